@@ -1,0 +1,1 @@
+"""Turns benchmark documents into prompts and answers into scores. Knows nothing of Ray."""
