@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sampler.config import ModelConfig
 from sampler.plan import Keeps
+from sampler.rotary import factors
 
 Place = slice | Tensor  # rows of a flattened (slot, position) axis: a slice, and so a view, where they are adjacent
 
@@ -28,7 +29,7 @@ class KeyValueCache:
         self.capacity = capacity
         shape = (config.num_layers, slots, capacity, 2 * config.num_kv_heads, config.head_dim)
         self.kv_LSCKd = torch.zeros(shape, dtype=dtype, device=device)
-        self.cos_CHd, self.sin_CHd = _rotary_tables(config, capacity, dtype, device)
+        self.factors_CM = factors(config, capacity, device)
 
     def window(
         self, slots: Sequence[int], positions: Sequence[Sequence[int]], *, clean_blocks: bool = False
@@ -48,15 +49,16 @@ class KeyValueCache:
         first, last = slots[0], slots[-1] + 1
         adjacent = list(slots) == list(range(first, last))
         spans = self.kv_LSCKd[:, first:last, :end] if adjacent else self.kv_LSCKd[:, :, :end]
+        keys, values = spans.transpose(2, 3).chunk(2, dim=2)
         flat = self.kv_LSCKd.flatten(1, 2)
         return Window(
             slots=tuple(slots),
             width=len(positions[0]),
-            cos_NHd=self.cos_CHd[rotary_at],
-            sin_NHd=self.sin_CHd[rotary_at],
+            factors_NM=self.factors_CM[rotary_at],
             at=at,
             targets=(flat[:, at] if isinstance(at, slice) else flat).unbind(0),
-            spans=spans.unbind(0),
+            keys=keys.unbind(0),
+            values=values.unbind(0),
             select=None if adjacent else torch.tensor(slots, device=flat.device),
             mask=self._block_causal(positions[0]) if clean_blocks else self._ragged(ends),
             in_block=_place(slots, offsets, block, flat.device),
@@ -93,11 +95,11 @@ class Window:
 
     slots: tuple[int, ...]
     width: int
-    cos_NHd: Tensor
-    sin_NHd: Tensor
+    factors_NM: Tensor  # rotary
     at: Place
     targets: tuple[Tensor, ...]  # per layer what `write` fills: already narrowed where `at` is a slice
-    spans: tuple[Tensor, ...]  # per layer the keys and values in sight, (rows or all slots, C, 2K, d)
+    keys: tuple[Tensor, ...]  # per layer those in sight, (rows or all slots, K, C, d)
+    values: tuple[Tensor, ...]
     select: Tensor | None  # the rows' slots where they are not adjacent
     mask: Tensor | None
     in_block: Place  # the same positions where only the current block of each slot is held
@@ -111,15 +113,15 @@ class Window:
 
     def attend(self, layer: int, q_NHd: Tensor) -> Tensor:
         """Attention of the window's positions over their row's keys, as (N, H·d); keys are never repeated."""
-        span = self.spans[layer] if self.select is None else self.spans[layer].index_select(0, self.select)
-        rows, kv_heads = len(self.slots), span.shape[2] // 2
-        heads, head_dim = q_NHd.shape[1:]
-        keys, values = span.transpose(1, 2).chunk(2, dim=1)
+        keys, values = self.keys[layer], self.values[layer]
+        if self.select is not None:
+            keys, values = keys.index_select(0, self.select), values.index_select(0, self.select)
+        rows, (heads, head_dim) = len(self.slots), q_NHd.shape[1:]
         q_BHWd = q_NHd.view(rows, self.width, heads, head_dim).transpose(1, 2)
         if self.mask is None:
             out_BHWd = scaled_dot_product_attention(q_BHWd, keys, values, enable_gqa=True)
         else:  # query heads that share keys become further queries: kernels with a mask know no grouped heads
-            q_BKGd = q_BHWd.reshape(rows, kv_heads, -1, head_dim)
+            q_BKGd = q_BHWd.reshape(rows, keys.shape[1], -1, head_dim)
             out_BKGd = scaled_dot_product_attention(q_BKGd, keys, values, attn_mask=self.mask)
             out_BHWd = out_BKGd.reshape(rows, heads, self.width, head_dim)
         return out_BHWd.transpose(1, 2).reshape(rows * self.width, heads * head_dim)
@@ -179,18 +181,3 @@ def _place(slots: Sequence[int], positions: Sequence[Sequence[int]], stride: int
         return slice(first, first + len(positions[0]))
     flat = [slot * stride + p for slot, row in zip(slots, positions, strict=True) for p in row]
     return torch.tensor(flat, device=device)
-
-
-def _rotary_tables(
-    config: ModelConfig, capacity: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Factors for all fused heads: y·cos + roll(y, d/2)·sin rotates queries and keys and leaves values alone."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
-    angle_Cd = torch.outer(torch.arange(capacity, device=device).float(), config.rope_theta**-half)
-    cos_Cd = torch.cat((angle_Cd.cos(), angle_Cd.cos()), -1).to(dtype)
-    sin_Cd = torch.cat((-angle_Cd.sin(), angle_Cd.sin()), -1).to(dtype)
-    rotated, values = config.num_heads + config.num_kv_heads, config.num_kv_heads
-    cos_CHd = cos_Cd[:, None].repeat(1, rotated + values, 1)
-    sin_CHd = sin_Cd[:, None].repeat(1, rotated + values, 1)
-    cos_CHd[:, rotated:], sin_CHd[:, rotated:] = 1, 0
-    return cos_CHd, sin_CHd

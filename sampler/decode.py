@@ -43,12 +43,7 @@ def decode_prompts(
     config = model.config
     bound = policy.bind(config.num_layers, subset_size)
     check_batch_size(batch_size)
-    if config.block_size % settings.small_block:
-        raise InputError(
-            f"small block {settings.small_block} does not divide the model's block of {config.block_size} tokens"
-        )
-    for prompt in prompts:
-        check_ids(prompt.ids, config, "prompt")
+    check_prompts(prompts, settings, config)
     limits = [prompt.max_new_tokens or settings.max_new_tokens for prompt in prompts]
     longest = max((len(p.ids) + limit for p, limit in zip(prompts, limits, strict=True)), default=0)
     predictor = Predictor(mask_token_id=config.mask_token_id, temperature=settings.temperature, top_p=settings.top_p)
@@ -87,6 +82,15 @@ def decode_prompts(
                 seconds=done.seconds,
             ),
         )
+
+
+def check_prompts(prompts: Sequence[Prompt], settings: DecodeSettings, config: ModelConfig) -> None:
+    if config.block_size % settings.small_block:
+        raise InputError(
+            f"small block {settings.small_block} does not divide the model's block of {config.block_size} tokens"
+        )
+    for prompt in prompts:
+        check_ids(prompt.ids, config, "prompt")
 
 
 def check_ids(ids: Sequence[int], config: ModelConfig, what: str) -> None:

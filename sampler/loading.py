@@ -27,22 +27,13 @@ FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]  # no Python,
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """A model ready to decode, and where it came from. `revision` is the resolved commit of a Hub model."""
+class ModelFiles:
+    """A model that was found but not loaded. `revision` is the resolved commit of a Hub model."""
 
     source: str
     revision: str | None
     folder: Path
     config: ModelConfig
-    network: Transformer
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.network.dtype
 
     @cached_property
     def has_tokenizer(self) -> bool:
@@ -53,14 +44,37 @@ class LoadedModel:
         return load_tokenizer(self.folder)
 
 
-def load_model(source: str, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
-    """`source` is a local folder or a Hub id with an optional @revision."""
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel(ModelFiles):
+    """A model ready to decode."""
+
+    network: Transformer
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.network.dtype
+
+
+def load_model(source: str | ModelFiles, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """`source` is a local folder or a Hub id with an optional @revision, or what `find_model` made of it."""
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
-    folder, revision = find_model(source)
+    files = source if isinstance(source, ModelFiles) else find_model(source)
+    network = load_weights(files.folder, files.config, dtype=chosen_dtype, device=chosen_device)
+    return LoadedModel(
+        source=files.source, revision=files.revision, folder=files.folder, config=files.config, network=network
+    )
+
+
+def find_model(source: str) -> ModelFiles:
+    """The model's files, downloaded if need be, and its configuration."""
+    folder, revision = _find_folder(source)
     config = read_config(folder, lambda: tokenizer_ids(folder))
-    network = load_weights(folder, config, dtype=chosen_dtype, device=chosen_device)
-    return LoadedModel(source=source, revision=revision, folder=folder, config=config, network=network)
+    return ModelFiles(source=source, revision=revision, folder=folder, config=config)
 
 
 def pick_device(name: str) -> torch.device:
@@ -89,8 +103,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def find_model(source: str) -> tuple[Path, str | None]:
-    """The model's folder, downloaded if need be, and its resolved commit if it came from the Hub."""
+def _find_folder(source: str) -> tuple[Path, str | None]:
     folder = Path(source)
     if folder.is_dir():
         return folder.resolve(), None

@@ -14,6 +14,7 @@ from sampler.cache import FINAL, KeyValueCache, ReuseCache, Window
 from sampler.config import ModelConfig
 from sampler.linear import Linear
 from sampler.plan import COMPUTE, REPLAY, Do, LayerPlan, LayerStep, Unit
+from sampler.rotary import rotate
 
 
 @dataclass(slots=True)
@@ -27,17 +28,16 @@ class Work:
 
 
 class Norm:
-    """RMS normalisation. Without a weight (folded into the product behind it) in four small operations."""
+    """RMS normalisation. Where its weight and √D are folded into the product behind it, three small operations."""
 
     def __init__(self, size: int, eps: float, weight_D: Tensor | None) -> None:
         self.size, self.eps, self.weight_D = size, eps, weight_D
-        self.eps_11 = torch.full((1, 1), eps)
+        self.floor_11 = torch.full((1, 1), (size * eps) ** 0.5)
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         if self.weight_D is not None:
             return rms_norm(x_ND, (self.size,), self.weight_D, self.eps)
-        length_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True)
-        return x_ND * torch.addcmul(self.eps_11, length_N1, length_N1, value=1 / self.size).rsqrt_()
+        return x_ND / torch.hypot(torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True), self.floor_11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ class Layer:
     """One transformer layer with fused projections."""
 
     index: int
-    heads: int  # query heads; keys and values follow them in the fused projection
+    head_dim: int
+    heads: tuple[int, int]  # query heads, and the key and value heads that follow them in the fused projection
+    gates: tuple[int, int]
     attention_norm: Norm
     qkv: Linear
     attention_out: Linear
@@ -62,13 +64,13 @@ class Layer:
     down: Linear
 
     def attention(self, x_ND: Tensor, window: Window) -> Tensor:
-        y_NHd = self.qkv(self.attention_norm(x_ND)).view(window.cos_NHd.shape)
-        y_NHd = torch.addcmul(y_NHd * window.cos_NHd, y_NHd.roll(y_NHd.shape[-1] // 2, -1), window.sin_NHd)
-        window.write(self.index, y_NHd[:, self.heads :])
-        return self.attention_out.onto(x_ND, window.attend(self.index, y_NHd[:, : self.heads]))
+        y_NM = rotate(self.qkv(self.attention_norm(x_ND)), window.factors_NM)
+        q_NHd, kv_NKd = torch.split_with_sizes(y_NM.view(len(y_NM), -1, self.head_dim), self.heads, dim=1)
+        window.write(self.index, kv_NKd)
+        return self.attention_out.onto(x_ND, window.attend(self.index, q_NHd))
 
     def mlp(self, x_ND: Tensor) -> Tensor:
-        gate_NF, up_NF = self.gate_up(self.mlp_norm(x_ND)).chunk(2, -1)
+        gate_NF, up_NF = torch.split_with_sizes(self.gate_up(self.mlp_norm(x_ND)), self.gates, dim=1)
         return self.down.onto(x_ND, silu(gate_NF).mul_(up_NF))
 
     def run(self, step: LayerStep, x_ND: Tensor, window: Window, reuse: ReuseCache | None, work: Work) -> Tensor:

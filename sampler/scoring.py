@@ -49,9 +49,7 @@ def score_pairs(
         raise InputError(f"unknown scoring {method!r}: {' or '.join(METHODS)} is allowed")
     if bound.period is None:
         raise InputError(f"policy {policy} has no fixed period, so a state cannot be rewound to its staleness")
-    for pair in pairs:
-        check_ids(pair.prefix, config, "prefix")
-        check_ids(pair.target, config, "target")
+    check_pairs(pairs, config)
     questions = _questions(pairs)
     longest = max((len(pair.prefix) + len(pair.target) + 1 for pair in pairs), default=0)
     engine: Engine[list[_Reading]] = Engine(
@@ -68,6 +66,12 @@ def score_pairs(
     )
     for done in engine.run(rows):
         yield from _results(questions[done.index], done)
+
+
+def check_pairs(pairs: Sequence[Pair], config: ModelConfig) -> None:
+    for pair in pairs:
+        check_ids(pair.prefix, config, "prefix")
+        check_ids(pair.target, config, "target")
 
 
 def _questions(pairs: Sequence[Pair]) -> list[list[int]]:

@@ -42,6 +42,18 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
+def encode_pair(tokenizer: Any, prefix: str, target: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokenises prefix and target as one text, so that a token never spans what the model sees as one word.
+
+    Spaces at the prefix's end go to the target, where tokenizers keep them.
+    """
+    stripped = prefix.rstrip()
+    target = prefix[len(stripped) :] + target
+    whole = encode(tokenizer, stripped + target)
+    before = len(encode(tokenizer, stripped))
+    return whole[:before], whole[before:]
+
+
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     text: str = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text

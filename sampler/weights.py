@@ -12,6 +12,7 @@ from sampler.config import ModelConfig
 from sampler.errors import InputError
 from sampler.linear import make_linear
 from sampler.model import Layer, Norm, Transformer
+from sampler.rotary import interleave
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -32,8 +33,11 @@ def build_transformer(
     fold = dtype is torch.float32 and device.type == "cpu"  # in half precision folding would round the weights again
 
     def fused(names: Iterable[str], norm: Tensor | None = None) -> Tensor:
-        whole = torch.cat([read(name).to(device=device, dtype=dtype) for name in names])
-        return whole.mul_(norm) if fold and norm is not None else whole
+        whole = torch.cat([paired(name, read(name)).to(device=device, dtype=dtype) for name in names])
+        return whole.mul_(norm * config.hidden_size**0.5) if fold and norm is not None else whole
+
+    def paired(name: str, tensor: Tensor) -> Tensor:
+        return interleave(tensor, config.head_dim) if "q_proj" in name or "k_proj" in name else tensor
 
     def norm(weight: Tensor, folded: bool = fold) -> Norm:
         return Norm(config.hidden_size, config.rms_norm_eps, None if folded else weight)
@@ -45,7 +49,9 @@ def build_transformer(
         qkv = [f"{block}self_attn.{name}_proj" for name in "qkv"]
         return Layer(
             index=index,
-            heads=config.num_heads,
+            head_dim=config.head_dim,
+            heads=(config.num_heads, 2 * config.num_kv_heads),
+            gates=(config.intermediate_size, config.intermediate_size),
             attention_norm=norm(before_attention),
             qkv=make_linear(
                 fused([f"{name}.weight" for name in qkv], before_attention),
