@@ -44,15 +44,12 @@ class Passes:
 
     def denoise(self, tokens: Sequence[int], window: range, kind: PassKind, step: int) -> None:
         """A denoising pass of the block that `tokens` end with; step 0 begins a new block."""
+        masked = [token == self.model.mask for token in tokens]
         if step == 0:
-            self.state, self.revealed_at = (
-                BlockState(),
-                [-1 if t != self.model.mask else None for t in tokens],
-            )
-        for position, token in enumerate(
-            tokens
-        ):  # what stands now and was masked then came after the last pass
-            if token != self.model.mask and self.revealed_at[position] is None:
+            self.state = BlockState()
+            self.revealed_at = [None if hidden else -1 for hidden in masked]
+        for position, hidden in enumerate(masked):
+            if not hidden and self.revealed_at[position] is None:  # it was masked in the pass before
                 self.revealed_at[position] = self.last_step
         self.last_step, start = step, len(tokens) - self.model.block
         context = StepContext(

@@ -48,6 +48,7 @@ class ReferenceModel:
         self.block: int = config["bd_size"]
         self.mask: int = config["mask_token_id"]
         self.stop: int = config["eos_token_id"]
+        assert isinstance(self.stop, int), "one stop token"
 
     @classmethod
     def load(cls, folder: Path | str, dtype: torch.dtype = torch.float32) -> "ReferenceModel":

@@ -214,6 +214,24 @@ def test_reuse_is_scored_by_rewinding(policy: str, rewound: int, full: int) -> N
     assert got.layers["reused"] == (REUSED if rewound else 0)
 
 
+def test_the_scored_states_written_out() -> None:
+    """K = 3, target at 39 and 40: four positions and EOS masked again, then t = 2 (replay) and t = 3."""
+    masks, eos, oracle = [159] * 32, 158, shallow()
+    rewound = [*PROMPT[:35], *masks][:64]
+    first = [*PROMPT, 159, 159, eos, *masks][:64]
+    second = [*PROMPT, 7, 159, eos, *masks][:64]
+    replay = LayerPlan((COMPUTE,) * 3 + (REPLAY,) * REUSED + (COMPUTE,) * 3)
+    state, expected = BlockState(), 0.0
+    forward(oracle, rewound, range(32, 64), compute_all(DEPTH), state)
+    forward(oracle, first, range(32, 64), replay, state)
+    expected += float(oracle.logits(state.final[38]).log_softmax(-1)[7])
+    forward(oracle, second, range(32, 64), compute_all(DEPTH), state)
+    expected += float(oracle.logits(state.final[39]).log_softmax(-1)[8])
+    got = reference_score(oracle, PROMPT, [7, 8], policy=ReusePolicy.parse("k3_middle"))
+    assert got.score == pytest.approx(expected, abs=1e-6)
+    assert got.passes["full"] == 3
+
+
 def test_output_mode_reads_the_rewound_state() -> None:
     scores = {
         subset: reference_score(shallow(), PROMPT, [7, 8], policy=ReusePolicy.parse(f"k2_{subset}.output"))
@@ -255,13 +273,15 @@ def test_greedy_says_whether_every_token_is_what_would_be_read() -> None:
 
 
 def test_sampling_reads_by_cumulative_probability_inside_the_nucleus() -> None:
-    logits = torch.tensor([0.2, 0.5, 0.1, 0.2]).log()  # token 3 is the mask
-    settings = DecodeSettings(temperature=1.0, top_p=0.6)
-    assert guess(logits, 3, settings, 0.0).token == 1
-    assert guess(logits, 3, settings, 0.71).token == 1
-    assert guess(logits, 3, settings, 0.72).token == 0
-    assert guess(logits, 3, settings, 0.72).confidence == pytest.approx(2 / 7)
-    assert guess(logits, 3, replace(settings, top_p=0.4), 0.99).confidence == 1
+    logits = torch.tensor([0.2, 0.3, 0.1, 0.4]).log()  # token 3 is the mask: never read, yet in the softmax
+    settings = DecodeSettings(temperature=1.0, top_p=0.4)
+    assert guess(logits, 3, settings, 0.59).token == 1
+    assert guess(logits, 3, settings, 0.61).token == 0
+    assert guess(logits, 3, settings, 0.61).confidence == pytest.approx(0.4)
+    assert guess(logits, 3, replace(settings, top_p=0.25), 0.99).confidence == 1
+    assert guess(logits, 3, replace(settings, top_p=1.0), 0.99).token == 2
+    greedy = guess(logits, 3, DecodeSettings(), 0.99)
+    assert (greedy.token, greedy.confidence) == (1, pytest.approx(0.3))
 
 
 def test_sampling_follows_its_seed_and_narrows_down_to_greedy() -> None:
