@@ -27,6 +27,14 @@ class LayerStep(Enum):
     REPLAY_MLP = "compute attention, replay the MLP"
     PARTIAL = "compute the plan's selected positions, replay the others"
 
+    @property
+    def runs_attention(self) -> bool:
+        return self not in (LayerStep.REPLAY, LayerStep.REPLAY_ATTENTION)
+
+    @property
+    def runs_mlp(self) -> bool:
+        return self not in (LayerStep.REPLAY, LayerStep.REPLAY_MLP)
+
 
 COMPUTE, REPLAY, PARTIAL = LayerStep.COMPUTE, LayerStep.REPLAY, LayerStep.PARTIAL
 REPLAY_ATTENTION, REPLAY_MLP = LayerStep.REPLAY_ATTENTION, LayerStep.REPLAY_MLP

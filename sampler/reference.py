@@ -188,9 +188,7 @@ def reference_generate(
         tokens += [model.mask] * (block.stop - len(tokens))
         for first in block[:: settings.small_block]:
             small = range(first, first + settings.small_block)
-            while (masked := [p for p in small if tokens[p] == model.mask]) and (
-                whole_blocks or end() is None
-            ):
+            while (masked := [p for p in small if tokens[p] == model.mask]) and (whole_blocks or end() is None):
                 full = not settings.block_cache or step == 0 or tokens[first] == model.mask
                 kind, window = (PassKind.FULL, block) if full else (PassKind.SMALL, small)
                 passes.denoise(tokens, window, kind, step)
@@ -267,6 +265,4 @@ def reference_score(
             step, logits_V = step + 1, passes.logits(position)
         score += float(logits_V.log_softmax(-1)[text[position]])
         greedy = greedy and guess(logits_V, model.mask, DecodeSettings(), 0.0).token == text[position]
-    return ReferenceScored(
-        score=score, greedy=greedy, rewound=rewound, passes=passes.counts, layers=passes.layers
-    )
+    return ReferenceScored(score=score, greedy=greedy, rewound=rewound, passes=passes.counts, layers=passes.layers)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sampler.plan import Do, LayerPlan
+from sampler.plan import PARTIAL, LayerPlan
 
 Cached = dict[tuple[int, int], Tensor]  # (layer, position) → one row
 
@@ -70,9 +70,7 @@ class ReferenceModel:
         cos, sin, left, right = angles.cos(), angles.sin(), x_NHE[..., :half], x_NHE[..., half:]
         return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
-    def attention(
-        self, layer: int, h_ND: Tensor, positions: list[int], start: int, state: BlockState
-    ) -> Tensor:
+    def attention(self, layer: int, h_ND: Tensor, positions: list[int], start: int, state: BlockState) -> Tensor:
         """What attention adds at `positions`: the clean prefix before `start`, then some of the block.
 
         The block sees all of itself: what is not computed now, by the keys and values last left in `state`.
@@ -129,9 +127,9 @@ def forward(
     h_PD = model.weights["model.embed_tokens.weight"][[tokens[position] for position in positions]]
     ran = []
     for layer, step in enumerate(plan.steps):
-        chosen = [start + offset for offset in plan.selected] if step.partial else [*window]
-        for do, cached in ((step.attention, state.attention), (step.mlp, state.mlp)):
-            computed = [*range(start), *(chosen if do is Do.COMPUTE else [])]
+        chosen = [start + offset for offset in plan.selected] if step is PARTIAL else [*window]
+        for runs, cached in ((step.runs_attention, state.attention), (step.runs_mlp, state.mlp)):
+            computed = [*range(start), *(chosen if runs else [])]
             delta_ND = h_ND = h_PD[[row[position] for position in computed]]
             if computed and cached is state.attention:
                 delta_ND = model.attention(layer, h_ND, computed, start, state)
@@ -142,6 +140,6 @@ def forward(
         if literal:
             _store(state.outputs, layer, computed[start:], h_PD[start : len(computed)])
             h_PD = torch.cat([h_PD[:start], _fetch(state.outputs, layer, window)])
-        ran.append(len(chosen) if Do.COMPUTE in (step.attention, step.mlp) else 0)
+        ran.append(len(chosen) if step.runs_attention or step.runs_mlp else 0)
     state.final.update(zip(window, h_PD[start:], strict=True))
     return ran

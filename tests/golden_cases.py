@@ -50,9 +50,7 @@ def model_folder(name: str) -> Path:
 @cache
 def single_rows() -> tuple[GoldenRow, ...]:
     """Robust cases of one prompt in which the reference did nothing that we do differently on purpose."""
-    return tuple(
-        _row(case, 0) for case in _load("generation_cases") if len(case["prompts"]) == 1 and _sound(case)
-    )
+    return tuple(_row(case, 0) for case in _load("generation_cases") if len(case["prompts"]) == 1 and _sound(case))
 
 
 @cache

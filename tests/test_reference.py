@@ -16,7 +16,7 @@ from golden_cases import (
     single_rows,
 )
 
-from sampler.plan import COMPUTE, REPLAY, Do, LayerPlan, LayerStep, compute_all
+from sampler.plan import COMPUTE, PARTIAL, REPLAY, REPLAY_ATTENTION, REPLAY_MLP, LayerPlan, LayerStep, compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings
 from sampler.reference import ReferenceGenerated, ReferenceModel, guess, reference_generate, reference_score
@@ -46,9 +46,7 @@ def shallow() -> ReferenceModel:
 
 @cache
 def generate(policy: str, *, settings: DecodeSettings = QUICK, **options: Any) -> ReferenceGenerated:
-    return reference_generate(
-        shallow(), PROMPT, policy=ReusePolicy.parse(policy), settings=settings, **options
-    )
+    return reference_generate(shallow(), PROMPT, policy=ReusePolicy.parse(policy), settings=settings, **options)
 
 
 def by_default(rows: tuple[GoldenRow, ...], shortest: int) -> list[Any]:
@@ -60,8 +58,7 @@ def by_default(rows: tuple[GoldenRow, ...], shortest: int) -> list[Any]:
 
 def steps(generated: ReferenceGenerated) -> tuple[Step, ...]:
     return tuple(
-        Step(block=step.block, small=step.small, kind=step.kind, tokens=step.tokens)
-        for step in generated.trace
+        Step(block=step.block, small=step.small, kind=step.kind, tokens=step.tokens) for step in generated.trace
     )
 
 
@@ -70,9 +67,7 @@ def steps(generated: ReferenceGenerated) -> tuple[Step, ...]:
 
 @pytest.mark.parametrize("row", by_default(single_rows(), shortest=8))
 def test_single_prompts_are_continued_as_the_reference_does(row: GoldenRow) -> None:
-    got = reference_generate(
-        model(row.model), row.prompt, policy=K1, settings=row.settings, whole_blocks=True
-    )
+    got = reference_generate(model(row.model), row.prompt, policy=K1, settings=row.settings, whole_blocks=True)
     assert got.ids == row.ids
     assert got.passes == row.passes
     assert got.finish == ("stop" if row.stopped else "length")
@@ -86,9 +81,7 @@ def test_single_prompts_are_continued_as_the_reference_does(row: GoldenRow) -> N
 
 @pytest.mark.parametrize("row", by_default(batch_rows(), shortest=2))
 def test_rows_of_uncoupled_batches_are_continued_as_the_reference_does(row: GoldenRow) -> None:
-    got = reference_generate(
-        model(row.model), row.prompt, policy=K1, settings=row.settings, whole_blocks=True
-    )
+    got = reference_generate(model(row.model), row.prompt, policy=K1, settings=row.settings, whole_blocks=True)
     assert got.ids == row.ids
     assert row.trace is None or steps(got) == row.trace
 
@@ -122,9 +115,7 @@ def test_output_mode_is_the_same_for_every_subset_and_runs_no_layer(k: int) -> N
     assert first == middle == last
     assert first != generate("k1")
     steps_in_block = [[step.block for step in first.trace].count(block) for block in (1, 2)]
-    computing = (
-        sum(-(-count // k) for count in steps_in_block) + first.passes["prefill"] + first.passes["commit"]
-    )
+    computing = sum(-(-count // k) for count in steps_in_block) + first.passes["prefill"] + first.passes["commit"]
     assert first.layers["computed"] == DEPTH * computing
 
 
@@ -143,9 +134,7 @@ def test_residual_subsets_differ(option: str) -> None:
     assert len(set(traces)) == len(SUBSETS)
 
 
-@pytest.mark.parametrize(
-    "policy", ["k1", "k2_first", "k3_last", "k2_middle.output", "k2_2-3+6.small", "k2_all"]
-)
+@pytest.mark.parametrize("policy", ["k1", "k2_first", "k3_last", "k2_middle.output", "k2_2-3+6.small", "k2_all"])
 @pytest.mark.parametrize("block_cache", [True, False])
 def test_every_layer_of_every_pass_is_computed_or_reused(policy: str, block_cache: bool) -> None:
     got = generate(policy, settings=replace(QUICK, block_cache=block_cache))
@@ -156,20 +145,19 @@ def test_every_layer_of_every_pass_is_computed_or_reused(policy: str, block_cach
 
 # What a plan does in a forward: any plan on unchanged inputs gives what computing gives
 
-ATTENTION, MLP = LayerStep(attention=Do.REPLAY), LayerStep(mlp=Do.REPLAY)
 BLOCK = [1 + position % 150 if position < 45 else 159 for position in range(64)]
 
 
-@pytest.mark.parametrize("step", [REPLAY, ATTENTION, MLP, LayerStep(partial=True)])
+@pytest.mark.parametrize("step", [REPLAY, REPLAY_ATTENTION, REPLAY_MLP, PARTIAL])
 @pytest.mark.parametrize("window", [range(32, 64), range(40, 48)], ids=["full", "small"])
 def test_replaying_with_unchanged_inputs_equals_computing(step: LayerStep, window: range) -> None:
     oracle = shallow()
     state = BlockState()
     forward(oracle, BLOCK, range(32, 64), compute_all(DEPTH), state)
     computed = dict(state.final)
-    plan = LayerPlan((COMPUTE,) * 2 + (step,) * 4 + (COMPUTE,) * 2, selected=(9, 12) if step.partial else ())
+    plan = LayerPlan((COMPUTE,) * 2 + (step,) * 4 + (COMPUTE,) * 2, selected=(9, 12) if step is PARTIAL else ())
     ran = forward(oracle, BLOCK, window, plan, state)
-    assert ran[2:6] == [2 if step.partial else 0 if step is REPLAY else len(window)] * 4
+    assert ran[2:6] == [2 if step is PARTIAL else 0 if step is REPLAY else len(window)] * 4
     for position in window:
         torch.testing.assert_close(state.final[position], computed[position], atol=1e-4, rtol=1e-4)
 
@@ -180,7 +168,7 @@ def test_replayed_layers_and_positions_keep_what_they_last_left() -> None:
     forward(oracle, BLOCK, range(32, 64), compute_all(DEPTH), state)
     before = BlockState(**{name: dict(getattr(state, name)) for name in BlockState.__slots__})
     changed = [*BLOCK[:45], 77, *BLOCK[46:]]
-    plan = LayerPlan((COMPUTE, REPLAY, ATTENTION, MLP) + (LayerStep(partial=True),) * 4, selected=(13,))
+    plan = LayerPlan((COMPUTE, REPLAY, REPLAY_ATTENTION, REPLAY_MLP) + (PARTIAL,) * 4, selected=(13,))
     forward(oracle, changed, range(40, 48), plan, state)
     for name, fresh_layers in {"keys": (0, 3), "attention": (0, 3), "mlp": (0, 2)}.items():
         now, then = getattr(state, name), getattr(before, name)
@@ -244,8 +232,7 @@ def test_output_mode_reads_the_rewound_state() -> None:
 
 def test_a_target_at_a_blocks_start_is_read_from_the_clean_block_before() -> None:
     k1, k3 = (
-        reference_score(shallow(), PROMPT[:32], [7], policy=ReusePolicy.parse(policy))
-        for policy in ("k1", "k3_middle")
+        reference_score(shallow(), PROMPT[:32], [7], policy=ReusePolicy.parse(policy)) for policy in ("k1", "k3_middle")
     )
     assert k1 == k3
     assert k1.rewound == 0
@@ -261,9 +248,7 @@ def test_a_target_across_a_border_commits_and_counts_anew() -> None:
 
 
 def test_greedy_says_whether_every_token_is_what_would_be_read() -> None:
-    read = reference_generate(
-        shallow(), PROMPT[:32], policy=K1, settings=replace(QUICK, max_new_tokens=1)
-    ).ids[0]
+    read = reference_generate(shallow(), PROMPT[:32], policy=K1, settings=replace(QUICK, max_new_tokens=1)).ids[0]
     assert reference_score(shallow(), PROMPT[:32], [read], policy=K1).greedy
     assert not reference_score(shallow(), PROMPT[:32], [read - 1], policy=K1).greedy
     assert not reference_score(shallow(), PROMPT[:32], [read - 1, read], policy=K1).greedy
