@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from sampler.cache import ReuseCache
+from sampler.cache import ReuseCache, Rows
 from sampler.model import Part, Transformer, Work
 from sampler.plan import Keeps, LayerPlan, PassKind, compute_all
 from sampler.records import Counters
@@ -138,7 +138,7 @@ class Engine(Generic[Result]):
                 seats.append(seat)
                 finished.append(self._advance(seat, None))
             if seats and not any(finished):
-                group = _most_pressing(seats)
+                group = self._most_pressing(seats)
                 finished = [self._advance(s, a) for s, a in zip(group, self._run(group), strict=True)]
             for done in filter(None, finished):
                 seat = next(s for s in seats if s.index == done.index)
@@ -179,7 +179,7 @@ class Engine(Generic[Result]):
         self.resident[seat.slot] = tuple(tokens)
         if start == len(tokens):
             return []
-        window = self.cache.window([seat.slot], [range(start, len(tokens))], clean_blocks=True)
+        window = self.cache.window(Rows([seat.slot], [range(start, len(tokens))]), clean_blocks=True)
         plan = compute_all(self.network.config.num_layers)
         states_ND, work = self.network.forward(self._tensor(tokens[start:]), window, plan)
         _count(seat.counters, PassKind.PREFILL, work)
@@ -198,23 +198,48 @@ class Engine(Generic[Result]):
             self.cache.copy_prefix(source, slot, length)
         return length
 
-    def _run(self, group: "list[_Seat[Result]]") -> list[list[Any]]:
+    def _most_pressing(self, seats: list[_Seat[Result]]) -> list[_Seat[Result]]:
+        """The group of rows that can run together and has waited longest, all in all: mostly the largest one.
+
+        Running one group a round lets the others grow; counting rounds keeps a lone row from waiting for ever.
+        """
+        groups: dict[object, list[_Seat[Result]]] = {}
+        for seat in sorted(seats, key=lambda seat: seat.slot):
+            wanted = seat.waiting_for
+            assert wanted is not None
+            seat.rounds_waited += 1
+            key = len(wanted.tokens), wanted.plan.shape, self._leaves_traces(wanted)
+            groups.setdefault(key, []).append(seat)
+        return max(groups.values(), key=lambda group: sum(seat.rounds_waited for seat in group))
+
+    def _leaves_traces(self, wanted: Pass) -> bool:
+        """Whether a pass fills the reuse cache; a commit belongs to no later step, so it never does."""
+        return bool(self.reuse.rows) and wanted.kind is not PassKind.COMMIT
+
+    def _run(self, group: list[_Seat[Result]]) -> list[list[Any]]:
         """One forward for all rows of a group; each gets the answers to what it asked."""
         passes = [seat.waiting_for for seat in group if seat.waiting_for is not None]
         slots, width = [seat.slot for seat in group], len(passes[0].tokens)
         for seat, wanted in zip(group, passes, strict=True):
             if wanted.opens_block:
                 self.reuse.reset(seat.slot)
-        window = self.cache.window(slots, [range(wanted.start, wanted.start + width) for wanted in passes])
-        ids_N = self._tensor([token for wanted in passes for token in wanted.tokens])
-        reuse = self.reuse if passes[0].kind is not PassKind.COMMIT else None
-        part = self._part(slots, passes, width) if passes[0].plan.selected else None
-        states_ND, work = self.network.forward(ids_N, window, passes[0].plan, reuse, part)
+        rows = Rows(slots, [range(wanted.start, wanted.start + width) for wanted in passes])
+        states_ND, work = self._forward(rows, passes)
         for seat, wanted in zip(group, passes, strict=True):
             _count(seat.counters, wanted.kind, work)
             seat.counters.eligible += wanted.eligible
             seat.counters.replayed += work.replays > 0
         return self._read(states_ND, passes, width)
+
+    def _forward(self, rows: Rows, passes: Sequence[Pass]) -> tuple[Tensor, Work]:
+        plan = passes[0].plan
+        kept = self.reuse.at(rows) if self._leaves_traces(passes[0]) else None
+        if plan.stale:
+            assert kept is not None
+            return self.network.repeat(kept)
+        ids_N = self._tensor([token for wanted in passes for token in wanted.tokens])
+        part = self._part(rows, passes) if plan.selected else None
+        return self.network.forward(ids_N, self.cache.window(rows), plan, kept, part)
 
     def _read(self, states_ND: Tensor, passes: Sequence[Pass], width: int) -> list[list[Any]]:
         rows = [row * width + position for row, wanted in enumerate(passes) for position in wanted.read]
@@ -224,12 +249,17 @@ class Engine(Generic[Result]):
         answers = iter(self.reader(self.network.logits(states_ND[self._tensor(rows)]), asks))
         return [[next(answers) for _ in wanted.read] for wanted in passes]
 
-    def _part(self, slots: Sequence[int], passes: Sequence[Pass], width: int) -> Part:
+    def _part(self, rows: Rows, passes: Sequence[Pass]) -> Part:
         """The positions that partial layers compute; a plan counts them from the block's start."""
-        block_starts = [wanted.start // self.block * self.block for wanted in passes]
-        positions = [[b + p for p in w.plan.selected] for b, w in zip(block_starts, passes, strict=True)]
-        rows = [n * width + p - w.start for n, (w, row) in enumerate(zip(passes, positions, strict=True)) for p in row]
-        return Part(self.cache.window(slots, positions), self._tensor(rows))
+        starts = [wanted.start // self.block * self.block for wanted in passes]
+        selected = [[start + p for p in wanted.plan.selected] for start, wanted in zip(starts, passes, strict=True)]
+        places = [
+            number * rows.width + position - wanted.start
+            for number, (wanted, positions) in enumerate(zip(passes, selected, strict=True))
+            for position in positions
+        ]
+        chosen = Rows(rows.slots, selected)
+        return Part(self.cache.window(chosen), self.reuse.at(chosen), self._tensor(places))
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self.network.device)
@@ -238,21 +268,6 @@ class Engine(Generic[Result]):
         if self.network.device.type == "cuda":
             torch.cuda.synchronize(self.network.device)
         return self.clock.now()
-
-
-def _most_pressing(seats: "list[_Seat[Result]]") -> "list[_Seat[Result]]":
-    """The group of rows that can run together and has waited longest, all in all: mostly the largest one.
-
-    Running one group a round lets the others grow; counting rounds keeps a lone row from waiting for ever.
-    """
-    groups: dict[object, list[_Seat[Result]]] = {}
-    for seat in sorted(seats, key=lambda seat: seat.slot):
-        wanted = seat.waiting_for
-        assert wanted is not None
-        seat.rounds_waited += 1
-        key = len(wanted.tokens), wanted.plan.shape, wanted.kind is PassKind.COMMIT
-        groups.setdefault(key, []).append(seat)
-    return max(groups.values(), key=lambda group: sum(seat.rounds_waited for seat in group))
 
 
 def _count(counters: Counters, kind: PassKind, work: Work) -> None:

@@ -177,10 +177,10 @@ def test_what_runs_inside_the_layers_is_what_the_plans_say(policy: str) -> None:
         def __init__(self, layer: Any) -> None:
             self.layer = layer
 
-        def run(self, x_ND: torch.Tensor, window: Any, reuse: Any, work: Any) -> torch.Tensor:
+        def run(self, x_ND: torch.Tensor, window: Any, kept: Any, work: Any) -> torch.Tensor:
             ran["computed"] += 1
-            ran["positions"] += window.width
-            return self.layer.run(x_ND, window, reuse, work)
+            ran["positions"] += window.rows.width
+            return self.layer.run(x_ND, window, kept, work)
 
         def replay(self, *arguments: Any) -> torch.Tensor:
             ran["reused"] += 1
