@@ -2,7 +2,8 @@
 
 Lifetimes: a `KeyValueCache` and a `ReuseCache` live for one call; a slot of the first for one row, of the second
 for one block; a `Window` for one pass.
-Shapes: L layers, S slots, C capacity, B rows, W window, N = B·W, H heads, K key/value heads, d head size, D model.
+Shapes: L layers, S slots, C capacity, B rows, N positions of all rows, K key/value heads, Q queries of a row,
+d head size, M features of a fused projection, D model.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,7 @@ class KeyValueCache:
         A row's positions lie in one block and see all of it and all before; with `clean_blocks` they run over
         several blocks (prefill), and each position sees its own block and those before it.
         """
-        slots, positions, block = rows.slots, rows.positions, self.config.block_size
-        ends = [row[-1] // block * block + block for row in positions]
+        slots, positions = rows.slots, rows.positions
         at = _place(slots, positions, self.capacity, self.kv_LSCM.device)
         rotary_at = slice(positions[0][0], positions[0][-1] + 1) if isinstance(at, slice) else at % self.capacity
         flat = self.kv_LSCM.flatten(1, 2)
@@ -47,16 +47,29 @@ class KeyValueCache:
             factors=(self.factors[0][rotary_at], self.factors[1][rotary_at]),
             at=None if isinstance(at, slice) else at,
             targets=(flat[:, at] if isinstance(at, slice) else flat).unbind(0),
-            runs=tuple(self._run(slots[run.start], len(run), ends[run.start]) for run in _runs(slots, ends)),
-            query_shape=(len(slots), -1, self.config.num_kv_heads, self.config.head_dim),
+            runs=tuple(self._run(rows, run) for run in self._adjacent(rows)),
             mask=self._block_causal(positions[0]) if clean_blocks else None,
         )
 
-    def _run(self, slot: int, rows: int, end: int) -> "Run":
-        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
-        seen_LBCM = self.kv_LSCM[:, slot : slot + rows, :end]
-        keys, values = seen_LBCM.view(-1, rows, end, 2, heads, head_dim).transpose(2, 4).unbind(3)
-        return Run(rows, keys.unbind(0), values.unbind(0))
+    def _adjacent(self, rows: "Rows") -> list[range]:
+        """Rows cut into maximal runs of adjacent slots whose windows have one size and one end."""
+        marks = [
+            (slot - row, len(p), self._end(p))
+            for row, (slot, p) in enumerate(zip(rows.slots, rows.positions, strict=True))
+        ]
+        breaks = [row for row in range(1, len(marks)) if marks[row] != marks[row - 1]]
+        return [range(first, last) for first, last in zip([0, *breaks], [*breaks, len(marks)], strict=True)]
+
+    def _run(self, rows: "Rows", run: range) -> "Run":
+        slot, positions, count = rows.slots[run.start], rows.positions[run.start], len(run)
+        heads, head_dim, end = self.config.num_kv_heads, self.config.head_dim, self._end(positions)
+        seen_LBCM = self.kv_LSCM[:, slot : slot + count, :end]
+        keys, values = seen_LBCM.view(-1, count, end, 2, heads, head_dim).transpose(2, 4).unbind(3)
+        return Run(count * len(positions), (count, -1, heads, head_dim), keys.unbind(0), values.unbind(0))
+
+    def _end(self, positions: Sequence[int]) -> int:
+        """Positions see everything up to their block's end."""
+        return positions[-1] // self.config.block_size * self.config.block_size + self.config.block_size
 
     def _block_causal(self, positions: Sequence[int]) -> Tensor:
         block_C = torch.arange(positions[-1] + 1, device=self.kv_LSCM.device) // self.config.block_size
@@ -76,21 +89,18 @@ class KeyValueCache:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The positions of one pass: equally many of each row, by the slot that holds it."""
+    """The positions of one pass: for each row its slot, and which of its positions are forwarded."""
 
     slots: Sequence[int]
     positions: Sequence[Sequence[int]]
 
-    @property
-    def width(self) -> int:
-        return len(self.positions[0])
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows in adjacent slots that see equally many keys: they attend in one call, over views of the cache."""
+    """Rows in adjacent slots with windows alike: they attend in one call, over views of the cache."""
 
-    rows: int
+    size: int  # positions of all its rows
+    query_shape: tuple[int, int, int, int]
     keys: tuple[Tensor, ...]  # per layer, (rows, K, C, d)
     values: tuple[Tensor, ...]
 
@@ -104,7 +114,6 @@ class Window:
     at: Tensor | None  # where to write in the flattened slots; None: `targets` are just that place
     targets: tuple[Tensor, ...]
     runs: tuple[Run, ...]
-    query_shape: tuple[int, int, int, int]
     mask: Tensor | None
 
     def write(self, layer: int, kv_NM: Tensor) -> None:
@@ -118,16 +127,15 @@ class Window:
 
         No row is padded to another's length and nothing is gathered, so a row's result is that of a batch of one.
         """
-        q_BKQd = q_NM.view(self.query_shape).transpose(1, 2)
         if len(self.runs) == 1:
-            out_BKQd = self._attend(self.runs[0], layer, q_BKQd)
-        else:
-            parts = torch.split_with_sizes(q_BKQd, [run.rows for run in self.runs])
-            out_BKQd = torch.cat([self._attend(run, layer, q) for run, q in zip(self.runs, parts, strict=True)])
-        return out_BKQd.transpose(1, 2).reshape(q_NM.shape)
+            return self._attend(self.runs[0], layer, q_NM)
+        parts = torch.split_with_sizes(q_NM, [run.size for run in self.runs])
+        return torch.cat([self._attend(run, layer, q) for run, q in zip(self.runs, parts, strict=True)])
 
-    def _attend(self, run: Run, layer: int, q_BKQd: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q_BKQd, run.keys[layer], run.values[layer], attn_mask=self.mask)
+    def _attend(self, run: Run, layer: int, q_NM: Tensor) -> Tensor:
+        q_BKQd = q_NM.view(run.query_shape).transpose(1, 2)
+        out_BKQd = scaled_dot_product_attention(q_BKQd, run.keys[layer], run.values[layer], attn_mask=self.mask)
+        return out_BKQd.transpose(1, 2).reshape(q_NM.shape)
 
 
 class ReuseCache:
@@ -200,12 +208,6 @@ class Kept:
 
 
 FINAL = -1  # the key under which a reuse cache holds the states behind the last layer
-
-
-def _runs(slots: Sequence[int], ends: Sequence[int]) -> list[range]:
-    """Rows cut into maximal runs of adjacent slots with equal ends."""
-    breaks = [row for row in range(1, len(slots)) if slots[row] != slots[row - 1] + 1 or ends[row] != ends[row - 1]]
-    return [range(first, last) for first, last in zip([0, *breaks], [*breaks, len(slots)], strict=True)]
 
 
 def _place(slots: Sequence[int], positions: Sequence[Sequence[int]], stride: int, device: torch.device) -> Place:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -182,7 +183,7 @@ class Engine(Generic[Result]):
         window = self.cache.window(Rows([seat.slot], [range(start, len(tokens))]), clean_blocks=True)
         plan = compute_all(self.network.config.num_layers)
         states_ND, work = self.network.forward(self._tensor(tokens[start:]), window, plan)
-        _count(seat.counters, PassKind.PREFILL, work)
+        _count(seat.counters, PassKind.PREFILL, work, len(tokens) - start)
         seat.counters.prefill_tokens += len(tokens) - start
         return self.reader(self.network.logits(states_ND[-1:]), command.asks) if command.asks else []
 
@@ -208,7 +209,7 @@ class Engine(Generic[Result]):
             wanted = seat.waiting_for
             assert wanted is not None
             seat.rounds_waited += 1
-            key = len(wanted.tokens), wanted.plan.shape, self._leaves_traces(wanted)
+            key = wanted.plan.shape, self._leaves_traces(wanted)
             groups.setdefault(key, []).append(seat)
         return max(groups.values(), key=lambda group: sum(seat.rounds_waited for seat in group))
 
@@ -219,17 +220,16 @@ class Engine(Generic[Result]):
     def _run(self, group: list[_Seat[Result]]) -> list[list[Any]]:
         """One forward for all rows of a group; each gets the answers to what it asked."""
         passes = [seat.waiting_for for seat in group if seat.waiting_for is not None]
-        slots, width = [seat.slot for seat in group], len(passes[0].tokens)
         for seat, wanted in zip(group, passes, strict=True):
             if wanted.opens_block:
                 self.reuse.reset(seat.slot)
-        rows = Rows(slots, [range(wanted.start, wanted.start + width) for wanted in passes])
-        states_ND, work = self._forward(rows, passes)
+        windows = [range(wanted.start, wanted.start + len(wanted.tokens)) for wanted in passes]
+        states_ND, work = self._forward(Rows([seat.slot for seat in group], windows), passes)
         for seat, wanted in zip(group, passes, strict=True):
-            _count(seat.counters, wanted.kind, work)
+            _count(seat.counters, wanted.kind, work, len(wanted.tokens), len(wanted.plan.selected))
             seat.counters.eligible += wanted.eligible
             seat.counters.replayed += work.replays > 0
-        return self._read(states_ND, passes, width)
+        return self._read(states_ND, passes)
 
     def _forward(self, rows: Rows, passes: Sequence[Pass]) -> tuple[Tensor, Work]:
         plan = passes[0].plan
@@ -241,8 +241,8 @@ class Engine(Generic[Result]):
         part = self._part(rows, passes) if plan.selected else None
         return self.network.forward(ids_N, self.cache.window(rows), plan, kept, part)
 
-    def _read(self, states_ND: Tensor, passes: Sequence[Pass], width: int) -> list[list[Any]]:
-        rows = [row * width + position for row, wanted in enumerate(passes) for position in wanted.read]
+    def _read(self, states_ND: Tensor, passes: Sequence[Pass]) -> list[list[Any]]:
+        rows = [first + i for first, wanted in zip(_first_rows(passes), passes, strict=True) for i in wanted.read]
         if not rows:
             return [[] for _ in passes]
         asks = [ask for wanted in passes for ask in wanted.asks]
@@ -254,8 +254,8 @@ class Engine(Generic[Result]):
         starts = [wanted.start // self.block * self.block for wanted in passes]
         selected = [[start + p for p in wanted.plan.selected] for start, wanted in zip(starts, passes, strict=True)]
         places = [
-            number * rows.width + position - wanted.start
-            for number, (wanted, positions) in enumerate(zip(passes, selected, strict=True))
+            first + position - wanted.start
+            for first, wanted, positions in zip(_first_rows(passes), passes, selected, strict=True)
             for position in positions
         ]
         chosen = Rows(rows.slots, selected)
@@ -270,11 +270,16 @@ class Engine(Generic[Result]):
         return self.clock.now()
 
 
-def _count(counters: Counters, kind: PassKind, work: Work) -> None:
+def _first_rows(passes: Sequence[Pass]) -> list[int]:
+    """Where each pass's states begin among those of the whole group."""
+    return [0, *accumulate(len(wanted.tokens) for wanted in passes[:-1])]
+
+
+def _count(counters: Counters, kind: PassKind, work: Work, positions: int, selected: int = 0) -> None:
     setattr(counters, kind.value, getattr(counters, kind.value) + 1)
     counters.layers_computed += work.computed
     counters.layers_reused += work.reused
-    counters.layer_positions += work.positions
+    counters.layer_positions += (work.computed - work.partial) * positions + work.partial * selected
 
 
 def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit: int) -> int:

@@ -1,6 +1,6 @@
 """The transformer and the only layer loop: `forward` obeys a plan. Knows no policies, no decoding, no text.
 
-Shapes: B rows, W window, N = B·W, H query+key+value heads, d head size, D model, V vocabulary.
+Shapes: N positions of all rows, M features of a fused projection, F features of the MLP, D model, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ class Work:
     """What a pass did for each of its rows; counted where it is done."""
 
     computed: int = 0  # layers that ran
-    reused: int = 0  # layers that did not
-    positions: int = 0  # layers × positions that ran
+    partial: int = 0  # those of them that ran for the selected positions only
+    reused: int = 0  # layers that did not run
     replays: int = 0  # cached values used
 
 
@@ -75,7 +75,6 @@ class Layer:
     def run(self, x_ND: Tensor, window: Window, kept: Kept | None, work: Work) -> Tensor:
         """Computes the layer and keeps what later replays need of it."""
         work.computed += 1
-        work.positions += window.rows.width
         middle_ND = self.attention(x_ND, window)
         y_ND = self.mlp(middle_ND)
         if kept is not None and kept.holds(self.index):
@@ -94,7 +93,6 @@ class Layer:
     def run_half(self, step: LayerStep, x_ND: Tensor, window: Window, kept: Kept, work: Work) -> Tensor:
         """Computes attention or the MLP, and replays the other half's contribution."""
         work.computed += 1
-        work.positions += window.rows.width
         work.replays += 1
         if step is REPLAY_ATTENTION:
             assert kept.unit is Unit.ATTENTION
@@ -104,6 +102,7 @@ class Layer:
 
     def run_part(self, x_ND: Tensor, part: Part, kept: Kept, work: Work) -> Tensor:
         """Computes the selected positions against everyone's keys as cached, and replays the others."""
+        work.partial += 1
         work.replays += 1
         y_ND = x_ND + kept.load(self.index)
         y_ND[part.rows] = self.run(x_ND[part.rows], part.window, part.kept, work)

@@ -179,7 +179,7 @@ def test_what_runs_inside_the_layers_is_what_the_plans_say(policy: str) -> None:
 
         def run(self, x_ND: torch.Tensor, window: Any, kept: Any, work: Any) -> torch.Tensor:
             ran["computed"] += 1
-            ran["positions"] += window.rows.width
+            ran["positions"] += len(window.rows.positions[0])
             return self.layer.run(x_ND, window, kept, work)
 
         def replay(self, *arguments: Any) -> torch.Tensor:
