@@ -92,14 +92,14 @@ class Finished(Generic[Result]):
     seconds: float
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Seat(Generic[Result]):
     """A row at work in its slot."""
 
     index: int
     slot: int
     row: Row[Result]
-    started: float
+    started: float | None = None
     counters: Counters = field(default_factory=Counters)
     waiting_for: Pass | None = None
     rounds_waited: int = 0
@@ -125,36 +125,43 @@ class Engine(Generic[Result]):
         self.resident: list[Sequence[int]] = [()] * slots  # the clean blocks each slot holds
         self.clock = Clock()
 
-    @torch.inference_mode()
     def run(self, rows: Iterable[Row[Result]]) -> Iterator[Finished[Result]]:
-        """Results in order of completion."""
-        waiting = enumerate(rows)
-        free = list(reversed(range(len(self.resident))))
-        seats: list[_Seat[Result]] = []
+        """Results in order of completion. Passes that were to replay layers, and no replay at all, are a fault."""
         total = Counters()
-        while True:
-            finished = []
-            while free and (job := next(waiting, None)) is not None:
-                seat = _Seat(index=job[0], slot=free.pop(), row=job[1], started=self._synchronised_now())
-                seats.append(seat)
-                finished.append(self._advance(seat, None))
-            if seats and not any(finished):
-                group = self._most_pressing(seats)
-                finished = [self._advance(s, a) for s, a in zip(group, self._run(group), strict=True)]
-            for done in filter(None, finished):
-                seat = next(s for s in seats if s.index == done.index)
-                seats.remove(seat)
-                free.append(seat.slot)
-                total += done.counters
-                with self.clock.standing():
-                    yield done
-            if not seats and not finished:
-                break
+        for finished in self._rounds(enumerate(rows)):
+            total += finished.counters
+            with self.clock.standing():
+                yield finished
         if total.eligible and not total.replayed:
             raise RuntimeError(f"{total.eligible} passes were to replay layers and none did: reuse is not working")
 
+    @torch.inference_mode()
+    def _rounds(self, waiting: Iterator[tuple[int, Row[Result]]]) -> Iterator[Finished[Result]]:
+        """Each round seats rows that wait for a free slot or, with none to seat, runs one group's passes."""
+        free = list(range(len(self.resident)))
+        seats: list[_Seat[Result]] = []
+        while True:
+            group = [_Seat(index=index, slot=slot, row=row) for slot, (index, row) in zip(free, waiting, strict=False)]
+            answers: list[Any] = [None] * len(group)
+            if group:
+                del free[: len(group)]
+                seats += group
+            elif seats:
+                group = self._most_pressing(seats)
+                answers = self._run(group)
+            else:
+                return
+            for seat, answer in zip(group, answers, strict=True):
+                finished = self._advance(seat, answer)
+                if finished is not None:
+                    seats.remove(seat)
+                    free.append(seat.slot)
+                    yield finished
+
     def _advance(self, seat: _Seat[Result], answer: Any) -> Finished[Result] | None:
         """Sends a row its answer and serves it until it wants a pass, which may be shared, or has finished."""
+        if seat.started is None:
+            seat.started = self._synchronised_now()
         try:
             while True:
                 command = seat.row.send(answer)
