@@ -99,8 +99,9 @@ def table(figures: dict[str, Any]) -> str:
 def main() -> None:
     arguments = _parser().parse_args()
     batches = _batches(arguments.batch)
-    if arguments.threads < 1:
-        raise InputError(f"threads {arguments.threads}: at least 1 is allowed")
+    for name in ("threads", "rounds"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"{name} {getattr(arguments, name)}: at least 1 is allowed")
     torch.set_num_threads(arguments.threads)
     device = pick_device(arguments.device)
     dtype = pick_dtype(arguments.dtype, device)
@@ -111,7 +112,7 @@ def main() -> None:
     small = arguments.shape == "tiny"
     bench = Bench(
         model,
-        rounds=arguments.rounds or (60 if small else 15),
+        rounds=arguments.rounds,
         new_tokens=96 if small else 40,
         questions=200 if small else 10,
     )
@@ -131,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="tiny", help="tiny, mid, or a model: a folder or a Hub id (default: tiny)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     parser.add_argument("--batch", default="1,4,8", help="batch sizes (default: 1,4,8)")
-    parser.add_argument("--rounds", type=int, help="measurements per median (default: 60 for tiny, else 15)")
+    parser.add_argument("--rounds", type=int, default=20, help="measurements per median (default: 20)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

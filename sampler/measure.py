@@ -99,7 +99,7 @@ class Bench:
         spent = []
 
         def row() -> Row[None]:
-            for number in range(self.rounds // 4 + WARM_UP):
+            for number in range(self.rounds // 4 + 1 + WARM_UP):
                 spent.append(-self._now())
                 yield Prefill(tokens=self._tokens(number, self.start), asks=(0.0,))
                 spent[-1] += self._now()
