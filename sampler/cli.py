@@ -112,7 +112,7 @@ def read_lines() -> list[Line]:
 
 def _parse(text: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
+        fields = json.loads(text.strip().decode("utf-8-sig"), object_pairs_hook=_object)
         json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # what could not be printed again
     except json.JSONDecodeError as error:
         raise InputError(f"not valid JSON ({error.msg} at column {error.colno})") from None

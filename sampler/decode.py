@@ -150,7 +150,7 @@ class _Sequence:
         start = self.prompt_length // size * size
         if start:
             ends_block = start == self.prompt_length
-            asks = self._draws(ends_block)
+            asks = self._draws(int(ends_block))
             predictions = yield Prefill(tokens=self.tokens[:start], asks=asks)
             self._append(predictions)
         while not self._finished():
