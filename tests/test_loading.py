@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from sampler import loading
+from sampler.cache import Rows
 from sampler.config import ModelConfig
 from sampler.decode import decode_prompts
 from sampler.errors import InputError
@@ -67,7 +68,7 @@ def config_of(folder: Path, **changes: Any) -> ModelConfig:
 def two_blocks(model: LoadedModel, ids: Tensor) -> Tensor:
     """Our logits of two clean blocks; the second sees the first."""
     network = model.network
-    window = network.new_cache(1, 64).window([0], [range(64)], clean_blocks=True)
+    window = network.new_cache(1, 64).window(Rows([0], [range(64)]), clean_blocks=True)
     states, _ = network.forward(ids, window, compute_all(model.config.num_layers))
     return network.logits(states)
 
