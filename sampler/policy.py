@@ -1,13 +1,12 @@
 """Reuse policies and their names: `rule_layers[.option]`, safe in a shell and as a folder. Knows no tensors.
 
-    k1                  every pass computes every layer
-    k2_middle           every second pass replays the middle layers' cached residuals
-    k3_last.output      every pass but each third repeats the last logits; no layer runs
-    k2_4-9+20.small     layers 4 to 9 and 20; only small passes replay
+k1                  every pass computes every layer
+k2_middle           every second pass replays the middle layers' cached residuals
+k3_last.output      every pass but each third repeats the last logits; no layer runs
+k2_4-9+20.small     layers 4 to 9 and 20; only small passes replay
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sampler.errors import InputError
@@ -86,32 +85,29 @@ class ReusePolicy:
         stale = self.mode == "output" and self.k > 1
         steps = (COMPUTE,) * depth if stale else tuple(REPLAY if i in replaying else COMPUTE for i in range(depth))
         keeps = Keeps(final_states=True) if stale else Keeps(layers=indices)
-        return Periodic(
-            period=self.k, replay=LayerPlan(steps, stale=stale), keeps=keeps, small_only=self.small_only
-        )
+        return Periodic(period=self.k, replay=LayerPlan(steps, stale=stale), keeps=keeps, small_only=self.small_only)
 
     def layer_indices(self, depth: int, subset_size: int | None = None) -> tuple[int, ...]:
         """The layers this policy names in a model of `depth` layers; every subset has the same size."""
         if self.layers is None:
             return ()
         if self.layers in SUBSETS:
-            size = checked_subset_size(depth, subset_size)
-            return tuple(RANGES[self.layers](depth, size))
+            return tuple(_subset(self.layers, depth, checked_subset_size(depth, subset_size)))
         indices = _parse_indices(self.layers)
         if indices[-1] >= depth:
-            raise InputError(f"policy {self}: layer {indices[-1]} is outside the model, whose layers are 0 to {depth - 1}")
+            raise InputError(
+                f"policy {self}: layer {indices[-1]} is outside the model, whose layers are 0 to {depth - 1}"
+            )
         return indices
 
 
 OPTIONS: dict[str, dict[str, object]] = {"output": {"mode": "output"}, "small": {"small_only": True}}
 
-# Layer 0 is never in `first`: it turns embeddings into states and has no earlier state to stand on.
-RANGES: dict[str, Callable[[int, int], range]] = {
-    "first": lambda depth, size: range(1, size + 1),
-    "middle": lambda depth, size: range((depth - size) // 2, (depth - size) // 2 + size),
-    "last": lambda depth, size: range(depth - size, depth),
-    "all": lambda depth, size: range(depth),
-}
+
+def _subset(name: str, depth: int, size: int) -> range:
+    """Layer 0 is never in `first`: it turns embeddings into states and has no earlier state to stand on."""
+    start = {"first": 1, "middle": (depth - size) // 2, "last": depth - size}
+    return range(depth) if name == "all" else range(start[name], start[name] + size)
 
 
 def checked_subset_size(depth: int, requested: int | None = None) -> int:

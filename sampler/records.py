@@ -87,6 +87,7 @@ class Generated:
     text: str | None  # None where the model has no tokenizer
     finish: str  # "stop" or "length"
     counters: Counters
+    started: float  # on the clock of the call, which stands while nothing is decoded
     seconds: float  # synchronised device, first forward to last token
 
 
@@ -98,4 +99,5 @@ class Scored:
     greedy: bool  # every target token was the argmax where it was read
     rewound: int  # known positions masked again before the replay; 0 where reuse cannot act
     counters: Counters
+    started: float
     seconds: float

@@ -1,0 +1,135 @@
+"""Reads a checkpoint's config.json as a Qwen2 configuration, whatever its model_type says. Knows no weights."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sampler.errors import InputError
+
+# What Fast-dLLM v2 checkpoints mean where their config.json and tokenizer leave it unsaid.
+FAST_DLLM_V2 = {"bd_size": 32, "mask_token_id": 151665, "eos_token_id": 151645, "pad_token_id": 151645}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The shape of a Qwen2-style block-diffusion model and its special token ids."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    tied_embeddings: bool
+    block_size: int
+    mask_token_id: int
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise InputError(
+                f"config.json: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads"
+            )
+        if self.head_dim % 2:
+            raise InputError(f"config.json: head size {self.head_dim} is odd; rotary positions need an even one")
+        for token in (self.mask_token_id, self.pad_token_id, *self.eos_token_ids):
+            if token >= self.vocab_size:
+                raise InputError(f"config.json: token id {token} is outside the vocabulary of {self.vocab_size}")
+        if self.mask_token_id in self.eos_token_ids:
+            raise InputError(f"config.json: token id {self.mask_token_id} is both the mask and a stop token")
+
+
+def read_config(folder: Path, tokenizer_ids: Callable[[], Mapping[str, int | None]]) -> ModelConfig:
+    """`tokenizer_ids` is asked, and the tokenizer loaded, only for ids that config.json does not give."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{folder} has no config.json; a model folder holds config.json and *.safetensors") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}); fetch the file again") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} holds no JSON object; fetch the file again")
+    return _Fields(path, raw, tokenizer_ids).config()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    path: Path
+    raw: dict[str, Any]
+    tokenizer_ids: Callable[[], Mapping[str, int | None]]
+
+    def config(self) -> ModelConfig:
+        self._refuse_what_is_not_computed()
+        hidden, heads = self._count("hidden_size"), self._count("num_attention_heads")
+        if self.raw.get("head_dim") is None and hidden % heads:
+            raise InputError(f"{self.path}: hidden size {hidden} is not a multiple of {heads} attention heads")
+        eos = self._special("eos_token_id")
+        pad = self._special("pad_token_id", eos)
+        return ModelConfig(
+            num_layers=self._count("num_hidden_layers"),
+            hidden_size=hidden,
+            intermediate_size=self._count("intermediate_size"),
+            num_heads=heads,
+            num_kv_heads=self._count("num_key_value_heads", heads),
+            head_dim=self._count("head_dim", hidden // heads),
+            vocab_size=self._count("vocab_size"),
+            rms_norm_eps=self._positive("rms_norm_eps", self.raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=self._positive("rope_theta", self._rope().get("rope_theta", 10000.0)),
+            tied_embeddings=bool(self.raw.get("tie_word_embeddings", False)),
+            block_size=self._special("bd_size")[0],
+            mask_token_id=self._special("mask_token_id")[0],
+            eos_token_ids=eos,
+            pad_token_id=pad[0],
+        )
+
+    def _refuse_what_is_not_computed(self) -> None:
+        refused = {
+            "hidden_act": self.raw.get("hidden_act", "silu") != "silu",
+            "use_sliding_window": bool(self.raw.get("use_sliding_window", False)),
+            "rope_scaling": self._rope().get("rope_type", "default") != "default",
+        }
+        for key, wrong in refused.items():
+            if wrong:
+                raise InputError(f"{self.path}: {key} {self.raw.get(key)!r} is not something this sampler computes")
+
+    def _rope(self) -> dict[str, Any]:
+        """Rotary settings in either spelling: rope_theta and rope_scaling, or transformers 5's rope_parameters."""
+        rope = self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {}
+        if not isinstance(rope, dict):
+            raise InputError(f"{self.path}: rotary settings are {rope!r}, an object was expected")
+        legacy = {"rope_type": rope["type"]} if "type" in rope else {}
+        theta = {"rope_theta": self.raw["rope_theta"]} if "rope_theta" in self.raw else {}
+        return {**theta, **legacy, **rope}
+
+    def _count(self, key: str, default: int | None = None) -> int:
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{self.path}: {key} is {value!r}, a positive whole number was expected")
+        return value
+
+    def _positive(self, key: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise InputError(f"{self.path}: {key} is {value!r}, a positive number was expected")
+        return float(value)
+
+    def _special(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """config.json, else the tokenizer, else Fast-dLLM v2's own ids if this is one of its checkpoints."""
+        value = self.raw.get(key)
+        if value is None and key != "bd_size":
+            value = self.tokenizer_ids().get(key)
+        if value is None and "fast_dllm" in f"{self.raw.get('model_type')} {self.raw.get('architectures')}".lower():
+            value = FAST_DLLM_V2[key]
+        ids = tuple(value) if isinstance(value, list) else default if value is None else (value,)
+        if not ids:
+            raise InputError(f"{self.path} gives no {key}, nor does the tokenizer; add it to config.json")
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise InputError(f"{self.path}: {key} is {value!r}, a token id was expected")
+        return ids

@@ -1,0 +1,244 @@
+"""The block loop: denoises blocks of token ids. Knows nothing of tensors, text, tasks or Ray."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sampler.config import ModelConfig
+from sampler.engine import Clock, Engine, Pass, Prefill, Row
+from sampler.errors import InputError
+from sampler.loading import LoadedModel
+from sampler.plan import LayerPlan, PassKind, Policy, StepContext, compute_all, resolve
+from sampler.policy import ReusePolicy
+from sampler.records import DecodeSettings, Generated, Prompt
+from sampler.reveal import Prediction, Predictor, reveal
+from sampler.text import StopStrings, cut, decode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What one denoising pass asked for, did and left behind, for those who watch."""
+
+    document: int
+    block: int
+    small_block: int
+    kind: PassKind
+    requested: LayerPlan
+    executed: LayerPlan
+    tokens: tuple[int, ...]  # the block after the step
+
+
+def decode_prompts(
+    model: LoadedModel,
+    prompts: Sequence[Prompt],
+    *,
+    policy: ReusePolicy,
+    settings: DecodeSettings,
+    batch_size: int = 1,
+    subset_size: int | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> Iterator[tuple[int, Generated]]:
+    """Continues every prompt; yields (index of the prompt, continuation) as each is finished."""
+    config = model.config
+    bound = policy.bind(config.num_layers, subset_size)
+    check_batch_size(batch_size)
+    check_prompts(prompts, settings, config)
+    limits = [prompt.max_new_tokens or settings.max_new_tokens for prompt in prompts]
+    longest = max((len(p.ids) + limit for p, limit in zip(prompts, limits, strict=True)), default=0)
+    predictor = Predictor(mask_token_id=config.mask_token_id, temperature=settings.temperature, top_p=settings.top_p)
+    engine: Engine[_Continuation] = Engine(
+        model.network,
+        keeps=bound.keeps,
+        slots=min(batch_size, max(1, len(prompts))),
+        capacity=-(-longest // config.block_size) * config.block_size,
+        reader=predictor,
+    )
+    rows = (
+        _Sequence(
+            document=document,
+            prompt=prompt,
+            limit=len(prompt.ids) + limit,
+            config=config,
+            policy=bound,
+            settings=settings,
+            stops=StopStrings(model.tokenizer if prompt.stop else None, prompt.stop),
+            clock=engine.clock,
+            on_step=on_step,
+        ).denoise()
+        for document, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+    )
+    for done in engine.run(rows):
+        ids, stopped = done.result
+        text = cut(decode(model.tokenizer, ids), prompts[done.index].stop) if model.has_tokenizer else None
+        yield (
+            done.index,
+            Generated(
+                ids=ids,
+                text=text,
+                finish="stop" if stopped else "length",
+                counters=done.counters,
+                started=done.started,
+                seconds=done.seconds,
+            ),
+        )
+
+
+def check_prompts(prompts: Sequence[Prompt], settings: DecodeSettings, config: ModelConfig) -> None:
+    if config.block_size % settings.small_block:
+        raise InputError(
+            f"small block {settings.small_block} does not divide the model's block of {config.block_size} tokens"
+        )
+    for prompt in prompts:
+        check_ids(prompt.ids, config, "prompt")
+
+
+def check_ids(ids: Sequence[int], config: ModelConfig, what: str) -> None:
+    if not ids:
+        raise InputError(f"a {what} is empty; at least one token is needed")
+    wrong = [i for i in ids if not 0 <= i < config.vocab_size]
+    if wrong:
+        raise InputError(f"token id {wrong[0]} in a {what} is outside the vocabulary, 0 to {config.vocab_size - 1}")
+    if config.mask_token_id in ids:
+        raise InputError(f"a {what} contains the mask token id {config.mask_token_id}, which only decoding may place")
+
+
+def check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise InputError(f"batch size {batch_size}: at least 1 is allowed")
+
+
+_Continuation = tuple[tuple[int, ...], bool]  # new tokens, and whether a stop ended them
+
+
+class _Sequence:
+    """One row being continued. `tokens` is the truth about it: prompt, revealed tokens, masks to the block's end."""
+
+    def __init__(
+        self,
+        *,
+        document: int,
+        prompt: Prompt,
+        limit: int,
+        config: ModelConfig,
+        policy: Policy,
+        settings: DecodeSettings,
+        stops: StopStrings,
+        clock: Clock,
+        on_step: Callable[[Step], None] | None,
+    ) -> None:
+        self.document, self.config, self.policy, self.settings = document, config, policy, settings
+        self.stops, self.clock, self.on_step = stops, clock, on_step
+        self.tokens = list(prompt.ids)
+        self.prompt_length, self.limit = len(prompt.ids), limit
+        self.known = len(prompt.ids)  # every position before this one is revealed
+        self.stopped = False
+        self.random = torch.Generator().manual_seed(prompt.seed)
+
+    def denoise(self) -> Row[_Continuation]:
+        """Prefill, then block after block until a stop stands or the limit is reached."""
+        size = self.config.block_size
+        start = self.prompt_length // size * size
+        if start:
+            ends_block = start == self.prompt_length
+            asks = self._draws(ends_block)
+            predictions = yield Prefill(tokens=self.tokens[:start], asks=asks)
+            self._append(predictions)
+        while not self._finished():
+            self.tokens += [self.config.mask_token_id] * (start + size - len(self.tokens))
+            yield from self._denoise_block(start)
+            if self._finished():
+                break
+            commit = Pass(
+                kind=PassKind.COMMIT,
+                start=start,
+                tokens=self.tokens[start:],
+                plan=compute_all(self.config.num_layers),
+                read=(size - 1,),
+                asks=self._draws(1),
+            )
+            self._append((yield commit))
+            start += size
+        return tuple(self.tokens[self.prompt_length : self.known]), self.stopped
+
+    def _denoise_block(self, start: int) -> Row[None]:
+        step = 0
+        revealed_at = [None if token == self.config.mask_token_id else -1 for token in self.tokens[start:]]
+        small = self.settings.small_block
+        for first in range(start, start + self.config.block_size, small):
+            while masked := self._masked(first, first + small):
+                if self._finished():
+                    return
+                kind = self._kind(step, first)
+                begin, width = (first, small) if kind is PassKind.SMALL else (start, self.config.block_size)
+                context = StepContext(
+                    step=step,
+                    kind=kind,
+                    window=range(begin - start, begin - start + width),
+                    revealed_at=tuple(revealed_at),
+                )
+                requested = self.policy.plan(context)
+                executed = resolve(requested, context, self.config.num_layers)
+                predictions = yield Pass(
+                    kind=kind,
+                    start=begin,
+                    tokens=self.tokens[begin : begin + width],
+                    plan=executed,
+                    opens_block=step == 0,
+                    eligible=requested.replays,
+                    read=tuple(position - 1 - begin for position in masked),
+                    asks=self._draws(len(masked)),
+                )
+                for i in reveal(predictions, self.settings.threshold):
+                    self.tokens[masked[i]] = predictions[i].token
+                    revealed_at[masked[i] - start] = step
+                self._look_ahead()
+                step += 1
+                if self.on_step:
+                    self._report(start, first, kind, requested, executed)
+
+    def _kind(self, step: int, first: int) -> PassKind:
+        """A small pass needs the block's keys, and the state before its first position if that is still masked."""
+        needs_block = step == 0 or self.tokens[first] == self.config.mask_token_id
+        return PassKind.FULL if needs_block or not self.settings.block_cache else PassKind.SMALL
+
+    def _masked(self, begin: int, end: int) -> list[int]:
+        return [position for position in range(begin, end) if self.tokens[position] == self.config.mask_token_id]
+
+    def _append(self, predictions: Sequence[Prediction]) -> None:
+        self.tokens += [prediction.token for prediction in predictions]
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Moves `known` over what now stands revealed, up to a stop or the limit."""
+        end = min(len(self.tokens), self.limit)
+        while self.known < end and not self.stopped and self.tokens[self.known] != self.config.mask_token_id:
+            self.stopped = self.tokens[self.known] in self.config.eos_token_ids
+            self.known += 1
+        if self.stops.stop and not self.stopped:
+            with self.clock.standing():
+                self.stopped = self.stops.found(self.tokens[self.prompt_length : self.known])
+
+    def _finished(self) -> bool:
+        return self.stopped or self.known == self.limit
+
+    def _draws(self, count: int) -> tuple[float, ...]:
+        """A uniform number per position to be predicted, from this document's own generator."""
+        if not self.settings.temperature:
+            return (0.0,) * count
+        return tuple(torch.rand(count, generator=self.random, dtype=torch.float64).tolist())
+
+    def _report(self, start: int, first: int, kind: PassKind, requested: LayerPlan, executed: LayerPlan) -> None:
+        assert self.on_step is not None
+        size = self.config.block_size
+        self.on_step(
+            Step(
+                document=self.document,
+                block=start // size,
+                small_block=(first - start) // self.settings.small_block,
+                kind=kind,
+                requested=requested,
+                executed=executed,
+                tokens=tuple(self.tokens[start : start + size]),
+            )
+        )

@@ -1,0 +1,269 @@
+"""Runs many rows as batches: rows say which pass they want next, the engine groups, runs and answers them.
+
+A row is a generator: it yields a `Prefill`, a `Pass`, a `Save` or a `Restore`, and is sent what it asked for. It sees
+no other row, so its tokens cannot depend on its batch mates; a finished row's slot goes to the next one waiting.
+Knows nothing of policies, thresholds or targets.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from sampler.cache import ReuseCache
+from sampler.model import Part, Transformer, Work
+from sampler.plan import Keeps, LayerPlan, PassKind, compute_all
+from sampler.records import Counters
+
+Result = TypeVar("Result")
+Reader = Callable[[Tensor, Sequence[Any]], list[Any]]  # logits and what is asked of each position → answers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefill:
+    """Put the keys and values of complete clean blocks into the row's slot; `asks` are put to the last position."""
+
+    tokens: Sequence[int]
+    asks: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """Forward `tokens` at positions from `start` on, and put each of `asks` to the position in `read`."""
+
+    kind: PassKind
+    start: int
+    tokens: Sequence[int]
+    plan: LayerPlan
+    opens_block: bool = False  # nothing cached in an earlier block may be replayed from here on
+    eligible: bool = False  # the policy asked for a replay
+    read: tuple[int, ...] = ()
+    asks: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Answered with a copy of the row's state in the block that begins at `start`."""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Puts back what a `Save` was answered with."""
+
+    start: int
+    saved: Any
+
+
+Command = Prefill | Pass | Save | Restore
+Row = Generator[Command, Any, Result]
+
+
+class Clock:
+    """Seconds spent in the engine: it stands while results are being consumed, or text is looked at."""
+
+    def __init__(self) -> None:
+        self.paused = 0.0
+
+    def now(self) -> float:
+        return time.perf_counter() - self.paused
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.paused += time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[Result]):
+    """A row's result and its share of the work; `started` and `seconds` are the engine's clock."""
+
+    index: int
+    result: Result
+    counters: Counters
+    started: float
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class _Seat(Generic[Result]):
+    """A row at work in its slot."""
+
+    index: int
+    slot: int
+    row: Row[Result]
+    started: float
+    counters: Counters = field(default_factory=Counters)
+    waiting_for: Pass | None = None
+    rounds_waited: int = 0
+
+
+class Engine(Generic[Result]):
+    """The caches of one call and the rows that use them. `share_prefixes` prefills common blocks once."""
+
+    def __init__(
+        self,
+        network: Transformer,
+        *,
+        keeps: Keeps,
+        slots: int,
+        capacity: int,
+        reader: Reader,
+        share_prefixes: bool = False,
+    ) -> None:
+        self.network, self.reader, self.share_prefixes = network, reader, share_prefixes
+        self.block = network.config.block_size
+        self.cache = network.new_cache(slots, capacity)
+        self.reuse = ReuseCache(keeps, network.config, slots, dtype=network.dtype, device=network.device)
+        self.resident: list[Sequence[int]] = [()] * slots  # the clean blocks each slot holds
+        self.clock = Clock()
+
+    @torch.inference_mode()
+    def run(self, rows: Iterable[Row[Result]]) -> Iterator[Finished[Result]]:
+        """Results in order of completion."""
+        waiting = enumerate(rows)
+        free = list(reversed(range(len(self.resident))))
+        seats: list[_Seat[Result]] = []
+        total = Counters()
+        while True:
+            finished = []
+            while free and (job := next(waiting, None)) is not None:
+                seat = _Seat(index=job[0], slot=free.pop(), row=job[1], started=self._synchronised_now())
+                seats.append(seat)
+                finished.append(self._advance(seat, None))
+            if seats and not any(finished):
+                group = _most_pressing(seats)
+                finished = [self._advance(s, a) for s, a in zip(group, self._run(group), strict=True)]
+            for done in filter(None, finished):
+                seat = next(s for s in seats if s.index == done.index)
+                seats.remove(seat)
+                free.append(seat.slot)
+                total += done.counters
+                with self.clock.standing():
+                    yield done
+            if not seats and not finished:
+                break
+        if total.eligible and not total.replayed:
+            raise RuntimeError(f"{total.eligible} passes were to replay layers and none did: reuse is not working")
+
+    def _advance(self, seat: _Seat[Result], answer: Any) -> Finished[Result] | None:
+        """Sends a row its answer and serves it until it wants a pass, which may be shared, or has finished."""
+        try:
+            while True:
+                command = seat.row.send(answer)
+                match command:
+                    case Pass():
+                        seat.waiting_for, seat.rounds_waited = command, 0
+                        return None
+                    case Prefill():
+                        answer = self._prefill(seat, command)
+                    case Save(start):
+                        answer = self.cache.block(seat.slot, start).clone(), self.reuse.save(seat.slot)
+                    case Restore(start, (keys_values, contributions)):
+                        self.cache.block(seat.slot, start).copy_(keys_values)
+                        self.reuse.restore(seat.slot, contributions)
+                        answer = None
+        except StopIteration as stop:
+            seconds = self.clock.now() - seat.started
+            return Finished(seat.index, stop.value, seat.counters, seat.started, seconds)
+
+    def _prefill(self, seat: _Seat[Result], command: Prefill) -> list[Any]:
+        tokens = command.tokens
+        start = self._already_there(seat.slot, tokens, needs_last=bool(command.asks))
+        self.resident[seat.slot] = tuple(tokens)
+        if start == len(tokens):
+            return []
+        window = self.cache.window([seat.slot], [range(start, len(tokens))], clean_blocks=True)
+        plan = compute_all(self.network.config.num_layers)
+        states_ND, work = self.network.forward(self._tensor(tokens[start:]), window, plan)
+        _count(seat.counters, PassKind.PREFILL, work)
+        seat.counters.prefill_tokens += len(tokens) - start
+        return self.reader(self.network.logits(states_ND[-1:]), command.asks) if command.asks else []
+
+    def _already_there(self, slot: int, tokens: Sequence[int], *, needs_last: bool) -> int:
+        """How many leading tokens some slot holds in whole blocks; they are brought into this one."""
+        if not self.share_prefixes:
+            return 0
+        limit = len(tokens) // self.block - needs_last
+        common = [_common_blocks(tokens, held, self.block, limit) for held in self.resident]
+        source = max(range(len(common)), key=lambda other: (common[other], other == slot))
+        length = common[source] * self.block
+        if source != slot and length:
+            self.cache.copy_prefix(source, slot, length)
+        return length
+
+    def _run(self, group: "list[_Seat[Result]]") -> list[list[Any]]:
+        """One forward for all rows of a group; each gets the answers to what it asked."""
+        passes = [seat.waiting_for for seat in group if seat.waiting_for is not None]
+        slots, width = [seat.slot for seat in group], len(passes[0].tokens)
+        for seat, wanted in zip(group, passes, strict=True):
+            if wanted.opens_block:
+                self.reuse.reset(seat.slot)
+        window = self.cache.window(slots, [range(wanted.start, wanted.start + width) for wanted in passes])
+        ids_N = self._tensor([token for wanted in passes for token in wanted.tokens])
+        reuse = self.reuse if passes[0].kind is not PassKind.COMMIT else None
+        part = self._part(slots, passes, width) if passes[0].plan.selected else None
+        states_ND, work = self.network.forward(ids_N, window, passes[0].plan, reuse, part)
+        for seat, wanted in zip(group, passes, strict=True):
+            _count(seat.counters, wanted.kind, work)
+            seat.counters.eligible += wanted.eligible
+            seat.counters.replayed += work.replays > 0
+        return self._read(states_ND, passes, width)
+
+    def _read(self, states_ND: Tensor, passes: Sequence[Pass], width: int) -> list[list[Any]]:
+        rows = [row * width + position for row, wanted in enumerate(passes) for position in wanted.read]
+        if not rows:
+            return [[] for _ in passes]
+        asks = [ask for wanted in passes for ask in wanted.asks]
+        answers = iter(self.reader(self.network.logits(states_ND[self._tensor(rows)]), asks))
+        return [[next(answers) for _ in wanted.read] for wanted in passes]
+
+    def _part(self, slots: Sequence[int], passes: Sequence[Pass], width: int) -> Part:
+        """The positions that partial layers compute; a plan counts them from the block's start."""
+        block_starts = [wanted.start // self.block * self.block for wanted in passes]
+        positions = [[b + p for p in w.plan.selected] for b, w in zip(block_starts, passes, strict=True)]
+        rows = [n * width + p - w.start for n, (w, row) in enumerate(zip(passes, positions, strict=True)) for p in row]
+        return Part(self.cache.window(slots, positions), self._tensor(rows))
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, device=self.network.device)
+
+    def _synchronised_now(self) -> float:
+        if self.network.device.type == "cuda":
+            torch.cuda.synchronize(self.network.device)
+        return self.clock.now()
+
+
+def _most_pressing(seats: "list[_Seat[Result]]") -> "list[_Seat[Result]]":
+    """The group of rows that can run together and has waited longest, all in all: mostly the largest one.
+
+    Running one group a round lets the others grow; counting rounds keeps a lone row from waiting for ever.
+    """
+    groups: dict[object, list[_Seat[Result]]] = {}
+    for seat in sorted(seats, key=lambda seat: seat.slot):
+        wanted = seat.waiting_for
+        assert wanted is not None
+        seat.rounds_waited += 1
+        key = len(wanted.tokens), wanted.plan.shape, wanted.kind is PassKind.COMMIT
+        groups.setdefault(key, []).append(seat)
+    return max(groups.values(), key=lambda group: sum(seat.rounds_waited for seat in group))
+
+
+def _count(counters: Counters, kind: PassKind, work: Work) -> None:
+    setattr(counters, kind.value, getattr(counters, kind.value) + 1)
+    counters.layers_computed += work.computed
+    counters.layers_reused += work.reused
+    counters.layer_positions += work.positions
+
+
+def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit: int) -> int:
+    blocks = 0
+    while blocks < limit and tuple(tokens[blocks * block :][:block]) == tuple(held[blocks * block :][:block]):
+        blocks += 1
+    return blocks

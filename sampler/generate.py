@@ -1,0 +1,111 @@
+"""python -m sampler.generate: continues prompts, JSON lines in and out, in order."""
+
+import argparse
+import hashlib
+import sys
+from typing import Any
+
+from sampler.cli import Line, Parser, add_model_flags, read_lines, run_command, write_in_order
+from sampler.decode import check_batch_size, check_prompts, decode_prompts
+from sampler.loading import ModelFiles, find_model, load_model
+from sampler.policy import ReusePolicy
+from sampler.records import DecodeSettings, Generated, Prompt
+from sampler.text import encode, encode_chat
+
+EXAMPLES = """examples:
+  echo '{"id": 1, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}' |
+    python -m sampler.generate --model Efficient-Large-Model/Fast_dLLM_v2_7B
+  python -m sampler.generate --model DIR --policy k2_middle --ids --batch-size 8 < prompts.jsonl
+"""
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    policy = ReusePolicy.parse(arguments.policy)
+    settings = DecodeSettings(
+        threshold=arguments.threshold,
+        small_block=arguments.small_block,
+        block_cache=arguments.block_cache,
+        max_new_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+    )
+    check_batch_size(arguments.batch_size)
+    lines = read_lines(sys.stdin.buffer)
+    files = find_model(arguments.model)
+    policy.bind(files.config.num_layers, arguments.subset_size)
+    prompts = [_prompt(line, files, arguments) for line in lines]
+    for line, prompt in zip(lines, prompts, strict=True):
+        line.checked(lambda prompt=prompt: check_prompts([prompt], settings, files.config))  # type: ignore[misc]
+    model = load_model(files, dtype=arguments.dtype, device=arguments.device)
+    results = decode_prompts(
+        model,
+        prompts,
+        policy=policy,
+        settings=settings,
+        batch_size=arguments.batch_size,
+        subset_size=arguments.subset_size,
+    )
+    write_in_order(
+        ((index, _output(lines[index], generated, with_text=not arguments.ids)) for index, generated in results),
+        len(lines),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m sampler.generate",
+        description='Continues prompts. Lines in: {"id", "prompt"}, {"id", "messages"} or, with --ids, {"id", "ids"}.',
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_flags(parser)
+    parser.add_argument("--threshold", type=float, default=0.95, help="reveal what is surer than this; 1: one by one")
+    parser.add_argument("--small-block", type=int, default=8, help="positions denoised at a time (default: 8)")
+    parser.add_argument(
+        "--block-cache", action=argparse.BooleanOptionalAction, default=True, help="small passes where possible"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=256, help="exact limit (default: 256)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus when sampling (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="with each line's id it seeds that line (default: 0)")
+    return parser
+
+
+def _prompt(line: Line, files: ModelFiles, arguments: argparse.Namespace) -> Prompt:
+    return Prompt(
+        ids=_prompt_ids(line, files, arguments.ids),
+        stop=tuple(arguments.stop),
+        seed=document_seed(arguments.seed, line.fields["id"]),
+    )
+
+
+def _prompt_ids(line: Line, files: ModelFiles, given: bool) -> tuple[int, ...]:
+    if given:
+        return line.token_ids("ids")
+    if "messages" in line.fields:
+        return encode_chat(files.tokenizer, line.messages())
+    return encode(files.tokenizer, line.text("prompt"))
+
+
+def document_seed(seed: int, document: object) -> int:
+    """A seed for one document, the same whatever else is decoded beside or before it."""
+    digest = hashlib.sha256(f"{seed}:{document}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _output(line: Line, generated: Generated, *, with_text: bool) -> dict[str, Any]:
+    text = {"text": generated.text} if with_text else {}
+    return {
+        "id": line.fields["id"],
+        "ids": list(generated.ids),
+        **text,
+        "finish": generated.finish,
+        **generated.counters.as_json(),
+        "seconds": round(generated.seconds, 6),
+    }
+
+
+if __name__ == "__main__":
+    run_command(main)
