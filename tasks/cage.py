@@ -41,7 +41,14 @@ SECCOMP_MODE_FILTER = 2
 NAMESPACES = {"mount": 0x20000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000, "pid": 0x20000000}
 NAMESPACES["network"] = 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
-MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 1 << 10, 1 << 11, 1 << 12, 1 << 14, 1 << 18, 1 << 21
+MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = (
+    1 << 10,
+    1 << 11,
+    1 << 12,
+    1 << 14,
+    1 << 18,
+    1 << 21,
+)
 MNT_DETACH, F_SETPIPE_SZ = 2, 1031
 # statvfs bits are mount bits, but for relatime: a mount keeps the restrictions it came with or cannot be remounted.
 HELD = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME
@@ -223,7 +230,8 @@ def bubblewrapped(order: Order, report: int, output: int) -> None:
             words += ["--ro-bind", path, path]
     for path in DEVICES:
         words += ["--dev-bind", path, path]
-    words += ["--ro-bind-data", str(piped(order["program"].encode("utf-8", "surrogatepass"))), PROGRAM, "--size", str(order["folder_size"]), "--tmpfs", FOLDER]
+    program = piped(order["program"].encode("utf-8", "surrogatepass"))
+    words += ["--ro-bind-data", str(program), PROGRAM, "--size", str(order["folder_size"]), "--tmpfs", FOLDER]
     words += ["--remount-ro", "/", "--chdir", FOLDER]
     for name, value in environment(order).items():
         words += ["--setenv", name, value]
