@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sampler.config import ModelConfig
+from sampler.layout import rotary_factors
 from sampler.plan import Keeps
-from sampler.rotary import factors
 
 Place = slice | Tensor  # rows of a flattened (slot, position) axis: a slice, and so a view, where they are adjacent
 
@@ -27,9 +27,9 @@ class KeyValueCache:
     ) -> None:
         self.config = config
         self.capacity = capacity
-        shape = (config.num_layers, slots, capacity, 2 * config.num_kv_heads, config.head_dim)
-        self.kv_LSCKd = torch.zeros(shape, dtype=dtype, device=device)
-        self.factors_CM = factors(config, capacity, device)
+        width = 2 * config.num_kv_heads * config.head_dim
+        self.kv_LSCM = torch.zeros((config.num_layers, slots, capacity, width), dtype=dtype, device=device)
+        self.factors = rotary_factors(config, capacity, device)
 
     def window(
         self, slots: Sequence[int], positions: Sequence[Sequence[int]], *, clean_blocks: bool = False
@@ -44,21 +44,21 @@ class KeyValueCache:
         ends = [row[-1] // block * block + block for row in positions]
         offsets = [[p - start for p in row] for row, start in zip(positions, starts, strict=True)]
         end = max(ends)
-        at = _place(slots, positions, self.capacity, self.kv_LSCKd.device)
+        at = _place(slots, positions, self.capacity, self.kv_LSCM.device)
         rotary_at = slice(positions[0][0], positions[0][-1] + 1) if isinstance(at, slice) else at % self.capacity
         first, last = slots[0], slots[-1] + 1
         adjacent = list(slots) == list(range(first, last))
-        spans = self.kv_LSCKd[:, first:last, :end] if adjacent else self.kv_LSCKd[:, :, :end]
-        keys, values = spans.transpose(2, 3).chunk(2, dim=2)
-        flat = self.kv_LSCKd.flatten(1, 2)
+        seen = self.kv_LSCM[:, first:last, :end] if adjacent else self.kv_LSCM[:, :, :end]
+        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        flat = self.kv_LSCM.flatten(1, 2)
         return Window(
             slots=tuple(slots),
             width=len(positions[0]),
-            factors_NM=self.factors_CM[rotary_at],
-            at=at,
+            factors=(self.factors[0][rotary_at], self.factors[1][rotary_at]),
+            query_shape=(len(slots), -1, heads, head_dim),
+            at=None if isinstance(at, slice) else at,
             targets=(flat[:, at] if isinstance(at, slice) else flat).unbind(0),
-            keys=keys.unbind(0),
-            values=values.unbind(0),
+            spans=seen.view(*seen.shape[:3], 2, heads, head_dim).permute(0, 1, 3, 4, 2, 5).unbind(0),
             select=None if adjacent else torch.tensor(slots, device=flat.device),
             mask=self._block_causal(positions[0]) if clean_blocks else self._ragged(ends),
             in_block=_place(slots, offsets, block, flat.device),
@@ -69,24 +69,25 @@ class KeyValueCache:
         """Hides what lies behind a shorter row's block; nothing to hide if all rows end alike."""
         if len(set(ends)) == 1:
             return None
-        ends_B = torch.tensor(ends, device=self.kv_LSCKd.device)
+        ends_B = torch.tensor(ends, device=self.kv_LSCM.device)
         return self._additive(torch.arange(max(ends), device=ends_B.device) >= ends_B[:, None, None, None])
 
     def _block_causal(self, positions: Sequence[int]) -> Tensor:
-        block_C = torch.arange(positions[-1] + 1, device=self.kv_LSCKd.device) // self.config.block_size
+        block_C = torch.arange(positions[-1] + 1, device=self.kv_LSCM.device) // self.config.block_size
         hidden_WC = block_C[positions[0] :, None] < block_C
-        return self._additive(hidden_WC.repeat(self.config.num_heads // self.config.num_kv_heads, 1))
+        group = self.config.num_heads // self.config.num_kv_heads
+        return self._additive(hidden_WC.repeat_interleave(group, dim=0))
 
     def _additive(self, hidden: Tensor) -> Tensor:
         """SDPA's CPU kernel takes a float mask as it is and converts a boolean one on every call."""
-        return torch.zeros_like(hidden, dtype=self.kv_LSCKd.dtype).masked_fill_(hidden, float("-inf"))
+        return torch.zeros_like(hidden, dtype=self.kv_LSCM.dtype).masked_fill_(hidden, float("-inf"))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        self.kv_LSCKd[:, target, :length] = self.kv_LSCKd[:, source, :length]
+        self.kv_LSCM[:, target, :length] = self.kv_LSCM[:, source, :length]
 
     def block(self, slot: int, start: int) -> Tensor:
         """A block's keys and values in all layers, as a view."""
-        return self.kv_LSCKd[:, slot, start : start + self.config.block_size]
+        return self.kv_LSCM[:, slot, start : start + self.config.block_size]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,36 +96,29 @@ class Window:
 
     slots: tuple[int, ...]
     width: int
-    factors_NM: Tensor  # rotary
-    at: Place
-    targets: tuple[Tensor, ...]  # per layer what `write` fills: already narrowed where `at` is a slice
-    keys: tuple[Tensor, ...]  # per layer those in sight, (rows or all slots, K, C, d)
-    values: tuple[Tensor, ...]
+    factors: tuple[Tensor, Tensor]  # rotary: of queries, of keys with values
+    query_shape: tuple[int, int, int, int]
+    at: Tensor | None  # where to write in the flattened slots; None: `targets` are just that place
+    targets: tuple[Tensor, ...]
+    spans: tuple[Tensor, ...]  # per layer the keys and values in sight: (rows or all slots, 2, K, C, d)
     select: Tensor | None  # the rows' slots where they are not adjacent
     mask: Tensor | None
     in_block: Place  # the same positions where only the current block of each slot is held
     bits: tuple[int, ...]  # per row, one bit per position in the block
 
-    def write(self, layer: int, kv_NKd: Tensor) -> None:
-        if isinstance(self.at, slice):
-            self.targets[layer].copy_(kv_NKd)
+    def write(self, layer: int, kv_NM: Tensor) -> None:
+        if self.at is None:
+            self.targets[layer].copy_(kv_NM)
         else:
-            self.targets[layer].index_copy_(0, self.at, kv_NKd)
+            self.targets[layer].index_copy_(0, self.at, kv_NM)
 
-    def attend(self, layer: int, q_NHd: Tensor) -> Tensor:
-        """Attention of the window's positions over their row's keys, as (N, H·d); keys are never repeated."""
-        keys, values = self.keys[layer], self.values[layer]
-        if self.select is not None:
-            keys, values = keys.index_select(0, self.select), values.index_select(0, self.select)
-        rows, (heads, head_dim) = len(self.slots), q_NHd.shape[1:]
-        q_BHWd = q_NHd.view(rows, self.width, heads, head_dim).transpose(1, 2)
-        if self.mask is None:
-            out_BHWd = scaled_dot_product_attention(q_BHWd, keys, values, enable_gqa=True)
-        else:  # query heads that share keys become further queries: kernels with a mask know no grouped heads
-            q_BKGd = q_BHWd.reshape(rows, keys.shape[1], -1, head_dim)
-            out_BKGd = scaled_dot_product_attention(q_BKGd, keys, values, attn_mask=self.mask)
-            out_BHWd = out_BKGd.reshape(rows, heads, self.width, head_dim)
-        return out_BHWd.transpose(1, 2).reshape(rows * self.width, heads * head_dim)
+    def attend(self, layer: int, q_NM: Tensor) -> Tensor:
+        """Attention of the window's positions over their rows' keys. Query heads that share keys are more queries."""
+        span = self.spans[layer] if self.select is None else self.spans[layer].index_select(0, self.select)
+        keys, values = span.unbind(1)
+        q_BKQd = q_NM.view(self.query_shape).transpose(1, 2)
+        out_BKQd = scaled_dot_product_attention(q_BKQd, keys, values, attn_mask=self.mask)
+        return out_BKQd.transpose(1, 2).reshape(len(q_NM), -1)
 
 
 class ReuseCache:

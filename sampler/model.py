@@ -12,9 +12,9 @@ from torch.nn.functional import rms_norm, silu
 
 from sampler.cache import FINAL, KeyValueCache, ReuseCache, Window
 from sampler.config import ModelConfig
+from sampler.layout import rotate
 from sampler.linear import Linear
-from sampler.plan import COMPUTE, REPLAY, Do, LayerPlan, LayerStep, Unit
-from sampler.rotary import rotate
+from sampler.plan import COMPUTE, PARTIAL, REPLAY, REPLAY_ATTENTION, LayerPlan, LayerStep, Unit
 
 
 @dataclass(slots=True)
@@ -50,47 +50,34 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One transformer layer with fused projections."""
+    """One transformer layer with fused projections; the sizes say how their outputs split."""
 
     index: int
-    head_dim: int
-    heads: tuple[int, int]  # query heads, and the key and value heads that follow them in the fused projection
-    gates: tuple[int, int]
     attention_norm: Norm
     qkv: Linear
+    qkv_pairs: tuple[int, int]  # rotated pairs of queries, and of keys with values
     attention_out: Linear
     mlp_norm: Norm
     gate_up: Linear
+    gate_up_sizes: tuple[int, int]
     down: Linear
 
     def attention(self, x_ND: Tensor, window: Window) -> Tensor:
-        y_NM = rotate(self.qkv(self.attention_norm(x_ND)), window.factors_NM)
-        q_NHd, kv_NKd = torch.split_with_sizes(y_NM.view(len(y_NM), -1, self.head_dim), self.heads, dim=1)
-        window.write(self.index, kv_NKd)
-        return self.attention_out.onto(x_ND, window.attend(self.index, q_NHd))
+        q_NM, kv_NM = rotate(self.qkv(self.attention_norm(x_ND)), window.factors, self.qkv_pairs)
+        window.write(self.index, kv_NM)
+        return self.attention_out.onto(x_ND, window.attend(self.index, q_NM))
 
     def mlp(self, x_ND: Tensor) -> Tensor:
-        gate_NF, up_NF = torch.split_with_sizes(self.gate_up(self.mlp_norm(x_ND)), self.gates, dim=1)
+        gate_NF, up_NF = torch.split_with_sizes(self.gate_up(self.mlp_norm(x_ND)), self.gate_up_sizes, 1)
         return self.down.onto(x_ND, silu(gate_NF).mul_(up_NF))
 
-    def run(self, step: LayerStep, x_ND: Tensor, window: Window, reuse: ReuseCache | None, work: Work) -> Tensor:
-        """Computes the layer, or all but the half that `step` replays, and keeps what later replays need."""
+    def run(self, x_ND: Tensor, window: Window, reuse: ReuseCache | None, work: Work) -> Tensor:
+        """Computes the layer and keeps what later replays need of it."""
         work.computed += 1
         work.positions += window.width
-        if step.attention is Do.REPLAY:
-            assert reuse is not None
-            assert reuse.keeps.unit is Unit.ATTENTION
-            work.replays += 1
-            middle_ND = x_ND + reuse.load(self.index, window)
-        else:
-            middle_ND = self.attention(x_ND, window)
-        if step.mlp is Do.REPLAY:
-            assert reuse is not None
-            assert reuse.keeps.unit is Unit.MLP
-            work.replays += 1
-            return middle_ND + reuse.load(self.index, window)
+        middle_ND = self.attention(x_ND, window)
         y_ND = self.mlp(middle_ND)
-        if reuse is not None and self.index in reuse.rows and step.attention is Do.COMPUTE:
+        if reuse is not None and self.index in reuse.rows:
             before = middle_ND if reuse.keeps.unit is Unit.MLP else x_ND
             after = middle_ND if reuse.keeps.unit is Unit.ATTENTION else y_ND
             reuse.store(self.index, window, after - before)
@@ -103,11 +90,23 @@ class Layer:
         work.replays += 1
         return x_ND + reuse.load(self.index, window)
 
+    def run_half(self, step: LayerStep, x_ND: Tensor, window: Window, reuse: ReuseCache, work: Work) -> Tensor:
+        """Computes attention or the MLP, and replays the other half's contribution."""
+        work.computed += 1
+        work.positions += window.width
+        work.replays += 1
+        contribution_ND = reuse.load(self.index, window)
+        if step is REPLAY_ATTENTION:
+            assert reuse.keeps.unit is Unit.ATTENTION
+            return self.mlp(x_ND + contribution_ND)
+        assert reuse.keeps.unit is Unit.MLP
+        return self.attention(x_ND, window) + contribution_ND
+
     def run_part(self, x_ND: Tensor, window: Window, part: Part, reuse: ReuseCache, work: Work) -> Tensor:
         """Computes the selected positions against everyone's keys as cached, and replays the others."""
         work.replays += 1
         y_ND = x_ND + reuse.load(self.index, window)
-        y_ND[part.rows] = self.run(COMPUTE, x_ND[part.rows], part.window, reuse, work)
+        y_ND[part.rows] = self.run(x_ND[part.rows], part.window, reuse, work)
         return y_ND
 
 
@@ -152,17 +151,17 @@ class Transformer:
             return reuse.load(FINAL, window), work
         x_ND = self.embedding_VD[ids_N]
         for layer, step in zip(self.layers, plan.steps, strict=True):
-            if not step.replays:
-                x_ND = layer.run(step, x_ND, window, reuse, work)
+            if step is COMPUTE:
+                x_ND = layer.run(x_ND, window, reuse, work)
                 continue
             assert reuse is not None
-            if step.partial:
+            if step is REPLAY:
+                x_ND = layer.replay(x_ND, window, reuse, work)
+            elif step is PARTIAL:
                 assert part is not None
                 x_ND = layer.run_part(x_ND, window, part, reuse, work)
-            elif step == REPLAY:
-                x_ND = layer.replay(x_ND, window, reuse, work)
             else:
-                x_ND = layer.run(step, x_ND, window, reuse, work)
+                x_ND = layer.run_half(step, x_ND, window, reuse, work)
         if reuse is not None and reuse.keeps.final_states:
             reuse.store(FINAL, window, x_ND)
         return x_ND, work

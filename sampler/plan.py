@@ -18,29 +18,26 @@ class PassKind(Enum):
     COMMIT = "commit"
 
 
-class Do(Enum):
+class LayerStep(Enum):
+    """One layer's part in a pass: what its attention and its MLP do."""
+
     COMPUTE = "compute"
     REPLAY = "replay"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStep:
-    """One layer's part in a pass. A `partial` layer computes the plan's selected positions, replays the others."""
-
-    attention: Do = Do.COMPUTE
-    mlp: Do = Do.COMPUTE
-    partial: bool = False
-
-    def __post_init__(self) -> None:
-        assert not self.partial or self.attention is self.mlp is Do.COMPUTE, "a partial layer computes both halves"
+    REPLAY_ATTENTION = "replay attention, compute the MLP"
+    REPLAY_MLP = "compute attention, replay the MLP"
+    PARTIAL = "compute the plan's selected positions, replay the others"
 
     @property
-    def replays(self) -> bool:
-        return self.partial or Do.REPLAY in (self.attention, self.mlp)
+    def runs_attention(self) -> bool:
+        return self not in (LayerStep.REPLAY, LayerStep.REPLAY_ATTENTION)
+
+    @property
+    def runs_mlp(self) -> bool:
+        return self not in (LayerStep.REPLAY, LayerStep.REPLAY_MLP)
 
 
-COMPUTE = LayerStep()
-REPLAY = LayerStep(attention=Do.REPLAY, mlp=Do.REPLAY)
+COMPUTE, REPLAY, PARTIAL = LayerStep.COMPUTE, LayerStep.REPLAY, LayerStep.PARTIAL
+REPLAY_ATTENTION, REPLAY_MLP = LayerStep.REPLAY_ATTENTION, LayerStep.REPLAY_MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +52,11 @@ class LayerPlan:
     stale: bool = False
 
     def __post_init__(self) -> None:
-        assert any(step.partial for step in self.steps) == bool(self.selected), "selected belongs to partial layers"
+        assert (PARTIAL in self.steps) == bool(self.selected), "selected positions belong to partial layers"
 
     @property
     def replays(self) -> bool:
-        return self.stale or any(step.replays for step in self.steps)
+        return self.stale or any(step is not COMPUTE for step in self.steps)
 
     @property
     def shape(self) -> tuple[object, ...]:

@@ -42,7 +42,11 @@ SHAPES = {"tiny": TINY, "mid": MID}
 
 
 def random_model(
-    config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (a value, never changed)
 ) -> LoadedModel:
     """Confident enough to reveal several tokens a step, and never stopping: mask, stop and pad have zero logits."""
     generator = torch.Generator().manual_seed(seed)
@@ -57,5 +61,5 @@ def random_model(
             tensor[[config.mask_token_id, config.pad_token_id, *config.eos_token_ids]] = 0
         return tensor
 
-    network = build_transformer(read, config, dtype=dtype, device=torch.device(device))
+    network = build_transformer(read, config, dtype=dtype, device=device)
     return LoadedModel(source="random", revision=None, folder=Path("random"), config=config, network=network)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sampler.config import ModelConfig
 from sampler.errors import InputError
+from sampler.layout import order_projection
 from sampler.linear import make_linear
 from sampler.model import Layer, Norm, Transformer
-from sampler.rotary import interleave
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -33,11 +33,8 @@ def build_transformer(
     fold = dtype is torch.float32 and device.type == "cpu"  # in half precision folding would round the weights again
 
     def fused(names: Iterable[str], norm: Tensor | None = None) -> Tensor:
-        whole = torch.cat([paired(name, read(name)).to(device=device, dtype=dtype) for name in names])
+        whole = torch.cat([order_projection(name, read(name), config).to(device=device, dtype=dtype) for name in names])
         return whole.mul_(norm * config.hidden_size**0.5) if fold and norm is not None else whole
-
-    def paired(name: str, tensor: Tensor) -> Tensor:
-        return interleave(tensor, config.head_dim) if "q_proj" in name or "k_proj" in name else tensor
 
     def norm(weight: Tensor, folded: bool = fold) -> Norm:
         return Norm(config.hidden_size, config.rms_norm_eps, None if folded else weight)
@@ -49,17 +46,16 @@ def build_transformer(
         qkv = [f"{block}self_attn.{name}_proj" for name in "qkv"]
         return Layer(
             index=index,
-            head_dim=config.head_dim,
-            heads=(config.num_heads, 2 * config.num_kv_heads),
-            gates=(config.intermediate_size, config.intermediate_size),
             attention_norm=norm(before_attention),
             qkv=make_linear(
                 fused([f"{name}.weight" for name in qkv], before_attention),
                 fused([f"{name}.bias" for name in qkv]),
             ),
+            qkv_pairs=(config.num_heads * config.head_dim // 2, config.num_kv_heads * config.head_dim),
             attention_out=make_linear(fused([block + "self_attn.o_proj.weight"])),
             mlp_norm=norm(before_mlp),
             gate_up=make_linear(fused([block + "mlp.gate_proj.weight", block + "mlp.up_proj.weight"], before_mlp)),
+            gate_up_sizes=(config.intermediate_size, config.intermediate_size),
             down=make_linear(fused([block + "mlp.down_proj.weight"])),
         )
 

@@ -1,0 +1,145 @@
+"""The oracle's transformer: Qwen2 in plain steps, obeying layer plans. Knows no caches, batches or policies.
+
+Every forward runs the whole prefix again. What the earlier passes over a block left behind lives in plain
+dicts by (layer, position). Positions are absolute, except those a plan selects, which count from the block.
+
+Shapes: P positions of a forward, N those computed, T those attended to, D model, H heads, G key/value heads,
+E head size, V vocabulary.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sampler.plan import PARTIAL, LayerPlan
+
+Cached = dict[tuple[int, int], Tensor]  # (layer, position) → one row
+
+
+@dataclass(kw_only=True, slots=True)
+class BlockState:
+    """What the passes over one block have left behind; lives as long as the block. No value: a KeyError."""
+
+    keys: Cached = field(default_factory=dict)
+    values: Cached = field(default_factory=dict)
+    attention: Cached = field(default_factory=dict)  # what attention last added to the residual stream
+    mlp: Cached = field(default_factory=dict)  # what the MLP last added
+    outputs: Cached = field(default_factory=dict)  # the layer's last output, for literal replay
+    final: dict[int, Tensor] = field(default_factory=dict)  # by position: what left the last layer
+
+
+class ReferenceModel:
+    """Qwen2 weights under their own names, and the two halves of a layer."""
+
+    def __init__(self, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        self.weights = weights
+        self.depth: int = config["num_hidden_layers"]
+        self.heads: int = config["num_attention_heads"]
+        self.kv_heads: int = config["num_key_value_heads"]
+        self.eps: float = config["rms_norm_eps"]
+        self.theta: float = (config.get("rope_parameters") or config)["rope_theta"]
+        self.block: int = config["bd_size"]
+        self.mask: int = config["mask_token_id"]
+        self.stop: int = config["eos_token_id"]
+        assert isinstance(self.stop, int), "one stop token"
+
+    @classmethod
+    def load(cls, folder: Path | str, dtype: torch.dtype = torch.float32) -> "ReferenceModel":
+        config = json.loads((Path(folder) / "config.json").read_text())
+        weights = load_file(Path(folder) / "model.safetensors")
+        weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
+        return cls(config, {name: weight.to(dtype) for name, weight in weights.items()})
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weights[f"{name}.weight"]
+
+    def rotate(self, x_NHE: Tensor, positions: Tensor) -> Tensor:
+        half = x_NHE.shape[-1] // 2
+        frequencies = self.theta ** -(torch.arange(half, dtype=x_NHE.dtype) / half)
+        angles = positions[:, None, None] * frequencies
+        cos, sin, left, right = angles.cos(), angles.sin(), x_NHE[..., :half], x_NHE[..., half:]
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+    def attention(self, layer: int, h_ND: Tensor, positions: list[int], start: int, state: BlockState) -> Tensor:
+        """What attention adds at `positions`: the clean prefix before `start`, then some of the block.
+
+        The block sees all of itself: what is not computed now, by the keys and values last left in `state`.
+        """
+        name, N = f"model.layers.{layer}.self_attn", len(positions)
+        at_N = torch.tensor(positions)
+        x_ND = self.norm(f"model.layers.{layer}.input_layernorm", h_ND)
+        q_NHE = self.rotate(self.linear(f"{name}.q_proj", x_ND).view(N, self.heads, -1), at_N)
+        k_NGE = self.rotate(self.linear(f"{name}.k_proj", x_ND).view(N, self.kv_heads, -1), at_N)
+        v_NGE = self.linear(f"{name}.v_proj", x_ND).view(N, self.kv_heads, -1)
+        _store(state.keys, layer, positions[start:], k_NGE[start:])
+        _store(state.values, layer, positions[start:], v_NGE[start:])
+        block = range(start, start + self.block)
+        k_TGE = torch.cat([k_NGE[:start], _fetch(state.keys, layer, block)])
+        v_TGE = torch.cat([v_NGE[:start], _fetch(state.values, layer, block)])
+        k_THE = k_TGE.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        v_THE = v_TGE.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        later_NT = torch.arange(len(k_THE)) // self.block > (at_N // self.block)[:, None]
+        scores_HNT = torch.einsum("nhe,the->hnt", q_NHE, k_THE) / k_THE.shape[-1] ** 0.5
+        weights_HNT = scores_HNT.masked_fill(later_NT, -torch.inf).softmax(-1)
+        return self.linear(f"{name}.o_proj", torch.einsum("hnt,the->nhe", weights_HNT, v_THE).flatten(1))
+
+    def mlp(self, layer: int, h_ND: Tensor) -> Tensor:
+        name = f"model.layers.{layer}.mlp"
+        x_ND = self.norm(f"model.layers.{layer}.post_attention_layernorm", h_ND)
+        gate, up = self.linear(f"{name}.gate_proj", x_ND), self.linear(f"{name}.up_proj", x_ND)
+        return self.linear(f"{name}.down_proj", F.silu(gate) * up)
+
+    def logits(self, h_D: Tensor) -> Tensor:
+        return self.linear("lm_head", self.norm("model.norm", h_D))
+
+
+def _store(cached: Cached, layer: int, positions: Sequence[int], rows: Tensor) -> None:
+    cached.update({(layer, position): row for position, row in zip(positions, rows, strict=True)})
+
+
+def _fetch(cached: Cached, layer: int, positions: Sequence[int]) -> Tensor:
+    return torch.stack([cached[layer, position] for position in positions])
+
+
+def forward(
+    model: ReferenceModel,
+    tokens: Sequence[int],
+    window: range,
+    plan: LayerPlan,
+    state: BlockState,
+    *,
+    literal: bool = False,
+) -> list[int]:
+    """Runs the clean prefix whole and the window by `plan`; returns how many of the window each layer ran."""
+    start = window.start // model.block * model.block
+    positions = [*range(start), *window]
+    row = {position: i for i, position in enumerate(positions)}
+    h_PD = model.weights["model.embed_tokens.weight"][[tokens[position] for position in positions]]
+    ran = []
+    for layer, step in enumerate(plan.steps):
+        chosen = [start + offset for offset in plan.selected] if step is PARTIAL else [*window]
+        for runs, cached in ((step.runs_attention, state.attention), (step.runs_mlp, state.mlp)):
+            computed = [*range(start), *(chosen if runs else [])]
+            delta_ND = h_ND = h_PD[[row[position] for position in computed]]
+            if computed and cached is state.attention:
+                delta_ND = model.attention(layer, h_ND, computed, start, state)
+            elif computed:
+                delta_ND = model.mlp(layer, h_ND)
+            _store(cached, layer, computed[start:], delta_ND[start:])
+            h_PD = h_PD + torch.cat([delta_ND[:start], _fetch(cached, layer, window)])
+        if literal:
+            _store(state.outputs, layer, computed[start:], h_PD[start : len(computed)])
+            h_PD = torch.cat([h_PD[:start], _fetch(state.outputs, layer, window)])
+        ran.append(len(chosen) if step.runs_attention or step.runs_mlp else 0)
+    state.final.update(zip(window, h_PD[start:], strict=True))
+    return ran
