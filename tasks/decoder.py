@@ -115,19 +115,28 @@ def sampling_of(request: Instance) -> Sampling | None:
     return Sampling(temperature=temperature, top_p=float(settings.get("top_p", 1.0))) if temperature else None
 
 
-def pair_of(request: Instance, tokenizer: Any) -> Pair:
-    """A loglikelihood request, tokenised as one text.
+def pairs_of(requests: Sequence[Instance], tokenizer: Any) -> list[Pair]:
+    """loglikelihood requests, each tokenised as one text; the options of a question share one prefix.
 
-    Where the context's own tokens stand unchanged in it, they are the prefix: a chat template's last line break must
-    not become part of the answer. Otherwise its last spaces belong to the answer's first word.
+    Where the context's own tokens stand unchanged in the text, they are the prefix: a chat template's last line break
+    must not become part of the answer. Otherwise its last spaces belong to the answer's first word.
     """
-    context, continuation = request.args
-    before, whole = encode(tokenizer, context), encode(tokenizer, context + continuation)
-    if whole[: len(before)] == before and len(whole) > len(before):
-        prefix, target = before, whole[len(before) :]
-    else:
-        prefix, target = encode_pair(tokenizer, context, continuation)
-    return Pair(prefix=prefix or _opening(tokenizer), target=target or encode(tokenizer, continuation))
+    pairs: list[Pair] = []
+    known: str | None = None
+    before: tuple[int, ...] = ()
+    for request in requests:
+        context, continuation = request.args
+        if context != known:
+            known, before = context, encode(tokenizer, context) or _opening(tokenizer)
+        whole = encode(tokenizer, context + continuation)
+        if whole[: len(before)] == before and len(whole) > len(before):
+            pairs.append(Pair(prefix=before, target=whole[len(before) :]))
+        elif context:
+            prefix, target = encode_pair(tokenizer, context, continuation)
+            pairs.append(Pair(prefix=prefix or _opening(tokenizer), target=target))
+        else:
+            pairs.append(Pair(prefix=before, target=whole))
+    return pairs
 
 
 def _opening(tokenizer: Any) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from lm_eval.api.instance import Instance
 
 from sampler import Counters, Generated, InputError, Scored
-from tasks.decoder import Decoder, Sampling, chat_template, pair_of, prompt_of, sampling_of
+from tasks.decoder import Decoder, Sampling, chat_template, pairs_of, prompt_of, sampling_of
 from tasks.harness import Document, Metrics, Task
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def _answered(opened: Sequence[_Open], decoder: Decoder) -> Iterator[tuple[_Open
             owner.generated.append(generated)
             yield _received(owner, request, generated.text or ""), seconds
     rated = [job for job in jobs if job[1].request_type == "loglikelihood"]
-    pairs = [pair_of(request, decoder.tokenizer) for _, request, _ in rated]
+    pairs = pairs_of([request for _, request, _ in rated], decoder.tokenizer)
     for index, scored, seconds in _timed(decoder.score(pairs)) if pairs else ():
         owner, request, _ = rated[index]
         owner.prompt_tokens = max(owner.prompt_tokens, len(pairs[index].prefix))

@@ -12,7 +12,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from sampler import DecodeSettings, InputError, ReusePolicy, load_model
-from tasks.decoder import Decoder, Sampler, Sampling, chat_template, pair_of, prompt_of, sampling_of
+from tasks.decoder import Decoder, Sampler, Sampling, chat_template, pairs_of, prompt_of, sampling_of
 
 
 @register_model("reuse-sweep")
@@ -68,7 +68,7 @@ class ReuseLM(LM):  # type: ignore[misc]
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         del disable_tqdm
         answers = [(0.0, False)] * len(requests)
-        for index, scored in self.decoder.score([pair_of(request, self.decoder.tokenizer) for request in requests]):
+        for index, scored in self.decoder.score(pairs_of(requests, self.decoder.tokenizer)):
             answers[index] = (scored.score, scored.greedy)
         return answers
 

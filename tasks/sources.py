@@ -5,19 +5,19 @@ substituted: what a source does not hold is an error.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import datasets
-from huggingface_hub import HfApi, constants, get_token, snapshot_download, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, get_token, hf_hub_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HFValidationError,
     HTTPError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 
 from sampler import InputError
 from tasks.layout import find_files
@@ -137,12 +137,9 @@ class Hub:
         self, dataset: str, configuration: str | None, splits: Sequence[str], check: Check
     ) -> Mapping[str, datasets.Dataset]:
         commit, names = self._commit(dataset)
-        _, readme = _names_and_readme(self._fetch(dataset, commit, ["README.md"]))
+        _, readme = _names_and_readme(self._fetch(dataset, commit, [name for name in names if name == "README.md"]))
         files = find_files(names, readme, where=f"{dataset} on the Hub", configuration=configuration, splits=splits)
         folder = self._fetch(dataset, commit, sorted({name for found in files.values() for name in found}))
-        for name in {name for found in files.values() for name in found}:
-            if not (folder / name).is_file():
-                raise InputError(f"{dataset}: {name} is not in the Hub's cache here, and the Hub cannot be reached")
         return {split: read_split([folder / name for name in found], check) for split, found in files.items() if found}
 
     def _commit(self, dataset: str, *, gated: bool = False) -> tuple[str, list[str]]:
@@ -177,21 +174,26 @@ class Hub:
         return folder.name, _names_and_readme(folder)[0]
 
     def _cached(self, dataset: str) -> Path | None:
-        readme = try_to_load_from_cache(dataset, "README.md", repo_type="dataset")
-        return Path(readme).parent if isinstance(readme, str) else None
+        """The snapshot in the Hub's cache: the one its main branch was last seen at, else the newest."""
+        folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
+        snapshots = [path for path in (folder / "snapshots").glob("*") if path.is_dir()]
+        main = folder / "refs" / "main"
+        named = main.read_text().strip() if main.is_file() else None
+        return max(snapshots, key=lambda path: (path.name == named, path.stat().st_mtime), default=None)
 
-    def _fetch(self, dataset: str, commit: str, names: list[str]) -> Path:
+    def _fetch(self, dataset: str, commit: str, names: Sequence[str]) -> Path:
         """The snapshot folder, with these files in it."""
-        folder = self._cached(dataset)
-        if folder is not None and folder.name == commit and all((folder / name).is_file() for name in names):
-            return folder
+        folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
+        snapshot = folder / "snapshots" / commit
         try:
-            patterns = [re.sub(r"([*?[])", r"[\1]", name) for name in names]
-            return Path(snapshot_download(dataset, repo_type="dataset", revision=commit, allow_patterns=patterns))
+            for name in names:
+                if not (snapshot / name).is_file():
+                    hf_hub_download(dataset, name, repo_type="dataset", revision=commit)
         except GatedRepoError:
             raise _no_access(dataset) from None
         except (HTTPError, OSError, ValueError):
-            raise InputError(f"the documents of {dataset} could not be fetched from the Hub") from None
+            raise InputError(f"{dataset}: {name} could not be fetched from the Hub") from None
+        return snapshot
 
 
 def _no_access(dataset: str) -> InputError:

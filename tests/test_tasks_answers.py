@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tasks_fakes import bench, canned_for, run
 
-from tasks.answers import boxed, gpqa_options, program
+from tasks.answers import boxed, boxed_or_all, gpqa_options, program
 from tasks.opening import open_task
 from tasks.options import TaskOptions
 
@@ -43,7 +43,7 @@ BOXED = (
 
 @pytest.mark.parametrize("form", BOXED)
 def test_gsm8k_boxed_answers_on_real_documents(form: str) -> None:
-    task = open_task("gsm8k", TaskOptions(data=str(bench()), sample=150))
+    task = open_task("gsm8k", TaskOptions(data=str(bench()), sample=60))
 
     def final(document: dict[str, Any]) -> str:
         return str(document["answer"].rpartition("#### ")[2])
@@ -54,22 +54,17 @@ def test_gsm8k_boxed_answers_on_real_documents(form: str) -> None:
     assert [r.document.doc_id for r in run(task, plus_one) if r.correct] == []
 
 
-@pytest.mark.parametrize("thousands", ["{},{}", "{}{{,}}{}", "{},\\!{}", "{}\\,{}"])
-def test_gsm8k_thousands_as_tex_writes_them(thousands: str) -> None:
-    task = open_task("gsm8k", TaskOptions(data=str(bench())))
-    large = [d for d in task.documents if "," in task.describe(d).gold.rpartition("#### ")[2]][:5]
-    assert large
-    decoder = canned_for(
-        task, lambda d: f"\\boxed{{{thousands.format(*d['answer'].rpartition('#### ')[2].split(',', 1))}}}"
-    )
-    assert all(result.correct for result in run(task, decoder, large))
+@pytest.mark.parametrize("mark", [",", "{,}", ",\\!", "\\,", "\\ "])
+def test_thousands_as_tex_writes_them(mark: str) -> None:
+    ((text,),) = boxed_or_all([[f"So $\\boxed{{\\$1{mark}234}}$."]], [{}])
+    assert text.replace(",", "").replace("\\$", "") == "1234"
 
 
 def test_minerva_boxed_answers_on_real_documents() -> None:
-    task = open_task("minerva_math", TaskOptions(data=str(bench()), sample=70))
+    task = open_task("minerva_math", TaskOptions(data=str(bench()), sample=35))
     right = run(task, canned_for(task, lambda document: f"So it is $\\boxed{{{boxed(document['solution'])}}}$."))
-    assert sum(bool(result.correct) for result in right) >= 67, "the scorer's own ceiling is near 99 %"
-    wrong = run(task, canned_for(task, lambda document: "Hence the answer is $\\boxed{-98765}$."))
+    assert sum(bool(result.correct) for result in right) >= 33, "the scorer's own ceiling is near 99 %"
+    wrong = run(task, canned_for(task, lambda _: "Hence the answer is $\\boxed{-98765}$."))
     assert not any(result.correct for result in wrong)
 
 
@@ -87,7 +82,7 @@ DOCUMENT = {
         "    return 2 * x\n```\nThis doubles `x`.\n```python\nprint(double(3))\n```",
         "    def inner():\n        return x\n    return 2 * inner()\n\ndef main():\n    pass\n```",
         "```python\ndef double(x):\n    return 2 * x\n```",
-        "Here it is:\n\n```python\ndef helper(x):\n    return x\n\ndef double(x):\n    return x + helper(x)\n```\nDone.",
+        "Here:\n\n```python\ndef helper(x):\n    return x\n\ndef double(x):\n    return x + helper(x)\n```\nDone.",
         "Sure!\n```\ndef double(x: int) -> int:\n    return x + x\n```\n",
         "def double(x):\n    return 2 * x\n```",
     ],

@@ -127,7 +127,7 @@ FIXED = "Sure. Here is a *short* note\n\nP.S. It has two parts, no more. <<Title
 def test_ifeval_fixed_text_equals_simple_evaluate() -> None:
     pytest.importorskip("langdetect", reason="ifeval's packages are not installed")
     task = opened("ifeval")
-    decoder = CannedDecoder(lambda prompt: FIXED)
+    decoder = CannedDecoder(lambda _: FIXED)
     results = run(task, decoder)
     assert len(results) == 541
     ours = aggregate(task, results)
@@ -149,7 +149,7 @@ def test_humaneval_canonical_solutions() -> None:
 
 def test_humaneval_wrong_code() -> None:
     task = opened("humaneval", limit=25, allow_code_execution=True)
-    assert not any(result.correct for result in run(task, canned_for(task, lambda document: "    return None\n")))
+    assert not any(result.correct for result in run(task, canned_for(task, lambda _: "    return None\n")))
 
 
 def test_humaneval_streamed_equals_simple_evaluate() -> None:
