@@ -35,6 +35,7 @@ class Entry:
     punkt: bool = False  # needs NLTK's sentence splitter
     gated: bool = False
     runs_code: bool = False
+    also: tuple[str, ...] = ()  # lm-eval tasks of the same make, to be named on their own
 
     @property
     def is_group(self) -> bool:
@@ -201,6 +202,7 @@ GPQA = Entry(
     check=rows.gpqa,
     overrides={"process_docs": answers.gpqa_documents},
     gated=True,
+    also=("gpqa_diamond_n_shot", "gpqa_extended_n_shot"),
 )
 
 CATALOG = {entry.name: entry for entry in (GSM8K, MINERVA_MATH, MMLU, IFEVAL, HUMANEVAL, GPQA)}

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -18,10 +19,12 @@ from pathlib import Path
 
 from tasks.syscalls import refusal_filter
 
-LAUNCHER = Path(__file__).with_name("cage.py")
+ROOT = Path(__file__).parents[1]
+LAUNCHER = "import sys; sys.path.insert(0, sys.argv[1]); from tasks.warden import main; main()"
 CAGES = ("namespaces", "bubblewrap")
 MAX_PROGRAM = 60_000  # characters; longer than any answer we let a model write
 MB = 1024 * 1024
+PATIENCE, SETUP = 6, 120  # the launcher's own, and more: it ends by itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +61,7 @@ def run(program: str, *, cage: str, limits: Limits | None = None) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="program-") as folder:
         # A session of its own and nothing inherited: no environment, no descriptors, not even a working folder.
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(LAUNCHER)],
+            [sys.executable, "-I", "-S", "-c", LAUNCHER, str(ROOT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -66,7 +69,12 @@ def run(program: str, *, cage: str, limits: Limits | None = None) -> Verdict:
             cwd=folder,
             start_new_session=True,
         )
-        answer, errors = process.communicate(json.dumps(order).encode())
+        try:
+            answer, errors = process.communicate(json.dumps(order).encode(), timeout=PATIENCE * limits.seconds + SETUP)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise NoCage("its launcher did not come back") from None
     if process.returncode != 0:
         raise NoCage(errors.decode(errors="replace").strip().rpartition("\n")[2] or "its launcher was killed")
     verdict = json.loads(answer)

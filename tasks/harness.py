@@ -151,7 +151,7 @@ class Task:
 
     def correct(self, metrics: Metrics) -> bool | None:
         """Whether the primary metric counts the document as right; None where it is no yes or no."""
-        value = metrics[self.primary]
+        value = metrics.get(self.primary)
         return bool(value) if value in (0, 1) else None
 
     def aggregate(self, results: Iterable[tuple[Document, Metrics]]) -> dict[str, dict[str, Any]]:

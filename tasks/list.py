@@ -9,7 +9,7 @@ from tasks.catalog import CATALOG, Entry
 from tasks.needs import check_needs
 from tasks.options import TaskOptions
 from tasks.run import add_task_flags
-from tasks.sources import Source, choose_source
+from tasks.sources import Source, choose_source, resolve_auto
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object for each")
     arguments = parser.parse_args()
     options = TaskOptions(
-        data=arguments.data,
+        data=resolve_auto(arguments.data, ""),
         allow_code_execution=arguments.allow_code_execution,
         unsafe_code_execution=arguments.unsafe_code_execution,
     )

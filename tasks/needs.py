@@ -21,6 +21,11 @@ def check_needs(entry: Entry, options: TaskOptions) -> None:
         _check_punkt(entry)
     if entry.runs_code:
         cage_for(entry.name, options)
+        if entry.whole is None and not options.unsafe_code_execution:
+            raise InputError(
+                f"task {entry.name} runs programs by lm-eval's own runner, which has no cage: "
+                "only --unsafe-code-execution allows that; humaneval is caged"
+            )
 
 
 def cage_for(name: str, options: TaskOptions) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
+from jinja2 import UndefinedError
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
@@ -45,7 +46,7 @@ def find_entry(name: str) -> Entry:
     if name in CATALOG:
         return CATALOG[name]
     for entry in CATALOG.values():
-        if name in entry.subtasks:
+        if name in (*entry.subtasks, *entry.also):
             return _subject(entry, name)
     kind, path = stock.index().get(name, (None, None))
     if path is None:
@@ -165,6 +166,8 @@ def _from_stock(entry: Entry, common: Mapping[str, Any], source: Source) -> dict
         except ModuleNotFoundError as error:
             install = entry.install or f"pip install {error.name}"
             raise InputError(f"task {name} needs the package {error.name}, which is missing: {install}") from None
+        except (KeyError, UndefinedError) as error:
+            raise InputError(f"task {name} cannot read its first document: {error} is missing") from None
     if not built:
         raise InputError(f"the {source.kind} documents hold nothing of task {entry.name}")
     return built

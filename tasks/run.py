@@ -18,6 +18,7 @@ from tasks.evaluate import Result, evaluate
 from tasks.harness import Task
 from tasks.opening import open_task
 from tasks.options import TaskOptions
+from tasks.sources import resolve_auto
 
 EXAMPLES = """examples:
   python -m tasks.run --task gsm8k --model DIR --policy k2_middle --limit 5
@@ -98,7 +99,7 @@ def _output(path: str | None) -> Iterator[TextIO]:
 
 def _options(arguments: argparse.Namespace) -> TaskOptions:
     return TaskOptions(
-        data=arguments.data,
+        data=resolve_auto(arguments.data, arguments.model),
         limit=arguments.limit,
         sample=arguments.sample,
         seed=arguments.seed,
@@ -111,7 +112,11 @@ def _options(arguments: argparse.Namespace) -> TaskOptions:
 
 
 def add_task_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="hub", help="hub, bundled, or a folder laid out like the Hub (default: hub)")
+    parser.add_argument(
+        "--data",
+        default="auto",
+        help="hub, bundled, or a folder laid out like the Hub (default: bundled with the bundled model, else hub)",
+    )
     parser.add_argument("--allow-code-execution", action="store_true", help="run generated programs, in a cage")
     parser.add_argument("--unsafe-code-execution", action="store_true", help="run them even where there is no cage")
 

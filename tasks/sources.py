@@ -24,6 +24,7 @@ from tasks.layout import find_files
 from tasks.reading import Check, read_split
 
 BUNDLED = Path(__file__).with_name("bundled")
+BUNDLED_MODEL = "tiny"
 HUB_SECONDS = 10
 PAGE = "https://huggingface.co/datasets/"
 
@@ -46,10 +47,15 @@ class Source(Protocol):
         ...
 
 
-def choose_source(data: str, *, bundled_model: bool = False) -> Source:
-    """`auto` is bundled with the bundled model, else the Hub."""
-    if data == "auto":
-        data = "bundled" if bundled_model else "hub"
+def resolve_auto(data: str, model: str) -> str:
+    """`auto` is the bundled documents for the bundled model, else the Hub."""
+    if data != "auto":
+        return data
+    return "bundled" if model == BUNDLED_MODEL else "hub"
+
+
+def choose_source(data: str) -> Source:
+    """By its name in TaskOptions."""
     if data == "hub":
         return Hub()
     if data == "bundled":

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import tasks.sources
 from sampler import InputError
 from tasks.opening import open_task
 from tasks.options import TaskOptions
-from tasks.sources import BUNDLED, choose_source
+from tasks.sources import BUNDLED, choose_source, resolve_auto
 
 ROOT = Path(__file__).parents[1]
 
@@ -167,13 +168,14 @@ def test_missing_folders_and_parts_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_bundled_is_said_to_be_missing_or_is_there() -> None:
-    source = choose_source("auto")
-    assert source.kind == "hub"
+    assert resolve_auto("auto", "owner/model") == "hub"
+    assert resolve_auto("folder", "tiny") == "folder"
+    assert resolve_auto("auto", "tiny") == "bundled"
     if not BUNDLED.is_dir():
         with pytest.raises(InputError, match="no bundled documents are installed"):
-            choose_source("auto", bundled_model=True)
+            choose_source("bundled")
     else:
-        assert choose_source("auto", bundled_model=True).kind == "bundled"
+        assert choose_source("bundled").kind == "bundled"
 
 
 def test_a_folder_in_the_working_directory_does_not_stand_in_for_the_hub(tmp_path: Path) -> None:
@@ -313,9 +315,14 @@ def test_a_gated_dataset(hub: tuple[type[SmallHub], str], tmp_path: Path) -> Non
     assert TOKEN not in done.stdout + done.stderr
 
 
-def test_no_token_is_said_without_asking_the_hub(tmp_path: Path) -> None:
-    message, _ = refused(["--task", "gpqa"], HF_HOME=str(tmp_path), HF_ENDPOINT=NOWHERE)
-    assert "is gated: accept its terms at https://huggingface.co/datasets/Idavidrein/gpqa" in message
+def test_no_token_is_said_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.sources, "get_token", lambda: None)
+    monkeypatch.setattr(tasks.sources.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(tasks.sources, "HfApi", None)
+    with pytest.raises(
+        InputError, match=r"gated: accept its terms at https://huggingface\.co/datasets/Idavidrein/gpqa"
+    ):
+        open_task("gpqa")
 
 
 def test_a_strange_token_is_not_printed(tmp_path: Path) -> None:
