@@ -206,3 +206,31 @@ def test_opening_says_nothing(capfd: pytest.CaptureFixture[str], caplog: pytest.
         opened("minerva_math", limit=1)
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["gpqa_diamond_n_shot", "gpqa_extended_n_shot"])
+def test_gpqas_other_sets_have_the_same_seeded_order(name: str, tmp_path: Path) -> None:
+    part = name.removesuffix("_n_shot")
+    write_dataset(tmp_path, "Idavidrein/gpqa", part, {"train": [gpqa_row(n) for n in range(9)]}, suffix="csv")
+    options = TaskOptions(data=str(tmp_path))
+    assert open_task(name, options).documents == open_task(name, options).documents
+
+
+def test_lm_evals_own_code_runner_is_not_used_without_a_word(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no cage: only --unsafe-code-execution"):
+        open_task("mbpp", TaskOptions(data=str(tmp_path), allow_code_execution=True))
+    with pytest.raises(InputError, match="--allow-code-execution"):
+        open_task("humaneval_plus", TaskOptions(data=str(tmp_path)))
+
+
+def test_any_other_task_by_its_name(tmp_path: Path) -> None:
+    choices = {"text": ["red", "blue", "green"], "label": ["A", "B", "C"]}
+    rows = [{"id": str(n), "question": f"Colour {n}?", "choices": choices, "answerKey": "B"} for n in range(5)]
+    splits = {"train": rows, "validation": rows, "test": rows}
+    write_dataset(tmp_path, "allenai/ai2_arc", "ARC-Easy", splits, suffix="parquet")
+    task = open_task("arc_easy", TaskOptions(data=str(tmp_path), chat_template=False))
+    assert (task.kind, task.primary, len(task.documents)) == ("loglikelihood", "acc", 5)
+    assert all(result.correct for result in run(task, choosing(task, lambda _: 1)))
+    write_dataset(tmp_path, "allenai/ai2_arc", "ARC-Easy", {"test": [{"id": "1"}]})
+    with pytest.raises(InputError, match="arc_easy cannot read its first document"):
+        open_task("arc_easy", TaskOptions(data=str(tmp_path)))
