@@ -1,39 +1,21 @@
-"""python -m sampler.bench: what a pass costs, against the bare matrix products it cannot do without.
-
-Everything is measured in one run, pass and floor by turns, so ratios hold on a noisy machine. The floor of a pass is
-its matrix products alone, each of the model's own matrices by a plain `F.linear`.
-"""
+"""python -m sampler.bench: what a pass costs, against the bare matrix products it cannot do without."""
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import linear
 
 from sampler.cli import Parser, run_command
-from sampler.decode import decode_prompts
-from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.errors import InputError
-from sampler.loading import LoadedModel, load_model, pick_device, pick_dtype
-from sampler.plan import Keeps, PassKind, StepContext, compute_all
+from sampler.loading import load_model, pick_device, pick_dtype
+from sampler.measure import Bench
+from sampler.plan import PassKind, Policy
 from sampler.policy import ReusePolicy
 from sampler.random_model import SHAPES, random_model
-from sampler.records import Counters, DecodeSettings, Pair, Prompt, Scored
-from sampler.reveal import Predictor
-from sampler.scoring import score_pairs
-from sampler.weights import expected_shapes
 
-PROMPT = 200
-SMALL_BLOCK = 8
-THRESHOLD = 0.95
-WARM_UP = 3  # rounds that are run and not counted
-FLOOR_BYTES = 512 << 20
 POLICIES = [
     f"k{k}_{subset}{mode}" for mode in ("", ".output") for k in (2, 3) for subset in ("first", "middle", "last")
 ]
@@ -44,197 +26,45 @@ EXAMPLES = """examples:
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassTimes:
-    """Median milliseconds of one pass, measured by turns: computed, replayed by a policy, and parts of it alone."""
-
-    computed: float
-    replayed: float
-    floor: float
-    head: float
-
-    def reuse_ratio(self, share: float) -> float:
-        """A replaying pass against its ideal: the share of layer-positions it computes, plus the head."""
-        return self.replayed / (share * (self.computed - self.head) + self.head)
-
-
-class Bench:
-    """Measures one model. Prompts are random and seeded; nothing here depends on what the model says."""
-
-    def __init__(self, model: LoadedModel, *, rounds: int, new_tokens: int, questions: int) -> None:
-        self.model, self.config = model, model.config
-        self.rounds, self.new_tokens, self.questions = rounds, new_tokens, questions
-        self.start = PROMPT // self.config.block_size * self.config.block_size  # of the block being denoised
-        self.end = self.start + self.config.block_size
-        self.predictor = Predictor(mask_token_id=self.config.mask_token_id)
-
-    def pass_times(self, kind: PassKind, batch: int = 1, policy: str = "k1") -> PassTimes:
-        """A denoising pass right after the prompt, seven of eight positions of its small block still masked."""
-        bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
-        begin, width = (PROMPT, SMALL_BLOCK) if kind is PassKind.SMALL else (self.start, self.config.block_size)
-        read = tuple(range(PROMPT - begin, PROMPT - begin + SMALL_BLOCK - 1))
-        context = StepContext(step=1, kind=kind, window=range(begin - self.start, width), revealed_at=())
-        plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(context)}
-        alone = self._alone(rows=batch * width, predictions=batch * len(read))
-        spent: dict[str, list[float]] = {name: [] for name in (*plans, *alone)}
-
-        def row(number: int) -> Row[None]:
-            tokens = self._tokens(number, self.end)
-            yield Prefill(tokens=tokens[: self.start])
-            yield Pass(kind=PassKind.FULL, start=self.start, tokens=tokens[self.start :], plan=plans["computed"])
-            for _ in range(self.rounds + WARM_UP):
-                for name, plan in plans.items():
-                    if number == batch - 1:  # the last row to say what it wants: the pass runs next
-                        spent[name].append(-self._now())
-                    yield Pass(
-                        kind=kind,
-                        start=begin,
-                        tokens=tokens[begin : begin + width],
-                        plan=plan,
-                        read=read,
-                        asks=(0.0,) * len(read),
-                    )
-                    if number == 0:  # the first row to be answered
-                        spent[name][-1] += self._now()
-                if number == 0:
-                    for name, part in alone.items():
-                        spent[name].append(-self._now())
-                        part()
-                        spent[name][-1] += self._now()
-
-        engine: Engine[None] = Engine(
-            self.model.network, keeps=bound.keeps, slots=batch, capacity=self.end, reader=self.predictor
-        )
-        for _ in engine.run(row(number) for number in range(batch)):
-            pass
-        return PassTimes(**{name: statistics.median(times[WARM_UP:]) * 1e3 for name, times in spent.items()})
-
-    def prefill_tokens_per_second(self) -> float:
-        spent = []
-
-        def row() -> Row[None]:
-            for number in range(self.rounds // 4 + WARM_UP):
-                spent.append(-self._now())
-                yield Prefill(tokens=self._tokens(number, self.start), asks=(0.0,))
-                spent[-1] += self._now()
-
-        engine: Engine[None] = Engine(
-            self.model.network, keeps=Keeps(), slots=1, capacity=self.end, reader=self.predictor
-        )
-        for _ in engine.run([row()]):
-            pass
-        return self.start / statistics.median(spent[WARM_UP:])
-
-    def decode(self, batch: int = 1, policy: str = "k1") -> tuple[float, Counters]:
-        """Tokens per second over twice as many documents as a batch holds, and the work done."""
-        prompts = [Prompt(ids=tuple(self._tokens(number, PROMPT))) for number in range(2 * batch)]
-        settings = DecodeSettings(threshold=THRESHOLD, small_block=SMALL_BLOCK, max_new_tokens=self.new_tokens)
-        results = [
-            generated
-            for _, generated in decode_prompts(
-                self.model, prompts, policy=ReusePolicy.parse(policy), settings=settings, batch_size=batch
-            )
-        ]
-        seconds = max(g.started + g.seconds for g in results) - min(g.started for g in results)
-        tokens = sum(len(g.ids) for g in results)
-        return tokens / seconds, sum((g.counters for g in results), Counters())
-
-    def scoring(self) -> dict[str, float]:
-        """Four-option questions behind one 400-token prefix: all in one call, against each option on its own."""
-        shared = self._tokens(0, 400)
-        pairs = [
-            Pair(prefix=(*shared, *self._tokens(1 + question, 60)), target=(option,))
-            for question in range(self.questions)
-            for option in range(4)
-        ]
-        together, together_seconds = self._score([pairs])
-        apart, apart_seconds = self._score([[pair] for pair in pairs])
-        positions = [sum(s.counters.layer_positions for s in scored) for scored in (together, apart)]
-        return {
-            "questions": self.questions,
-            "token_forwards_ratio": positions[0] / positions[1],
-            "seconds_ratio": together_seconds / apart_seconds,
-            "largest_difference": max(abs(a.score - b.score) for a, b in zip(together, apart, strict=True)),
-        }
-
-    def _score(self, calls: Sequence[Sequence[Pair]]) -> tuple[list[Scored], float]:
-        began = self._now()
-        k1 = ReusePolicy.parse("k1")
-        scored = [dict(score_pairs(self.model, pairs, policy=k1)) for pairs in calls]
-        return [results[i] for results in scored for i in range(len(results))], self._now() - began
-
-    def _alone(self, rows: int, predictions: int) -> dict[str, Callable[[], object]]:
-        """The pass's bare products, and its head with the predictions read off it."""
-        network, config = self.model.network, self.config
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, dtype=network.dtype, device=network.device)
-
-        shapes = [shape for name, shape in expected_shapes(config).items() if ".0." in name and len(shape) == 2]
-        layer_bytes = sum(m * k for m, k in shapes) * network.dtype.itemsize
-        # As many distinct layers as outgrow every cache, but no second copy of a large model.
-        distinct = min(config.num_layers, 1 + FLOOR_BYTES // layer_bytes)
-        layers = [[random(*shape) for shape in shapes] for _ in range(distinct)]
-        inputs = {k: random(rows, k) for _, k in shapes}
-        states = random(predictions, config.hidden_size)
-        head = random(config.vocab_size, config.hidden_size)
-
-        @torch.inference_mode()
-        def floor() -> None:
-            for index in range(config.num_layers):
-                for matrix in layers[index % distinct]:
-                    linear(inputs[matrix.shape[1]], matrix)
-            linear(states, head)
-
-        @torch.inference_mode()
-        def head_and_predictions() -> None:
-            self.predictor(network.logits(states), [0.0] * predictions)
-
-        return {"floor": floor, "head": head_and_predictions}
-
-    def _tokens(self, seed: int, count: int) -> list[int]:
-        generator = torch.Generator().manual_seed(seed)
-        below = min(self.config.mask_token_id, *self.config.eos_token_ids, self.config.pad_token_id)
-        tokens: list[int] = torch.randint(0, below, (count,), generator=generator).tolist()
-        return tokens
-
-    def _now(self) -> float:
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
-        return time.perf_counter()
-
-
 def measure(bench: Bench, batches: Sequence[int]) -> dict[str, Any]:
     """Everything the command prints, as plain values."""
-    depth = bench.config.num_layers
     kinds = (PassKind.FULL, PassKind.SMALL)
-    passes = {str(batch): {kind.value: bench.pass_times(kind, batch) for kind in kinds} for batch in batches}
-    speeds = {str(batch): bench.decode(batch)[0] for batch in batches}
-    base_speed, base_work = bench.decode()
-    policies = {}
+    passes = {batch: {kind.value: bench.pass_times(kind, batch) for kind in kinds} for batch in batches}
+    speeds = {batch: bench.decode(2 * batch, batch)[0] for batch in batches}
+    return {
+        "passes": {
+            str(batch): {kind: {**asdict(t), "ratio": t.computed / t.floor} for kind, t in times.items()}
+            for batch, times in passes.items()
+        },
+        "tokens_per_s": {str(batch): speed for batch, speed in speeds.items()},
+        "policies": _policies(bench),
+        "prefill_tokens_per_s": bench.prefill_tokens_per_second(),
+        "scoring": bench.scoring(),
+    }
+
+
+def _policies(bench: Bench) -> dict[str, dict[str, float]]:
+    """Each policy's replaying passes against their ideal, and its decoding against k1's right before it."""
+    depth = bench.config.num_layers
+    figures = {}
+    replays: dict[Policy, dict[str, float]] = {}  # policies of different period replay alike
     for policy in POLICIES:
         parsed = ReusePolicy.parse(policy)
-        replayed = depth if parsed.mode == "output" else len(parsed.layer_indices(depth))
-        share = 1 - replayed / depth
-        speed, work = bench.decode(policy=policy)
-        policies[policy] = {
+        share = 0.0 if parsed.mode == "output" else 1 - len(parsed.layer_indices(depth)) / depth
+        alike = replace(parsed, k=2).bind(depth)
+        if alike not in replays:
+            times = {kind: bench.pass_times(kind, 1, policy) for kind in (PassKind.FULL, PassKind.SMALL)}
+            replays[alike] = {f"{kind.value}_pass_to_ideal": t.reuse_ratio(share) for kind, t in times.items()}
+        base_speed, base_work = bench.decode(1)
+        speed, work = bench.decode(1, policy=policy)
+        figures[policy] = {
             "share": share,
-            **{f"{kind.value}_pass_to_ideal": bench.pass_times(kind, 1, policy).reuse_ratio(share) for kind in kinds},
+            **replays[alike],
             "tokens_per_s": speed,
             "time_to_k1": base_speed / speed,
             "layer_positions_to_k1": work.layer_positions / base_work.layer_positions,
         }
-    return {
-        "passes": {
-            batch: {kind: {**asdict(t), "ratio": t.computed / t.floor} for kind, t in times.items()}
-            for batch, times in passes.items()
-        },
-        "tokens_per_s": speeds,
-        "k1_tokens_per_s": base_speed,
-        "policies": policies,
-        "prefill_tokens_per_s": bench.prefill_tokens_per_second(),
-        "scoring": bench.scoring(),
-    }
+    return figures
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -269,8 +99,9 @@ def table(figures: dict[str, Any]) -> str:
 def main() -> None:
     arguments = _parser().parse_args()
     batches = _batches(arguments.batch)
-    if arguments.threads < 1:
-        raise InputError(f"threads {arguments.threads}: at least 1 is allowed")
+    for name in ("threads", "rounds"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"{name} {getattr(arguments, name)}: at least 1 is allowed")
     torch.set_num_threads(arguments.threads)
     device = pick_device(arguments.device)
     dtype = pick_dtype(arguments.dtype, device)
@@ -281,7 +112,7 @@ def main() -> None:
     small = arguments.shape == "tiny"
     bench = Bench(
         model,
-        rounds=arguments.rounds or (60 if small else 15),
+        rounds=arguments.rounds,
         new_tokens=96 if small else 40,
         questions=200 if small else 10,
     )
@@ -301,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="tiny", help="tiny, mid, or a model: a folder or a Hub id (default: tiny)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     parser.add_argument("--batch", default="1,4,8", help="batch sizes (default: 1,4,8)")
-    parser.add_argument("--rounds", type=int, help="measurements per median (default: 60 for tiny, else 15)")
+    parser.add_argument("--rounds", type=int, default=20, help="measurements per median (default: 20)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -2,7 +2,8 @@
 
 Lifetimes: a `KeyValueCache` and a `ReuseCache` live for one call; a slot of the first for one row, of the second
 for one block; a `Window` for one pass.
-Shapes: L layers, S slots, C capacity, B rows, W window, N = B·W, H heads, K key/value heads, d head size, D model.
+Shapes: L layers, S slots, C capacity, B rows, N positions of all rows, K key/value heads, Q queries of a row,
+d head size, M features of a fused projection, D model.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sampler.config import ModelConfig
 from sampler.layout import rotary_factors
-from sampler.plan import Keeps
+from sampler.plan import Keeps, Unit
 
 Place = slice | Tensor  # rows of a flattened (slot, position) axis: a slice, and so a view, where they are adjacent
 
@@ -31,56 +32,52 @@ class KeyValueCache:
         self.kv_LSCM = torch.zeros((config.num_layers, slots, capacity, width), dtype=dtype, device=device)
         self.factors = rotary_factors(config, capacity, device)
 
-    def window(
-        self, slots: Sequence[int], positions: Sequence[Sequence[int]], *, clean_blocks: bool = False
-    ) -> "Window":
-        """Equally many positions of several rows, as seen by one pass.
+    def window(self, rows: "Rows", *, clean_blocks: bool = False) -> "Window":
+        """What a pass over these positions reads and writes.
 
         A row's positions lie in one block and see all of it and all before; with `clean_blocks` they run over
         several blocks (prefill), and each position sees its own block and those before it.
         """
-        block = self.config.block_size
-        starts = [row[0] // block * block for row in positions]
-        ends = [row[-1] // block * block + block for row in positions]
-        offsets = [[p - start for p in row] for row, start in zip(positions, starts, strict=True)]
-        end = max(ends)
+        slots, positions = rows.slots, rows.positions
         at = _place(slots, positions, self.capacity, self.kv_LSCM.device)
         rotary_at = slice(positions[0][0], positions[0][-1] + 1) if isinstance(at, slice) else at % self.capacity
-        first, last = slots[0], slots[-1] + 1
-        adjacent = list(slots) == list(range(first, last))
-        seen = self.kv_LSCM[:, first:last, :end] if adjacent else self.kv_LSCM[:, :, :end]
-        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
         flat = self.kv_LSCM.flatten(1, 2)
         return Window(
-            slots=tuple(slots),
-            width=len(positions[0]),
+            rows=rows,
             factors=(self.factors[0][rotary_at], self.factors[1][rotary_at]),
-            query_shape=(len(slots), -1, heads, head_dim),
             at=None if isinstance(at, slice) else at,
             targets=(flat[:, at] if isinstance(at, slice) else flat).unbind(0),
-            spans=seen.view(*seen.shape[:3], 2, heads, head_dim).permute(0, 1, 3, 4, 2, 5).unbind(0),
-            select=None if adjacent else torch.tensor(slots, device=flat.device),
-            mask=self._block_causal(positions[0]) if clean_blocks else self._ragged(ends),
-            in_block=_place(slots, offsets, block, flat.device),
-            bits=tuple(sum(1 << offset for offset in row) for row in offsets),
+            runs=tuple(self._run(rows, run) for run in self._adjacent(rows)),
+            mask=self._block_causal(positions[0]) if clean_blocks else None,
         )
 
-    def _ragged(self, ends: Sequence[int]) -> Tensor | None:
-        """Hides what lies behind a shorter row's block; nothing to hide if all rows end alike."""
-        if len(set(ends)) == 1:
-            return None
-        ends_B = torch.tensor(ends, device=self.kv_LSCM.device)
-        return self._additive(torch.arange(max(ends), device=ends_B.device) >= ends_B[:, None, None, None])
+    def _adjacent(self, rows: "Rows") -> list[range]:
+        """Rows cut into maximal runs of adjacent slots whose windows have one size and one end."""
+        marks = [
+            (slot - row, len(p), self._end(p))
+            for row, (slot, p) in enumerate(zip(rows.slots, rows.positions, strict=True))
+        ]
+        breaks = [row for row in range(1, len(marks)) if marks[row] != marks[row - 1]]
+        return [range(first, last) for first, last in zip([0, *breaks], [*breaks, len(marks)], strict=True)]
+
+    def _run(self, rows: "Rows", run: range) -> "Run":
+        slot, positions, count = rows.slots[run.start], rows.positions[run.start], len(run)
+        heads, head_dim, end = self.config.num_kv_heads, self.config.head_dim, self._end(positions)
+        seen_LBCM = self.kv_LSCM[:, slot : slot + count, :end]
+        keys, values = seen_LBCM.view(-1, count, end, 2, heads, head_dim).transpose(2, 4).unbind(3)
+        return Run(count * len(positions), (count, -1, heads, head_dim), keys.unbind(0), values.unbind(0))
+
+    def _end(self, positions: Sequence[int]) -> int:
+        """Positions see everything up to their block's end."""
+        return positions[-1] // self.config.block_size * self.config.block_size + self.config.block_size
 
     def _block_causal(self, positions: Sequence[int]) -> Tensor:
         block_C = torch.arange(positions[-1] + 1, device=self.kv_LSCM.device) // self.config.block_size
         hidden_WC = block_C[positions[0] :, None] < block_C
         group = self.config.num_heads // self.config.num_kv_heads
-        return self._additive(hidden_WC.repeat_interleave(group, dim=0))
-
-    def _additive(self, hidden: Tensor) -> Tensor:
-        """SDPA's CPU kernel takes a float mask as it is and converts a boolean one on every call."""
-        return torch.zeros_like(hidden, dtype=self.kv_LSCM.dtype).masked_fill_(hidden, float("-inf"))
+        hidden_QC = hidden_WC.repeat_interleave(group, dim=0)
+        # Not boolean: SDPA's CPU kernel would convert it in every layer.
+        return torch.zeros_like(hidden_QC, dtype=self.kv_LSCM.dtype).masked_fill_(hidden_QC, float("-inf"))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self.kv_LSCM[:, target, :length] = self.kv_LSCM[:, source, :length]
@@ -90,21 +87,34 @@ class KeyValueCache:
         return self.kv_LSCM[:, slot, start : start + self.config.block_size]
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The positions of one pass: for each row its slot, and which of its positions are forwarded."""
+
+    slots: Sequence[int]
+    positions: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows in adjacent slots with windows alike: they attend in one call, over views of the cache."""
+
+    size: int  # positions of all its rows
+    query_shape: tuple[int, int, int, int]
+    keys: tuple[Tensor, ...]  # per layer, (rows, K, C, d)
+    values: tuple[Tensor, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
     """Where one pass reads and writes: per-layer views made once, so that the layer loop makes none."""
 
-    slots: tuple[int, ...]
-    width: int
+    rows: Rows
     factors: tuple[Tensor, Tensor]  # rotary: of queries, of keys with values
-    query_shape: tuple[int, int, int, int]
     at: Tensor | None  # where to write in the flattened slots; None: `targets` are just that place
     targets: tuple[Tensor, ...]
-    spans: tuple[Tensor, ...]  # per layer the keys and values in sight: (rows or all slots, 2, K, C, d)
-    select: Tensor | None  # the rows' slots where they are not adjacent
+    runs: tuple[Run, ...]
     mask: Tensor | None
-    in_block: Place  # the same positions where only the current block of each slot is held
-    bits: tuple[int, ...]  # per row, one bit per position in the block
 
     def write(self, layer: int, kv_NM: Tensor) -> None:
         if self.at is None:
@@ -113,12 +123,19 @@ class Window:
             self.targets[layer].index_copy_(0, self.at, kv_NM)
 
     def attend(self, layer: int, q_NM: Tensor) -> Tensor:
-        """Attention of the window's positions over their rows' keys. Query heads that share keys are more queries."""
-        span = self.spans[layer] if self.select is None else self.spans[layer].index_select(0, self.select)
-        keys, values = span.unbind(1)
-        q_BKQd = q_NM.view(self.query_shape).transpose(1, 2)
-        out_BKQd = scaled_dot_product_attention(q_BKQd, keys, values, attn_mask=self.mask)
-        return out_BKQd.transpose(1, 2).reshape(len(q_NM), -1)
+        """Attention of the window's positions over their rows' keys. Query heads that share keys are more queries.
+
+        No row is padded to another's length and nothing is gathered, so a row's result is that of a batch of one.
+        """
+        if len(self.runs) == 1:
+            return self._attend(self.runs[0], layer, q_NM)
+        parts = torch.split_with_sizes(q_NM, [run.size for run in self.runs])
+        return torch.cat([self._attend(run, layer, q) for run, q in zip(self.runs, parts, strict=True)])
+
+    def _attend(self, run: Run, layer: int, q_NM: Tensor) -> Tensor:
+        q_BKQd = q_NM.view(run.query_shape).transpose(1, 2)
+        out_BKQd = scaled_dot_product_attention(q_BKQd, run.keys[layer], run.values[layer], attn_mask=self.mask)
+        return out_BKQd.transpose(1, 2).reshape(q_NM.shape)
 
 
 class ReuseCache:
@@ -143,17 +160,11 @@ class ReuseCache:
         for bits in self.valid:
             bits[slot] = 0
 
-    def store(self, layer: int, window: Window, value_ND: Tensor) -> None:
-        row = self.rows[layer]
-        self.values[row][window.in_block] = value_ND
-        for slot, bits in zip(window.slots, window.bits, strict=True):
-            self.valid[row][slot] |= bits
-
-    def load(self, layer: int, window: Window) -> Tensor:
-        row = self.rows[layer]
-        for slot, bits in zip(window.slots, window.bits, strict=True):
-            assert bits & ~self.valid[row][slot] == 0, f"layer {layer} replays positions it never computed"
-        return self.values[row][window.in_block]
+    def at(self, rows: Rows) -> "Kept":
+        """Where these positions' values lie here, for as long as a pass takes."""
+        offsets = [[position % self.block for position in row] for row in rows.positions]
+        bits = tuple(sum(1 << offset for offset in row) for row in offsets)
+        return Kept(self, rows.slots, _place(rows.slots, offsets, self.block, self.values.device), bits)
 
     def save(self, slot: int) -> tuple[Tensor, list[int]]:
         lo, hi = slot * self.block, (slot + 1) * self.block
@@ -164,6 +175,36 @@ class ReuseCache:
         self.values[:, lo:hi] = saved[0]
         for bits, old in zip(self.valid, saved[1], strict=True):
             bits[slot] = old
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The values of one pass's positions in a reuse cache."""
+
+    cache: ReuseCache
+    slots: Sequence[int]
+    place: Place
+    bits: tuple[int, ...]  # per row, one bit per position in the block
+
+    def holds(self, layer: int) -> bool:
+        return layer in self.cache.rows
+
+    @property
+    def unit(self) -> Unit:
+        return self.cache.keeps.unit
+
+    def store(self, layer: int, value_ND: Tensor) -> None:
+        row = self.cache.rows[layer]
+        self.cache.values[row][self.place] = value_ND
+        for slot, bits in zip(self.slots, self.bits, strict=True):
+            self.cache.valid[row][slot] |= bits
+
+    def load(self, layer: int) -> Tensor:
+        row = self.cache.rows[layer]
+        for slot, bits in zip(self.slots, self.bits, strict=True):
+            missing = bits & ~self.cache.valid[row][slot]
+            assert not missing, f"layer {layer} replays positions it never computed"
+        return self.cache.values[row][self.place]
 
 
 FINAL = -1  # the key under which a reuse cache holds the states behind the last layer

@@ -140,10 +140,8 @@ class _Sequence:
         size = self.config.block_size
         start = self.prompt_length // size * size
         if start:
-            ends_block = start == self.prompt_length
-            asks = self._draws(ends_block)
-            predictions = yield Prefill(tokens=self.tokens[:start], asks=asks)
-            self._append(predictions)
+            hands_over = 1 if start == self.prompt_length else 0
+            self._append((yield Prefill(tokens=self.tokens[:start], asks=self._draws(hands_over))))
         while not self._finished():
             self.tokens += [self.config.mask_token_id] * (start + size - len(self.tokens))
             yield from self._denoise_block(start)

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from sampler.cache import ReuseCache
+from sampler.cache import ReuseCache, Rows
 from sampler.model import Part, Transformer, Work
 from sampler.plan import Keeps, LayerPlan, PassKind, compute_all
 from sampler.records import Counters
@@ -91,14 +92,14 @@ class Finished(Generic[Result]):
     seconds: float
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Seat(Generic[Result]):
     """A row at work in its slot."""
 
     index: int
     slot: int
     row: Row[Result]
-    started: float
+    started: float | None = None
     counters: Counters = field(default_factory=Counters)
     waiting_for: Pass | None = None
     rounds_waited: int = 0
@@ -124,36 +125,43 @@ class Engine(Generic[Result]):
         self.resident: list[Sequence[int]] = [()] * slots  # the clean blocks each slot holds
         self.clock = Clock()
 
-    @torch.inference_mode()
     def run(self, rows: Iterable[Row[Result]]) -> Iterator[Finished[Result]]:
-        """Results in order of completion."""
-        waiting = enumerate(rows)
-        free = list(reversed(range(len(self.resident))))
-        seats: list[_Seat[Result]] = []
+        """Results in order of completion. Passes that were to replay layers, and no replay at all, are a fault."""
         total = Counters()
-        while True:
-            finished = []
-            while free and (job := next(waiting, None)) is not None:
-                seat = _Seat(index=job[0], slot=free.pop(), row=job[1], started=self._synchronised_now())
-                seats.append(seat)
-                finished.append(self._advance(seat, None))
-            if seats and not any(finished):
-                group = _most_pressing(seats)
-                finished = [self._advance(s, a) for s, a in zip(group, self._run(group), strict=True)]
-            for done in filter(None, finished):
-                seat = next(s for s in seats if s.index == done.index)
-                seats.remove(seat)
-                free.append(seat.slot)
-                total += done.counters
-                with self.clock.standing():
-                    yield done
-            if not seats and not finished:
-                break
+        for finished in self._rounds(enumerate(rows)):
+            total += finished.counters
+            with self.clock.standing():
+                yield finished
         if total.eligible and not total.replayed:
             raise RuntimeError(f"{total.eligible} passes were to replay layers and none did: reuse is not working")
 
+    @torch.inference_mode()
+    def _rounds(self, waiting: Iterator[tuple[int, Row[Result]]]) -> Iterator[Finished[Result]]:
+        """Each round seats rows that wait for a free slot or, with none to seat, runs one group's passes."""
+        free = list(range(len(self.resident)))
+        seats: list[_Seat[Result]] = []
+        while True:
+            group = [_Seat(index=index, slot=slot, row=row) for slot, (index, row) in zip(free, waiting, strict=False)]
+            answers: list[Any] = [None] * len(group)
+            if group:
+                del free[: len(group)]
+                seats += group
+            elif seats:
+                group = self._most_pressing(seats)
+                answers = self._run(group)
+            else:
+                return
+            for seat, answer in zip(group, answers, strict=True):
+                finished = self._advance(seat, answer)
+                if finished is not None:
+                    seats.remove(seat)
+                    free.append(seat.slot)
+                    yield finished
+
     def _advance(self, seat: _Seat[Result], answer: Any) -> Finished[Result] | None:
         """Sends a row its answer and serves it until it wants a pass, which may be shared, or has finished."""
+        if seat.started is None:
+            seat.started = self._synchronised_now()
         try:
             while True:
                 command = seat.row.send(answer)
@@ -179,10 +187,10 @@ class Engine(Generic[Result]):
         self.resident[seat.slot] = tuple(tokens)
         if start == len(tokens):
             return []
-        window = self.cache.window([seat.slot], [range(start, len(tokens))], clean_blocks=True)
+        window = self.cache.window(Rows([seat.slot], [range(start, len(tokens))]), clean_blocks=True)
         plan = compute_all(self.network.config.num_layers)
         states_ND, work = self.network.forward(self._tensor(tokens[start:]), window, plan)
-        _count(seat.counters, PassKind.PREFILL, work)
+        _count(seat.counters, PassKind.PREFILL, work, len(tokens) - start)
         seat.counters.prefill_tokens += len(tokens) - start
         return self.reader(self.network.logits(states_ND[-1:]), command.asks) if command.asks else []
 
@@ -198,38 +206,67 @@ class Engine(Generic[Result]):
             self.cache.copy_prefix(source, slot, length)
         return length
 
-    def _run(self, group: "list[_Seat[Result]]") -> list[list[Any]]:
+    def _most_pressing(self, seats: list[_Seat[Result]]) -> list[_Seat[Result]]:
+        """The group of rows that can run together and has waited longest, all in all: mostly the largest one.
+
+        Running one group a round lets the others grow; counting rounds keeps a lone row from waiting for ever.
+        """
+        groups: dict[object, list[_Seat[Result]]] = {}
+        for seat in sorted(seats, key=lambda seat: seat.slot):
+            wanted = seat.waiting_for
+            assert wanted is not None
+            seat.rounds_waited += 1
+            key = wanted.plan.shape, self._leaves_traces(wanted)
+            groups.setdefault(key, []).append(seat)
+        return max(groups.values(), key=lambda group: sum(seat.rounds_waited for seat in group))
+
+    def _leaves_traces(self, wanted: Pass) -> bool:
+        """Whether a pass fills the reuse cache; a commit belongs to no later step, so it never does."""
+        return bool(self.reuse.rows) and wanted.kind is not PassKind.COMMIT
+
+    def _run(self, group: list[_Seat[Result]]) -> list[list[Any]]:
         """One forward for all rows of a group; each gets the answers to what it asked."""
         passes = [seat.waiting_for for seat in group if seat.waiting_for is not None]
-        slots, width = [seat.slot for seat in group], len(passes[0].tokens)
         for seat, wanted in zip(group, passes, strict=True):
             if wanted.opens_block:
                 self.reuse.reset(seat.slot)
-        window = self.cache.window(slots, [range(wanted.start, wanted.start + width) for wanted in passes])
-        ids_N = self._tensor([token for wanted in passes for token in wanted.tokens])
-        reuse = self.reuse if passes[0].kind is not PassKind.COMMIT else None
-        part = self._part(slots, passes, width) if passes[0].plan.selected else None
-        states_ND, work = self.network.forward(ids_N, window, passes[0].plan, reuse, part)
+        windows = [range(wanted.start, wanted.start + len(wanted.tokens)) for wanted in passes]
+        states_ND, work = self._forward(Rows([seat.slot for seat in group], windows), passes)
         for seat, wanted in zip(group, passes, strict=True):
-            _count(seat.counters, wanted.kind, work)
+            _count(seat.counters, wanted.kind, work, len(wanted.tokens), len(wanted.plan.selected))
             seat.counters.eligible += wanted.eligible
             seat.counters.replayed += work.replays > 0
-        return self._read(states_ND, passes, width)
+        return self._read(states_ND, passes)
 
-    def _read(self, states_ND: Tensor, passes: Sequence[Pass], width: int) -> list[list[Any]]:
-        rows = [row * width + position for row, wanted in enumerate(passes) for position in wanted.read]
+    def _forward(self, rows: Rows, passes: Sequence[Pass]) -> tuple[Tensor, Work]:
+        plan = passes[0].plan
+        kept = self.reuse.at(rows) if self._leaves_traces(passes[0]) else None
+        if plan.stale:
+            assert kept is not None
+            return self.network.repeat(kept)
+        ids_N = self._tensor([token for wanted in passes for token in wanted.tokens])
+        part = self._part(rows, passes) if plan.selected else None
+        return self.network.forward(ids_N, self.cache.window(rows), plan, kept, part)
+
+    def _read(self, states_ND: Tensor, passes: Sequence[Pass]) -> list[list[Any]]:
+        rows = [first + i for first, wanted in zip(_first_rows(passes), passes, strict=True) for i in wanted.read]
         if not rows:
             return [[] for _ in passes]
         asks = [ask for wanted in passes for ask in wanted.asks]
         answers = iter(self.reader(self.network.logits(states_ND[self._tensor(rows)]), asks))
         return [[next(answers) for _ in wanted.read] for wanted in passes]
 
-    def _part(self, slots: Sequence[int], passes: Sequence[Pass], width: int) -> Part:
+    def _part(self, rows: Rows, passes: Sequence[Pass]) -> Part:
         """The positions that partial layers compute; a plan counts them from the block's start."""
-        block_starts = [wanted.start // self.block * self.block for wanted in passes]
-        positions = [[b + p for p in w.plan.selected] for b, w in zip(block_starts, passes, strict=True)]
-        rows = [n * width + p - w.start for n, (w, row) in enumerate(zip(passes, positions, strict=True)) for p in row]
-        return Part(self.cache.window(slots, positions), self._tensor(rows))
+        starts = [wanted.start // self.block * self.block for wanted in passes]
+        selected = [[start + p for p in wanted.plan.selected] for start, wanted in zip(starts, passes, strict=True)]
+        places = [
+            first + position - wanted.start
+            for first, wanted, positions in zip(_first_rows(passes), passes, selected, strict=True)
+            for position in positions
+        ]
+        chosen = Rows(rows.slots, selected)
+        return Part(self.cache.window(chosen), self.reuse.at(chosen), self._tensor(places))
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self.network.device)
@@ -240,26 +277,16 @@ class Engine(Generic[Result]):
         return self.clock.now()
 
 
-def _most_pressing(seats: "list[_Seat[Result]]") -> "list[_Seat[Result]]":
-    """The group of rows that can run together and has waited longest, all in all: mostly the largest one.
-
-    Running one group a round lets the others grow; counting rounds keeps a lone row from waiting for ever.
-    """
-    groups: dict[object, list[_Seat[Result]]] = {}
-    for seat in sorted(seats, key=lambda seat: seat.slot):
-        wanted = seat.waiting_for
-        assert wanted is not None
-        seat.rounds_waited += 1
-        key = len(wanted.tokens), wanted.plan.shape, wanted.kind is PassKind.COMMIT
-        groups.setdefault(key, []).append(seat)
-    return max(groups.values(), key=lambda group: sum(seat.rounds_waited for seat in group))
+def _first_rows(passes: Sequence[Pass]) -> list[int]:
+    """Where each pass's states begin among those of the whole group."""
+    return [0, *accumulate(len(wanted.tokens) for wanted in passes[:-1])]
 
 
-def _count(counters: Counters, kind: PassKind, work: Work) -> None:
+def _count(counters: Counters, kind: PassKind, work: Work, positions: int, selected: int = 0) -> None:
     setattr(counters, kind.value, getattr(counters, kind.value) + 1)
     counters.layers_computed += work.computed
     counters.layers_reused += work.reused
-    counters.layer_positions += work.positions
+    counters.layer_positions += (work.computed - work.partial) * positions + work.partial * selected
 
 
 def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit: int) -> int:

@@ -1,6 +1,6 @@
 """The transformer and the only layer loop: `forward` obeys a plan. Knows no policies, no decoding, no text.
 
-Shapes: B rows, W window, N = B·W, H query+key+value heads, d head size, D model, V vocabulary.
+Shapes: N positions of all rows, M features of a fused projection, F features of the MLP, D model, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from sampler.cache import FINAL, KeyValueCache, ReuseCache, Window
+from sampler.cache import FINAL, Kept, KeyValueCache, Window
 from sampler.config import ModelConfig
 from sampler.layout import rotate
 from sampler.linear import Linear
@@ -22,8 +22,8 @@ class Work:
     """What a pass did for each of its rows; counted where it is done."""
 
     computed: int = 0  # layers that ran
-    reused: int = 0  # layers that did not
-    positions: int = 0  # layers × positions that ran
+    partial: int = 0  # those of them that ran for the selected positions only
+    reused: int = 0  # layers that did not run
     replays: int = 0  # cached values used
 
 
@@ -42,9 +42,10 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The selected positions of a pass: as a window of their own, and as rows of the pass's states."""
+    """The selected positions of a pass: where they read and write, and which rows of the pass's states they are."""
 
     window: Window
+    kept: Kept
     rows: Tensor
 
 
@@ -71,42 +72,40 @@ class Layer:
         gate_NF, up_NF = torch.split_with_sizes(self.gate_up(self.mlp_norm(x_ND)), self.gate_up_sizes, 1)
         return self.down.onto(x_ND, silu(gate_NF).mul_(up_NF))
 
-    def run(self, x_ND: Tensor, window: Window, reuse: ReuseCache | None, work: Work) -> Tensor:
+    def run(self, x_ND: Tensor, window: Window, kept: Kept | None, work: Work) -> Tensor:
         """Computes the layer and keeps what later replays need of it."""
         work.computed += 1
-        work.positions += window.width
         middle_ND = self.attention(x_ND, window)
         y_ND = self.mlp(middle_ND)
-        if reuse is not None and self.index in reuse.rows:
-            before = middle_ND if reuse.keeps.unit is Unit.MLP else x_ND
-            after = middle_ND if reuse.keeps.unit is Unit.ATTENTION else y_ND
-            reuse.store(self.index, window, after - before)
+        if kept is not None and kept.holds(self.index):
+            before = middle_ND if kept.unit is Unit.MLP else x_ND
+            after = middle_ND if kept.unit is Unit.ATTENTION else y_ND
+            kept.store(self.index, after - before)
         return y_ND
 
-    def replay(self, x_ND: Tensor, window: Window, reuse: ReuseCache, work: Work) -> Tensor:
+    def replay(self, x_ND: Tensor, kept: Kept, work: Work) -> Tensor:
         """The input plus the layer's cached contribution; nothing runs and the layer's keys and values stay."""
-        assert reuse.keeps.unit is Unit.LAYER
+        assert kept.unit is Unit.LAYER
         work.reused += 1
         work.replays += 1
-        return x_ND + reuse.load(self.index, window)
+        return x_ND + kept.load(self.index)
 
-    def run_half(self, step: LayerStep, x_ND: Tensor, window: Window, reuse: ReuseCache, work: Work) -> Tensor:
+    def run_half(self, step: LayerStep, x_ND: Tensor, window: Window, kept: Kept, work: Work) -> Tensor:
         """Computes attention or the MLP, and replays the other half's contribution."""
         work.computed += 1
-        work.positions += window.width
         work.replays += 1
-        contribution_ND = reuse.load(self.index, window)
         if step is REPLAY_ATTENTION:
-            assert reuse.keeps.unit is Unit.ATTENTION
-            return self.mlp(x_ND + contribution_ND)
-        assert reuse.keeps.unit is Unit.MLP
-        return self.attention(x_ND, window) + contribution_ND
+            assert kept.unit is Unit.ATTENTION
+            return self.mlp(x_ND + kept.load(self.index))
+        assert kept.unit is Unit.MLP
+        return self.attention(x_ND, window) + kept.load(self.index)
 
-    def run_part(self, x_ND: Tensor, window: Window, part: Part, reuse: ReuseCache, work: Work) -> Tensor:
+    def run_part(self, x_ND: Tensor, part: Part, kept: Kept, work: Work) -> Tensor:
         """Computes the selected positions against everyone's keys as cached, and replays the others."""
+        work.partial += 1
         work.replays += 1
-        y_ND = x_ND + reuse.load(self.index, window)
-        y_ND[part.rows] = self.run(x_ND[part.rows], part.window, reuse, work)
+        y_ND = x_ND + kept.load(self.index)
+        y_ND[part.rows] = self.run(x_ND[part.rows], part.window, part.kept, work)
         return y_ND
 
 
@@ -136,32 +135,28 @@ class Transformer:
         return self.head(self.final_norm(states_ND)).float()
 
     def forward(
-        self,
-        ids_N: Tensor,
-        window: Window,
-        plan: LayerPlan,
-        reuse: ReuseCache | None = None,
-        part: Part | None = None,
+        self, ids_N: Tensor, window: Window, plan: LayerPlan, kept: Kept | None = None, part: Part | None = None
     ) -> tuple[Tensor, Work]:
-        """The states behind the last layer. Prefill and commit passes bring no `reuse`: they leave nothing behind."""
+        """The states behind the last layer. Prefill and commit passes bring no `kept`: they leave nothing behind."""
+        assert not plan.stale, "a stale pass runs no layer: see `repeat`"
         work = Work()
-        if plan.stale:
-            assert reuse is not None
-            work.reused, work.replays = len(self.layers), 1
-            return reuse.load(FINAL, window), work
         x_ND = self.embedding_VD[ids_N]
         for layer, step in zip(self.layers, plan.steps, strict=True):
             if step is COMPUTE:
-                x_ND = layer.run(x_ND, window, reuse, work)
+                x_ND = layer.run(x_ND, window, kept, work)
                 continue
-            assert reuse is not None
+            assert kept is not None
             if step is REPLAY:
-                x_ND = layer.replay(x_ND, window, reuse, work)
+                x_ND = layer.replay(x_ND, kept, work)
             elif step is PARTIAL:
                 assert part is not None
-                x_ND = layer.run_part(x_ND, window, part, reuse, work)
+                x_ND = layer.run_part(x_ND, part, kept, work)
             else:
-                x_ND = layer.run_half(step, x_ND, window, reuse, work)
-        if reuse is not None and reuse.keeps.final_states:
-            reuse.store(FINAL, window, x_ND)
+                x_ND = layer.run_half(step, x_ND, window, kept, work)
+        if kept is not None and kept.holds(FINAL):
+            kept.store(FINAL, x_ND)
         return x_ND, work
+
+    def repeat(self, kept: Kept) -> tuple[Tensor, Work]:
+        """A stale pass: the states behind the last layer as they were last computed."""
+        return kept.load(FINAL), Work(reused=len(self.layers), replays=1)

@@ -1,0 +1,63 @@
+"""The benchmark runs for real on a very small model: every figure it promises is there and makes sense."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sampler.bench import POLICIES, main, measure, table
+from sampler.cli import run_command
+from sampler.measure import Bench, PassTimes
+from sampler.random_model import TINY, random_model
+
+torch.set_num_threads(1)
+
+
+def test_every_figure_is_measured_and_printed() -> None:
+    model = random_model(replace(TINY, num_layers=6))
+    figures = measure(Bench(model, rounds=2, new_tokens=12, questions=3), [1, 2])
+    assert json.loads(json.dumps(figures)) == figures
+    for batch in ("1", "2"):
+        for kind in ("full", "small"):
+            times = figures["passes"][batch][kind]
+            assert times["ratio"] == pytest.approx(times["computed"] / times["floor"])
+            assert times["floor"] > 0
+        assert figures["tokens_per_s"][batch] > 0
+    assert set(figures["policies"]) == set(POLICIES)
+    assert figures["policies"]["k2_first.output"]["share"] == 0
+    assert figures["policies"]["k2_first"]["share"] == pytest.approx(2 / 3)
+    assert figures["prefill_tokens_per_s"] > 0
+    assert figures["scoring"]["token_forwards_ratio"] < 0.2
+    assert figures["scoring"]["largest_difference"] < 1e-4
+    printed = table({"where": "here", **figures})
+    assert "k3_last.output" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 100
+
+
+def test_an_ideal_reuse_pass_has_ratio_one() -> None:
+    times = PassTimes(computed=10.0, replayed=7.0, floor=5.0, head=1.0)
+    assert times.reuse_ratio(2 / 3) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--batch", "1,x"], "batch '1,x'"),
+        (["--batch", "0"], "batch '0'"),
+        (["--threads", "0"], "threads 0"),
+        (["--shape", "no/such/model"], "no/such/model"),
+    ],
+)
+def test_wrong_flags_get_a_sentence(
+    flags: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *flags])
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert complaint in shown.err
+    assert shown.err.count("\n") == 1

@@ -1,0 +1,112 @@
+"""Plans that no shipped policy asks for yet: the layer loop obeys them as the oracle does."""
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import DEPTH, shallow, shallow_oracle
+
+from sampler.engine import Engine, Pass
+from sampler.plan import COMPUTE, PARTIAL, REPLAY, REPLAY_ATTENTION, REPLAY_MLP, Keeps, LayerPlan, PassKind, Unit
+from sampler.plan import LayerStep as Do
+from sampler.reference_model import BlockState, forward
+
+torch.set_num_threads(1)
+
+ALL = (COMPUTE,) * DEPTH
+REUSED = (2, 3, 5)
+
+
+def states(logits_NV: torch.Tensor, _asks: list[Any]) -> list[torch.Tensor]:
+    """A reader that hands back the logits themselves."""
+    return list(logits_NV)
+
+
+def plan(step: Do, selected: tuple[int, ...] = ()) -> LayerPlan:
+    return LayerPlan(tuple(step if layer in REUSED else COMPUTE for layer in range(DEPTH)), selected=selected)
+
+
+def sequence(row: int) -> list[list[int]]:
+    """Three states of one block: more and more of it revealed."""
+    full = [(7 * row + 13 * position) % 150 for position in range(32)]
+    return [full[:shown] + [159] * (32 - shown) for shown in (5, 9, 14)]
+
+
+@pytest.mark.parametrize("window", [range(32), range(8, 16)], ids=["full", "small"])
+@pytest.mark.parametrize(
+    ("step", "unit", "selected"),
+    [
+        (REPLAY, Unit.LAYER, ()),
+        (REPLAY_ATTENTION, Unit.ATTENTION, ()),
+        (REPLAY_MLP, Unit.MLP, ()),
+        (PARTIAL, Unit.LAYER, (9, 12)),
+        (PARTIAL, Unit.LAYER, tuple(range(8, 16))),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_plan_does_what_the_oracle_does(
+    step: Do, unit: Unit, selected: tuple[int, ...], window: range, rows: int
+) -> None:
+    """Computed, then twice by the plan: each row of a batch has its own tokens and its own selected positions."""
+    got: dict[int, list[torch.Tensor]] = {}
+
+    def row(number: int) -> Any:
+        first, *later = sequence(number)
+        chosen = tuple(sorted((position - 8 + number) % 8 + 8 for position in selected))
+        everything = {"kind": PassKind.FULL, "start": 0, "read": tuple(range(32)), "asks": (None,) * 32}
+        got[number] = yield Pass(tokens=first, plan=LayerPlan(ALL), opens_block=True, **everything)
+        for tokens in later:
+            got[number] = yield Pass(
+                kind=PassKind.FULL if len(window) == 32 else PassKind.SMALL,
+                start=window.start,
+                tokens=[tokens[position] for position in window],
+                plan=plan(step, chosen),
+                read=tuple(range(len(window))),
+                asks=(None,) * len(window),
+            )
+
+    engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED, unit), slots=rows, capacity=32, reader=states)
+    for _ in engine.run(row(number) for number in range(rows)):
+        pass
+    for number in range(rows):
+        oracle, state = shallow_oracle(), BlockState()
+        first, *later = sequence(number)
+        chosen = tuple(sorted((position - 8 + number) % 8 + 8 for position in selected))
+        forward(oracle, first, range(32), LayerPlan(ALL), state)
+        for tokens in later:
+            forward(oracle, tokens, window, plan(step, chosen), state)
+        for position, logits_V in zip(window, got[number], strict=True):
+            torch.testing.assert_close(logits_V, oracle.logits(state.final[position]), atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("step", "unit"), [(REPLAY, Unit.LAYER), (REPLAY_ATTENTION, Unit.ATTENTION), (REPLAY_MLP, Unit.MLP)]
+)
+def test_replaying_with_unchanged_inputs_equals_computing(step: Do, unit: Unit) -> None:
+    seen: list[torch.Tensor] = []
+
+    def row() -> Any:
+        for do in (COMPUTE, step):
+            logits = yield Pass(
+                kind=PassKind.FULL,
+                start=0,
+                tokens=sequence(0)[1],
+                plan=plan(do),
+                opens_block=do is COMPUTE,
+                read=tuple(range(32)),
+                asks=(None,) * 32,
+            )
+            seen.append(torch.stack(logits).log_softmax(-1))
+
+    engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED, unit), slots=1, capacity=32, reader=states)
+    list(engine.run([row()]))
+    torch.testing.assert_close(seen[0], seen[1], atol=1e-4, rtol=0)
+
+
+def test_a_replay_of_what_was_never_computed_is_a_fault() -> None:
+    def row() -> Any:
+        yield Pass(kind=PassKind.FULL, start=0, tokens=[1] * 32, plan=plan(REPLAY), opens_block=True)
+
+    engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED), slots=1, capacity=32, reader=states)
+    with pytest.raises(AssertionError, match="layer 2 replays positions it never computed"):
+        list(engine.run([row()]))

@@ -1,0 +1,104 @@
+"""Policy names: parsing and printing are inverse, subsets come from the model, mistakes get a sentence."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampler import InputError, ReusePolicy
+from sampler.plan import COMPUTE, REPLAY, PassKind, StepContext
+
+indices = st.sets(st.integers(0, 99), min_size=1, max_size=12).map(lambda s: "+".join(map(str, sorted(s))))
+layers = st.one_of(st.sampled_from(["first", "middle", "last", "all"]), indices)
+
+
+def context(step: int, kind: PassKind = PassKind.FULL) -> StepContext:
+    return StepContext(step=step, kind=kind, window=range(32), revealed_at=(None,) * 32)
+
+
+@given(k=st.integers(1, 40), layers=layers, output=st.booleans(), small=st.booleans())
+def test_parsing_and_printing_are_inverse(k: int, layers: str, output: bool, small: bool) -> None:
+    policy = ReusePolicy.parse(f"k{k}_{layers}{'.output' * output}{'.small' * small}")
+    assert ReusePolicy.parse(str(policy)) == policy
+    assert (policy.k, policy.mode, policy.small_only) == (k, "output" if output else "residual", small)
+
+
+@pytest.mark.parametrize("name", ["k1", "k1_first", "k2_middle", "k3_last.output", "k2_4-9+20", "k2_all.output.small"])
+def test_names_are_printed_as_they_are_written(name: str) -> None:
+    assert str(ReusePolicy.parse(name)) == name
+
+
+def test_indices_are_printed_in_order_as_ranges() -> None:
+    assert str(ReusePolicy.parse("k2_20+4+5+6-9.small.output")) == "k2_4-9+20.output.small"
+
+
+@pytest.mark.parametrize(
+    ("depth", "first", "middle", "last"),
+    [
+        (36, range(1, 13), range(12, 24), range(24, 36)),
+        (28, range(1, 13), range(8, 20), range(16, 28)),
+        (12, range(1, 5), range(4, 8), range(8, 12)),
+        (3, range(1, 2), range(1, 2), range(2, 3)),
+    ],
+)
+def test_subsets_come_from_the_model_and_have_one_size(depth: int, first: range, middle: range, last: range) -> None:
+    for name, want in (("first", first), ("middle", middle), ("last", last), ("all", range(depth))):
+        assert ReusePolicy.parse(f"k2_{name}").layer_indices(depth) == tuple(want)
+
+
+def test_subset_size_is_as_asked() -> None:
+    assert ReusePolicy.parse("k2_last").layer_indices(36, 4) == (32, 33, 34, 35)
+    for size in (0, -1, 36, 40):
+        with pytest.raises(InputError, match=f"subset size {size} does not fit a model of 36 layers; 1 to 35"):
+            ReusePolicy.parse("k2_last").bind(36, size)
+
+
+def test_a_periodic_policy_computes_each_kth_step_and_replays_between() -> None:
+    policy = ReusePolicy.parse("k3_2-3").bind(6)
+    plans = [policy.plan(context(step)) for step in range(7)]
+    assert [plan.replays for plan in plans] == [False, True, True, False, True, True, False]
+    assert plans[1].steps == (COMPUTE, COMPUTE, REPLAY, REPLAY, COMPUTE, COMPUTE)
+
+
+def test_small_holds_full_passes_back() -> None:
+    policy = ReusePolicy.parse("k2_first.small").bind(36)
+    assert not policy.plan(context(1, PassKind.FULL)).replays
+    assert policy.plan(context(1, PassKind.SMALL)).replays
+
+
+def test_output_mode_runs_no_layer() -> None:
+    plan = ReusePolicy.parse("k2_first.output").bind(36).plan(context(1))
+    assert plan.stale
+    assert ReusePolicy.parse("k2_first.output").bind(36) == ReusePolicy.parse("k2_last.output").bind(36)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nonsense", "unknown policy 'nonsense': a policy is rule_layers"),
+        ("", "unknown policy ''"),
+        ("K2_first", "unknown policy"),
+        ("k02_first", "unknown policy"),
+        ("k-1_first", "unknown policy"),
+        ("k2_", "unknown policy"),
+        ("k2_first.", "no option ., only .output and .small"),
+        ("k2_first.fast", "no option .fast, only .output and .small"),
+        ("k2_first.small.small", "unknown policy"),
+        ("k0", "k must be at least 1"),
+        ("k0_first", "k must be at least 1"),
+        ("k2", "k2 needs layers"),
+        ("k2_outer", "unknown layers 'outer'"),
+        ("k2_9-4", "runs backwards; write 4-9"),
+        ("k2_4-9+5", "named twice"),
+        ("k2_1++2", "unknown layers"),
+    ],
+)
+def test_a_wrong_name_gets_a_sentence(name: str, complaint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ReusePolicy.parse(name)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layer_outside_the_model_is_named() -> None:
+    with pytest.raises(InputError, match="layer 36 is outside the model, whose layers are 0 to 35"):
+        ReusePolicy.parse("k2_30-36").bind(36)
