@@ -1,6 +1,7 @@
 """Reads a checkpoint's config.json as a Qwen2 configuration, whatever its model_type says. Knows no weights."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class ModelConfig:
     mask_token_id: int
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
+    max_positions: int = 32_768  # a sequence is no longer than this
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -52,7 +54,9 @@ def read_config(folder: Path, tokenizer_ids: Callable[[], Mapping[str, int | Non
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{folder} has no config.json; a model folder holds config.json and *.safetensors") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); a readable file is needed") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}); fetch the file again") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path} holds no JSON object; fetch the file again")
@@ -70,8 +74,7 @@ class _Fields:
         hidden, heads = self._count("hidden_size"), self._count("num_attention_heads")
         if self.raw.get("head_dim") is None and hidden % heads:
             raise InputError(f"{self.path}: hidden size {hidden} is not a multiple of {heads} attention heads")
-        eos = self._special("eos_token_id")
-        pad = self._special("pad_token_id", eos)
+        eos = self._ids("eos_token_id", self._said("eos_token_id"))
         return ModelConfig(
             num_layers=self._count("num_hidden_layers"),
             hidden_size=hidden,
@@ -82,31 +85,36 @@ class _Fields:
             vocab_size=self._count("vocab_size"),
             rms_norm_eps=self._positive("rms_norm_eps", self.raw.get("rms_norm_eps", 1e-6)),
             rope_theta=self._positive("rope_theta", self._rope().get("rope_theta", 10000.0)),
-            tied_embeddings=bool(self.raw.get("tie_word_embeddings", False)),
-            block_size=self._special("bd_size")[0],
-            mask_token_id=self._special("mask_token_id")[0],
+            tied_embeddings=self._flag("tie_word_embeddings"),
+            block_size=self._count("bd_size", self._said("bd_size")),
+            mask_token_id=self._id("mask_token_id", self._said("mask_token_id")),
             eos_token_ids=eos,
-            pad_token_id=pad[0],
+            pad_token_id=self._id("pad_token_id", self._said("pad_token_id", eos[0])),
+            max_positions=self._count("max_position_embeddings", 32_768),
         )
 
     def _refuse_what_is_not_computed(self) -> None:
+        rope, layers = self._rope().get("rope_type", "default"), self.raw.get("layer_types") or []
         refused = {
-            "hidden_act": self.raw.get("hidden_act", "silu") != "silu",
-            "use_sliding_window": bool(self.raw.get("use_sliding_window", False)),
-            "rope_scaling": self._rope().get("rope_type", "default") != "default",
+            "hidden_act": (self.raw.get("hidden_act", "silu"), "silu"),
+            "use_sliding_window": (self._flag("use_sliding_window"), False),
+            "layer_types": (layers, ["full_attention"] * len(layers) if isinstance(layers, list) else []),
+            "rope_type": (rope, "default"),
+            "quantization_config": (self.raw.get("quantization_config"), None),
         }
-        for key, wrong in refused.items():
-            if wrong:
-                raise InputError(f"{self.path}: {key} {self.raw.get(key)!r} is not something this sampler computes")
+        for key, (value, computed) in refused.items():
+            if value != computed:
+                raise InputError(f"{self.path}: {key} {value!r} is not something this sampler computes")
 
     def _rope(self) -> dict[str, Any]:
         """Rotary settings in either spelling: rope_theta and rope_scaling, or transformers 5's rope_parameters."""
-        rope = self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {}
-        if not isinstance(rope, dict):
-            raise InputError(f"{self.path}: rotary settings are {rope!r}, an object was expected")
-        legacy = {"rope_type": rope["type"]} if "type" in rope else {}
-        theta = {"rope_theta": self.raw["rope_theta"]} if "rope_theta" in self.raw else {}
-        return {**theta, **legacy, **rope}
+        rope = {} if self.raw.get("rope_theta") is None else {"rope_theta": self.raw["rope_theta"]}
+        for key in ("rope_scaling", "rope_parameters"):
+            given = self.raw.get(key) or {}
+            if not isinstance(given, dict):
+                raise InputError(f"{self.path}: {key} is {given!r}, an object was expected")
+            rope |= ({"rope_type": given["type"]} if "type" in given else {}) | given
+        return rope
 
     def _count(self, key: str, default: int | None = None) -> int:
         value = self.raw.get(key)
@@ -116,20 +124,36 @@ class _Fields:
         return value
 
     def _positive(self, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise InputError(f"{self.path}: {key} is {value!r}, a positive number was expected")
         return float(value)
 
-    def _special(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """config.json, else the tokenizer, else Fast-dLLM v2's own ids if this is one of its checkpoints."""
+    def _flag(self, key: str) -> bool:
+        value = self.raw.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise InputError(f"{self.path}: {key} is {value!r}, true or false was expected")
+        return bool(value)
+
+    def _said(self, key: str, default: int | None = None) -> Any:
+        """config.json, else the tokenizer, else Fast-dLLM v2's own value if this is one of its checkpoints."""
         value = self.raw.get(key)
         if value is None and key != "bd_size":
             value = self.tokenizer_ids().get(key)
         if value is None and "fast_dllm" in f"{self.raw.get('model_type')} {self.raw.get('architectures')}".lower():
             value = FAST_DLLM_V2[key]
-        ids = tuple(value) if isinstance(value, list) else default if value is None else (value,)
-        if not ids:
+        value = default if value is None else value
+        if value is None:
             raise InputError(f"{self.path} gives no {key}, nor does the tokenizer; add it to config.json")
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        return value
+
+    def _ids(self, key: str, value: object) -> tuple[int, ...]:
+        """One token id or a list of them."""
+        ids = tuple(value) if isinstance(value, list) else (value,)
+        if not ids:
+            raise InputError(f"{self.path}: {key} is an empty list, a token id was expected")
+        return tuple(self._id(key, i) for i in ids)
+
+    def _id(self, key: str, value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InputError(f"{self.path}: {key} is {value!r}, a token id was expected")
-        return ids
+        return value

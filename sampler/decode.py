@@ -13,7 +13,7 @@ from sampler.plan import LayerPlan, PassKind, Policy, StepContext, compute_all, 
 from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings, Generated, Prompt
 from sampler.reveal import Prediction, Predictor, reveal
-from sampler.text import StopStrings, cut, decode
+from sampler.text import StopStrings, check_stop, cut, decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +37,7 @@ def decode_prompts(
     settings: DecodeSettings,
     batch_size: int = 1,
     subset_size: int | None = None,
+    with_text: bool = True,
     on_step: Callable[[Step], None] | None = None,
 ) -> Iterator[tuple[int, Generated]]:
     """Continues every prompt; yields (index of the prompt, continuation) as each is finished."""
@@ -70,7 +71,8 @@ def decode_prompts(
     )
     for done in engine.run(rows):
         ids, stopped = done.result
-        text = cut(decode(model.tokenizer, ids), prompts[done.index].stop) if model.has_tokenizer else None
+        readable = with_text and model.has_tokenizer
+        text = cut(decode(model.tokenizer, ids), prompts[done.index].stop) if readable else None
         yield (
             done.index,
             Generated(
@@ -91,6 +93,8 @@ def check_prompts(prompts: Sequence[Prompt], settings: DecodeSettings, config: M
         )
     for prompt in prompts:
         check_ids(prompt.ids, config, "prompt")
+        check_stop(prompt.stop)
+        check_length(len(prompt.ids) + (prompt.max_new_tokens or settings.max_new_tokens), config)
 
 
 def check_ids(ids: Sequence[int], config: ModelConfig, what: str) -> None:
@@ -101,6 +105,11 @@ def check_ids(ids: Sequence[int], config: ModelConfig, what: str) -> None:
         raise InputError(f"token id {wrong[0]} in a {what} is outside the vocabulary, 0 to {config.vocab_size - 1}")
     if config.mask_token_id in ids:
         raise InputError(f"a {what} contains the mask token id {config.mask_token_id}, which only decoding may place")
+
+
+def check_length(length: int, config: ModelConfig) -> None:
+    if length > config.max_positions:
+        raise InputError(f"{length} tokens, old and new, do not fit the model's {config.max_positions} positions")
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -213,9 +222,11 @@ class _Sequence:
         while self.known < end and not self.stopped and self.tokens[self.known] != self.config.mask_token_id:
             self.stopped = self.tokens[self.known] in self.config.eos_token_ids
             self.known += 1
-        if self.stops.stop and not self.stopped:
+        if self.stops.stop:
             with self.clock.standing():
-                self.stopped = self.stops.found(self.tokens[self.prompt_length : self.known])
+                answered = self.stops.end(self.tokens[self.prompt_length : self.known])
+            if answered is not None:
+                self.stopped, self.known = True, self.prompt_length + answered
 
     def _finished(self) -> bool:
         return self.stopped or self.known == self.limit

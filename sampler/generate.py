@@ -2,15 +2,15 @@
 
 import argparse
 import hashlib
-import sys
 from typing import Any
 
 from sampler.cli import Line, Parser, add_model_flags, read_lines, run_command, write_in_order
 from sampler.decode import check_batch_size, check_prompts, decode_prompts
-from sampler.loading import ModelFiles, find_model, load_model
+from sampler.errors import InputError
+from sampler.loading import ModelFiles, find_model, load_model, pick_device, pick_dtype
 from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings, Generated, Prompt
-from sampler.text import encode, encode_chat
+from sampler.text import check_stop, encode, encode_chat
 
 EXAMPLES = """examples:
   echo '{"id": 1, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}' |
@@ -31,12 +31,19 @@ def main() -> None:
         top_p=arguments.top_p,
     )
     check_batch_size(arguments.batch_size)
-    lines = read_lines(sys.stdin.buffer)
+    check_stop(arguments.stop)
+    pick_dtype(arguments.dtype, pick_device(arguments.device))
+    lines = read_lines()
     files = find_model(arguments.model)
     policy.bind(files.config.num_layers, arguments.subset_size)
-    prompts = [_prompt(line, files, arguments) for line in lines]
-    for line, prompt in zip(lines, prompts, strict=True):
-        line.checked(lambda prompt=prompt: check_prompts([prompt], settings, files.config))  # type: ignore[misc]
+    check_prompts([], settings, files.config)
+    if arguments.stop or (lines and not arguments.ids):
+        _ = files.tokenizer  # a model without one is refused before its weights are read
+    prompts = []
+    for line in lines:
+        with line:
+            prompts.append(_prompt(line, files, arguments))
+            check_prompts(prompts[-1:], settings, files.config)
     model = load_model(files, dtype=arguments.dtype, device=arguments.device)
     results = decode_prompts(
         model,
@@ -45,6 +52,7 @@ def main() -> None:
         settings=settings,
         batch_size=arguments.batch_size,
         subset_size=arguments.subset_size,
+        with_text=not arguments.ids,
     )
     write_in_order(
         ((index, _output(lines[index], generated, with_text=not arguments.ids)) for index, generated in results),
@@ -84,6 +92,8 @@ def _prompt(line: Line, files: ModelFiles, arguments: argparse.Namespace) -> Pro
 def _prompt_ids(line: Line, files: ModelFiles, given: bool) -> tuple[int, ...]:
     if given:
         return line.token_ids("ids")
+    if "messages" in line.fields and "prompt" in line.fields:
+        raise InputError('"prompt" and "messages" are both given; one of them is allowed')
     if "messages" in line.fields:
         return encode_chat(files.tokenizer, line.messages())
     return encode(files.tokenizer, line.text("prompt"))

@@ -1,17 +1,18 @@
 """Finds a model (local folder or Hub id), picks dtype and device, loads it. Never runs remote code or pickles."""
 
+import os
+import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
+from huggingface_hub import model_info, snapshot_download
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
-    LocalEntryNotFoundError,
+    HTTPError,  # of the HTTP library that this version of the Hub's client uses
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -19,11 +20,12 @@ from huggingface_hub.errors import (
 from sampler.config import ModelConfig, read_config
 from sampler.errors import InputError
 from sampler.model import Transformer
-from sampler.text import load_tokenizer, tokenizer_ids
+from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 from sampler.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]  # no Python, no pickles
+FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # no Python, no pickles
+SECONDS_TO_ANSWER = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class ModelFiles:
 
     @cached_property
     def has_tokenizer(self) -> bool:
-        return any((self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+        return has_tokenizer(self.folder)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -73,22 +75,19 @@ def load_model(source: str | ModelFiles, *, dtype: str = "auto", device: str = "
 def find_model(source: str) -> ModelFiles:
     """The model's files, downloaded if need be, and its configuration."""
     folder, revision = _find_folder(source)
-    config = read_config(folder, lambda: tokenizer_ids(folder))
+    config = read_config(folder, cache(lambda: tokenizer_ids(folder)))
     return ModelFiles(source=source, revision=revision, folder=folder, config=config)
 
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"unknown device {name!r}: auto, cpu, cuda or cuda:N are allowed") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device {name!r} is not supported: auto, cpu, cuda or cuda:N are allowed")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", name):
+        raise InputError(f"unknown device {name!r}: auto, cpu, cuda or cuda:N are allowed")
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise InputError(f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
+    return torch.device(kind, int(index)) if index else torch.device(kind)
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -104,26 +103,50 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _find_folder(source: str) -> tuple[Path, str | None]:
-    folder = Path(source)
-    if folder.is_dir():
-        return folder.resolve(), None
-    if folder.exists():
+    """A folder here wins over a Hub repository of the same name."""
+    repo, at, revision = source.partition("@")
+    if source and os.path.isdir(source):
+        return Path(source).resolve(), None
+    if os.path.exists(source):
         raise InputError(f"model {source!r} is a file; a folder or a Hub id is allowed")
-    repo, _, revision = source.partition("@")
+    if at and not revision:
+        raise InputError(f"model {source!r} ends in an empty revision; a branch, tag or commit is allowed after @")
+    if os.path.isdir(repo):
+        raise InputError(f"model {source!r}: {repo!r} is a folder here, and only Hub ids have an @revision")
+    path = _download(source, repo, revision or None)
+    return path, path.name
+
+
+def _download(source: str, repo: str, revision: str | None) -> Path:
+    """The snapshot's folder. Asks the Hub once first: a download would try an unreachable one for half a minute."""
+    refusal: Exception | None = None
     try:
-        path = Path(snapshot_download(repo, revision=revision or None, allow_patterns=FILES))
+        try:
+            model_info(repo, revision=revision, timeout=SECONDS_TO_ANSWER)
+        except (HTTPError, OSError) as error:
+            refusal = error  # an earlier download will do
+        return Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                allow_patterns=FILES,
+                ignore_patterns=["*/*"],
+                local_files_only=refusal is not None,
+            )
+        )
     except HFValidationError:
         raise InputError(f"model {source!r} is neither a folder here nor a Hub id such as owner/name") from None
-    except GatedRepoError:
-        raise InputError(
-            f"model {source!r} is gated: accept its terms on its Hub page, then set HF_TOKEN or log in"
-        ) from None
-    except RevisionNotFoundError:
-        raise InputError(f"model {repo!r} has no revision {revision!r} on the Hub") from None
-    except RepositoryNotFoundError:
-        raise InputError(f"model {source!r} is neither a folder here nor a repository on the Hub") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
-        raise InputError(
-            f"model {source!r} is no folder here, and the Hub cannot be reached: give a local folder or go online"
-        ) from None
-    return path, path.name
+    except (HTTPError, OSError) as error:
+        raise InputError(f"model {source!r} {_reason(refusal or error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, GatedRepoError):
+        return "is gated: accept its terms on its Hub page, then set HF_TOKEN or log in"
+    if isinstance(error, RepositoryNotFoundError):
+        return "is neither a folder here nor a repository on the Hub that you may read"
+    if isinstance(error, RevisionNotFoundError):
+        return "names a revision that the Hub repository does not have; a branch, tag or commit is allowed after @"
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
+        return f"cannot be stored in the Hub cache ({error.strerror}); HF_HOME says where that is"
+    return "is no folder here, and the Hub cannot be reached: give a local folder or go online"

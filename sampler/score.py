@@ -1,12 +1,11 @@
 """python -m sampler.score: log-likelihoods of (prefix, target) pairs, JSON lines in and out, in order."""
 
 import argparse
-import sys
 from typing import Any
 
 from sampler.cli import Line, Parser, add_model_flags, read_lines, run_command, write_in_order
 from sampler.decode import check_batch_size
-from sampler.loading import ModelFiles, find_model, load_model
+from sampler.loading import ModelFiles, find_model, load_model, pick_device, pick_dtype
 from sampler.policy import ReusePolicy
 from sampler.records import Pair, Scored
 from sampler.scoring import METHODS, check_pairs, score_pairs
@@ -23,12 +22,17 @@ def main() -> None:
     arguments = _parser().parse_args()
     policy = ReusePolicy.parse(arguments.policy)
     check_batch_size(arguments.batch_size)
-    lines = read_lines(sys.stdin.buffer)
+    pick_dtype(arguments.dtype, pick_device(arguments.device))
+    lines = read_lines()
     files = find_model(arguments.model)
     policy.bind(files.config.num_layers, arguments.subset_size)
-    pairs = [_pair(line, files, arguments.ids) for line in lines]
-    for line, pair in zip(lines, pairs, strict=True):
-        line.checked(lambda pair=pair: check_pairs([pair], files.config))  # type: ignore[misc]
+    if lines and not arguments.ids:
+        _ = files.tokenizer  # a model without one is refused before its weights are read
+    pairs = []
+    for line in lines:
+        with line:
+            pairs.append(_pair(line, files, arguments.ids))
+            check_pairs(pairs[-1:], files.config)
     model = load_model(files, dtype=arguments.dtype, device=arguments.device)
     results = score_pairs(
         model,

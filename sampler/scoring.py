@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sampler.config import ModelConfig
-from sampler.decode import check_batch_size, check_ids
+from sampler.decode import check_batch_size, check_ids, check_length
 from sampler.engine import Engine, Finished, Pass, Prefill, Restore, Row, Save
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
@@ -72,6 +72,7 @@ def check_pairs(pairs: Sequence[Pair], config: ModelConfig) -> None:
     for pair in pairs:
         check_ids(pair.prefix, config, "prefix")
         check_ids(pair.target, config, "target")
+        check_length(len(pair.prefix) + len(pair.target), config)
 
 
 def _questions(pairs: Sequence[Pair]) -> list[list[int]]:

@@ -1,57 +1,75 @@
 """Between text and token ids: tokenizer, chat template, stop strings. Knows nothing of blocks or layers."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from sampler.errors import InputError
 
+WHOLE, VOCABULARY = "tokenizer.json", "vocab.json"
 
+
+def has_tokenizer(folder: Path) -> bool:
+    return (folder / WHOLE).is_file() or (folder / VOCABULARY).is_file()
+
+
+@lru_cache(maxsize=1)  # a model's files and the model made of them ask for the same one
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer, without remote code."""
-    from transformers import AutoTokenizer, Qwen2Config  # slow to import, and not needed for decoding ids
+    """The folder's tokenizer as its files describe it, without remote code.
 
+    AutoTokenizer would look at config.json, whose model_type it may not know, and for a Qwen2 model it puts Qwen2's
+    way of splitting words in the place of the file's own.
+    """
+    if not has_tokenizer(folder):  # transformers would make up an empty one
+        raise InputError(f"{folder} holds no tokenizer ({WHOLE} or {VOCABULARY}), so only token ids can be given")
+    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer  # slow to import, and not needed for decoding ids
+
+    kind = PreTrainedTokenizerFast if (folder / WHOLE).is_file() else Qwen2Tokenizer
     try:
-        # The configuration is given: config.json may name a model_type that transformers does not know.
-        return AutoTokenizer.from_pretrained(
-            folder, config=Qwen2Config(), local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InputError(f"{folder} holds no tokenizer that can be loaded ({first_line}); use token ids") from None
+        return kind.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises nothing more special
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{folder} holds a tokenizer that cannot be loaded ({reason}); fetch it again") from None
 
 
 def tokenizer_ids(folder: Path) -> Mapping[str, int | None]:
     """The special ids a tokenizer knows; none where there is no tokenizer."""
-    try:
-        tokenizer = load_tokenizer(folder)
-    except InputError:
+    if not has_tokenizer(folder):
         return {}
+    tokenizer = load_tokenizer(folder)
     return {name: getattr(tokenizer, name, None) for name in ("mask_token_id", "eos_token_id", "pad_token_id")}
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
     """Messages through the model's chat template, ready for its answer."""
-    if tokenizer.chat_template is None:
+    from jinja2 import TemplateError  # transformers' template engine, which only chats need
+
+    if not tokenizer.chat_template:
         raise InputError("the model's tokenizer has no chat template; give a prompt instead of messages")
-    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    try:
+        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except (TemplateError, ValueError, TypeError) as error:
+        raise InputError(f"the model's chat template does not take these messages ({error})") from None
     return encode(tokenizer, text)
 
 
 def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
+    return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
 def encode_pair(tokenizer: Any, prefix: str, target: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokenises prefix and target as one text, so that a token never spans what the model sees as one word.
+    """Tokenises prefix and target as one text, as the model would read it, and cuts it between them.
 
-    Spaces at the prefix's end go to the target, where tokenizers keep them.
+    Spaces at the prefix's end go to the target, where tokenizers keep them. Where a token would hold the end of the
+    prefix and the start of the target, each is tokenised by itself: a prefix never tells of its target.
     """
     stripped = prefix.rstrip()
     target = prefix[len(stripped) :] + target
-    whole = encode(tokenizer, stripped + target)
-    before = len(encode(tokenizer, stripped))
-    return whole[:before], whole[before:]
+    before, whole = encode(tokenizer, stripped), encode(tokenizer, stripped + target)
+    if whole[: len(before)] == before:
+        return before, whole[len(before) :]
+    return before, encode(tokenizer, target)
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -66,20 +84,33 @@ def cut(text: str, stop: Sequence[str]) -> str:
 
 
 class StopStrings:
-    """Says whether a growing answer contains a stop string yet. Looks at its tail only: a string of n bytes that
-    appears with new tokens begins at most n tokens before them."""
+    """Says where a growing answer completes a stop string. Decodes the answer's tail only, from `start` on, which
+    holds more characters than the longest stop string."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
-        if "" in stop:
-            raise InputError("a stop string is empty; give one with at least one character")
         self.tokenizer, self.stop = tokenizer, tuple(stop)
-        self.reach = max((len(string.encode()) for string in stop), default=0)
-        self.seen = 0
+        self.reach = max((len(string) for string in stop), default=0) + 4  # a character's bytes may be cut
+        self.seen = self.start = 0
 
-    def found(self, ids: Sequence[int]) -> bool:
-        if not self.stop or len(ids) == self.seen:
-            return False
-        tail = ids[max(0, self.seen - self.reach) :]
+    def end(self, ids: Sequence[int]) -> int | None:
+        """How many of the ids it takes to complete a stop string; None where they hold none."""
+        if len(ids) == self.seen:
+            return None
+        if self._within(ids[self.start :]):
+            return next(n for n in range(self.seen + 1, len(ids) + 1) if self._within(ids[self.start : n]))
         self.seen = len(ids)
-        text = decode(self.tokenizer, tail)
+        while len(decode(self.tokenizer, ids[self.start + 1 :])) > self.reach:
+            self.start += 1
+        return None
+
+    def _within(self, ids: Sequence[int]) -> bool:
+        text = decode(self.tokenizer, ids) if self.stop else ""
         return any(string in text for string in self.stop)
+
+
+def check_stop(stop: Sequence[str]) -> None:
+    for string in stop:
+        if not string:
+            raise InputError("a stop string is empty; give one with at least one character")
+        if any("\ud800" <= character <= "\udfff" for character in string):
+            raise InputError(f"stop string {string!r} is not valid UTF-8; give a text")

@@ -16,6 +16,7 @@ from sampler.model import Layer, Norm, Transformer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+READ_DTYPES = ("F32", "BF16", "F16", "F64")
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 Shapes = dict[str, tuple[int, ...]]
@@ -92,9 +93,13 @@ def expected_shapes(config: ModelConfig) -> Shapes:
 def _open_checkpoint(folder: Path, config: ModelConfig) -> Callable[[str], Tensor]:
     """A reader of tensors by name. Names and shapes of all files are checked before a single tensor is read."""
     paths = [folder / SINGLE] if (folder / SINGLE).is_file() else _shards(folder)
-    headers = {path: _header(path) for path in paths}
-    files = {name: path for path, shapes in headers.items() for name in shapes}
-    found = {name: shape for shapes in headers.values() for name, shape in shapes.items()}
+    files: dict[str, Path] = {}
+    found: Shapes = {}
+    for path in paths:
+        for name, shape in _header(path).items():
+            if name in files:
+                raise InputError(f"{folder}: tensor {name} is in both {files[name].name} and {path.name}")
+            files[name], found[name] = path, shape
     expected = expected_shapes(config)
     if config.tied_embeddings and HEAD in found:
         expected[HEAD] = expected[EMBEDDING]
@@ -126,7 +131,7 @@ def _shards(folder: Path) -> list[Path]:
         named = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
     except FileNotFoundError:
         raise InputError(_no_weights(folder)) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{folder / INDEX} is not a safetensors index; fetch the file again") from None
     for name in sorted(named, key=str):
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
@@ -144,8 +149,16 @@ def _no_weights(folder: Path) -> str:
 
 
 def _header(path: Path) -> Shapes:
+    shapes: Shapes = {}
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_slice(name)
+                shapes[name] = tuple(tensor.get_shape())
+                if tensor.get_dtype() not in READ_DTYPES:
+                    raise InputError(
+                        f"{path}: tensor {name} is stored as {tensor.get_dtype()}; {', '.join(READ_DTYPES)} are read"
+                    )
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is damaged or cut short ({error}); fetch the file again") from None
+    return shapes

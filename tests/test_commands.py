@@ -1,0 +1,517 @@
+"""sampler.generate and sampler.score as commands: JSON lines in and out, and one sentence for whatever is wrong."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folders import MASK, qwen2, tensors, tiny_folder, write_model
+
+from sampler import generate, loading, score
+from sampler.cli import run_command
+
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = str(ROOT / "tests" / "golden" / "m28")
+GENERATED = {"id", "ids", "finish", "passes", "layers", "seconds"}
+SCORED = {"id", "score", "greedy", "passes", "layers"}
+PASSES, LAYERS = {"prefill", "full", "small", "commit"}, {"computed", "reused", "positions"}
+LINE = '{"id": 1, "ids": [1, 2, 3]}'
+PAIR = '{"id": 1, "prefix": [1, 2, 3], "target": [4]}'
+
+
+class Outcome:
+    """How a command ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        assert self.code == 0, self.err
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Outcome]
+
+
+class Pipe(io.TextIOWrapper):
+    def __init__(self, content: bytes = b"") -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
+
+
+def as_input(lines: object) -> bytes:
+    if isinstance(lines, bytes | str):
+        return lines if isinstance(lines, bytes) else lines.encode()
+    assert isinstance(lines, Sequence)
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process: its flags, its input, its outcome."""
+
+    def run(command: Any, lines: object, *flags: str, model: str = GOLDEN) -> Outcome:
+        out = Pipe()
+        monkeypatch.setattr(sys, "argv", [command.__name__, "--model", model, "--device", "cpu", *flags])
+        monkeypatch.setattr(sys, "stdin", Pipe(as_input(lines)))
+        monkeypatch.setattr(sys, "stdout", out)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run_command(command.main)
+        return Outcome(int(ended.value.code or 0), out.buffer.getvalue().decode(), capfd.readouterr().err)  # type: ignore[attr-defined]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with a tokenizer."""
+    return str(tiny_folder(tmp_path_factory.mktemp("tiny")))
+
+
+def tokens(results: list[dict[str, Any]]) -> dict[Any, Any]:
+    return {result["id"]: result["ids"] for result in results}
+
+
+# What comes out
+
+PROMPTS = [{"id": f"p{n}", "ids": [(7 * n + i) % 150 for i in range(n)]} for n in (1, 100, 3, 32, 31, 64, 2, 40)]
+PAIRS = [
+    {"id": n, "prefix": [(7 * n + i) % 150 for i in range(n)], "target": [5, 9, 11][: n % 3 + 1]}
+    for n in (1, 70, 3, 32, 31, 64, 2)
+]
+
+
+@pytest.mark.parametrize("policy", ["k1", "k2_middle"])
+def test_generate_keeps_the_order_and_the_contract(run: Run, policy: str) -> None:
+    flags = ("--ids", "--policy", policy, "--max-new-tokens", "20")
+    alone, together = (run(generate, PROMPTS, *flags, "--batch-size", n).lines for n in ("1", "5"))
+    assert [result["id"] for result in together] == [prompt["id"] for prompt in PROMPTS]
+    assert tokens(alone) == tokens(together)
+    for result in together:
+        assert set(result) >= GENERATED
+        assert "text" not in result
+        assert set(result["passes"]) == PASSES
+        assert set(result["layers"]) == LAYERS
+        assert result["finish"] == "stop" or (result["finish"] == "length" and len(result["ids"]) == 20)
+        assert result["seconds"] > 0
+    assert any(result["layers"]["reused"] for result in together) == (policy != "k1")
+
+
+def test_score_keeps_the_order_and_the_contract(run: Run) -> None:
+    alone, together = (run(score, PAIRS, "--ids", "--batch-size", n).lines for n in ("1", "5"))
+    assert [result["id"] for result in together] == [pair["id"] for pair in PAIRS]
+    for one, other in zip(alone, together, strict=True):
+        assert set(other) >= SCORED
+        assert set(other["passes"]) == PASSES
+        assert set(other["layers"]) == LAYERS
+        assert isinstance(other["greedy"], bool)
+        assert other["score"] == pytest.approx(one["score"], abs=1e-4)
+        assert other["score"] < 0
+
+
+def test_score_by_the_reference_reads_one_token(run: Run) -> None:
+    chain, reference = (run(score, PAIRS, "--ids", "--scoring", name).lines for name in ("chain", "reference"))
+    differ = [pair["id"] for pair, a, b in zip(PAIRS, chain, reference, strict=True) if a["score"] != b["score"]]
+    assert differ == [pair["id"] for pair in PAIRS if len(pair["target"]) > 1]  # type: ignore[arg-type]
+
+
+def test_prompt_and_messages(run: Run, tiny: str) -> None:
+    lines = [
+        {"id": 1, "prompt": "user:hé 😀\nA:"},
+        {"id": {"any": "thing"}, "messages": [{"role": "user", "content": "hé 😀"}]},
+    ]
+    plain, chat = run(generate, lines, "--max-new-tokens", "12", "--batch-size", "2", model=tiny).lines
+    assert plain["ids"] == chat["ids"]
+    assert plain["text"] == chat["text"]
+    assert isinstance(plain["text"], str)
+    assert chat["id"] == {"any": "thing"}
+
+
+def test_texts_are_scored_as_their_ids(run: Run, tiny: str) -> None:
+    texts = run(score, [{"id": "é", "prefix": "ab ", "target": "c"}], model=tiny).lines
+    ids = run(score, [{"id": "é", "prefix": [256], "target": [220, 66]}], "--ids", model=tiny).lines
+    assert texts[0]["id"] == "é"
+    assert texts[0]["score"] == ids[0]["score"]
+
+
+def test_stop_strings(run: Run, tiny: str) -> None:
+    line = [{"id": 1, "prompt": "hello"}]
+    [free] = run(generate, line, "--max-new-tokens", "20", model=tiny).lines
+    stop = free["text"][4:6]
+    [cut] = run(generate, line, "--max-new-tokens", "20", "--stop", "never", "--stop", stop, model=tiny).lines
+    assert (cut["text"], cut["finish"]) == (free["text"][: free["text"].index(stop)], "stop")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_ids_need_no_tokenizer(run: Run, tmp_path: Path, name: str) -> None:
+    (write_model(tmp_path, tensors(qwen2())) / name).write_text("garbage")
+    assert run(generate, LINE, "--ids", "--max-new-tokens", "3", model=str(tmp_path)).lines
+    assert run(score, PAIR, "--ids", model=str(tmp_path)).lines
+
+
+@pytest.mark.parametrize("lines", ["", "\n", "  \n\r\n"])
+@pytest.mark.parametrize("command", [generate, score])
+def test_nothing_in_nothing_out(run: Run, command: Any, lines: str) -> None:
+    for flags in ((), ("--ids",)):
+        outcome = run(command, lines, *flags)
+        assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_byte_order_mark_blank_lines_and_a_missing_last_newline(run: Run) -> None:
+    text = b"\xef\xbb\xbf" + LINE.encode() + b"\r\n\n" + LINE.encode()
+    assert len(run(generate, text, "--ids", "--max-new-tokens", "2").lines) == 2
+
+
+def test_output_is_utf8_whatever_the_terminal(run: Run) -> None:
+    outcome = run(generate, [{"id": "é😀", "ids": [1]}], "--ids", "--max-new-tokens", "1")
+    assert '"é😀"' in outcome.out
+
+
+COMMON = "--model --policy --subset-size --batch-size --dtype --device --ids --help"
+BLOCKS = "--threshold --small-block --block-cache --no-block-cache --max-new-tokens --stop"
+DRAWING = "--temperature --top-p --seed"
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"), [(generate, f"{COMMON} {BLOCKS} {DRAWING}"), (score, f"{COMMON} --scoring")]
+)
+def test_help_names_every_flag(run: Run, command: Any, flags: str) -> None:
+    shown = run(command, "", "--help")
+    assert (shown.code, shown.err) == (0, "")
+    assert set(re.findall(r"--[a-z-]+", shown.out.partition("examples:")[0])) == set(flags.split())
+
+
+def test_seed_decides_whatever_the_batch_and_the_order(run: Run) -> None:
+    flags = ("--ids", "--temperature", "1", "--top-p", "0.9", "--max-new-tokens", "12", "--seed")
+    first = tokens(run(generate, PROMPTS, *flags, "3").lines)
+    assert tokens(run(generate, PROMPTS[::-1], *flags, "3", "--batch-size", "3").lines) == first
+    assert tokens(run(generate, PROMPTS, *flags, "4").lines) != first
+
+
+@pytest.mark.parametrize("seed", ["-1", "0", "99999999999999999999999999"])
+def test_any_whole_number_is_a_seed(run: Run, seed: str) -> None:
+    assert run(generate, LINE, "--ids", "--temperature", "1", "--max-new-tokens", "3", "--seed", seed).lines
+
+
+# What is refused
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading weights would be too late."""
+    monkeypatch.setattr(loading, "load_weights", lambda *_, **__: pytest.fail("weights were read"))
+
+
+def refused(outcome: Outcome, *parts: str) -> None:
+    """One sentence on stderr that holds all of `parts`, exit code 2, nothing on stdout."""
+    assert (outcome.code, outcome.out) == (2, ""), outcome.err
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.endswith("\n")
+    assert outcome.err.count("\n") == 1
+    assert all(part in outcome.err for part in parts), outcome.err
+
+
+BAD_FLAGS = {
+    ("--policy", "k9x"): ("'k9x'", "k2_middle"),
+    ("--policy", ""): ("''", "k2_middle"),
+    ("--policy", "k2"): ("k2", "k2_middle"),
+    ("--policy", "k0_middle"): ("k0", "at least 1"),
+    ("--policy", "k-1_middle"): ("'k-1_middle'", "k2_middle"),
+    ("--policy", "k2_centre"): ("'centre'", "first, middle, last, all"),
+    ("--policy", "k2_middle.fast"): (".fast", ".output and .small"),
+    ("--policy", "k2_20-30"): ("layer 30", "0 to 27"),
+    ("--policy", "k2_28"): ("layer 28", "0 to 27"),
+    ("--policy", "k2_first", "--subset-size", "28"): ("28", "1 to 27"),
+    ("--policy", "k2_first", "--subset-size", "0"): ("0", "1 to 27"),
+    ("--subset-size", "x"): ("--subset-size", "'x'"),
+    ("--batch-size", "0"): ("batch size 0", "at least 1"),
+    ("--batch-size", "-3"): ("batch size -3", "at least 1"),
+    ("--batch-size", "1.5"): ("--batch-size", "'1.5'"),
+    ("--dtype", "float17"): ("'float17'", "bfloat16"),
+    ("--dtype", "float16"): ("float16", "float32 or bfloat16"),
+    ("--device", "tpu"): ("'tpu'", "cuda:N"),
+    ("--device", "cuda:77"): ("'cuda:77'", "CUDA devices"),
+    ("--no-such-flag",): ("--no-such-flag", "--help"),
+    ("--batch",): ("--batch",),
+    ("--policy",): ("--policy", "expected one argument"),
+    ("stray",): ("stray",),
+}
+BAD_DECODING = {
+    ("--threshold", "0"): ("threshold 0", "above 0 and at most 1"),
+    ("--threshold", "1.01"): ("threshold 1.01", "above 0 and at most 1"),
+    ("--threshold", "nan"): ("threshold nan", "above 0 and at most 1"),
+    ("--threshold=-inf",): ("threshold -inf", "above 0 and at most 1"),
+    ("--threshold", "high"): ("--threshold", "'high'"),
+    ("--small-block", "5"): ("small block 5", "block of 32"),
+    ("--small-block", "0"): ("small block 0", "divisor"),
+    ("--small-block", "64"): ("small block 64", "block of 32"),
+    ("--max-new-tokens", "0"): ("max new tokens 0", "at least 1"),
+    ("--max-new-tokens", "-1"): ("max new tokens -1", "at least 1"),
+    ("--max-new-tokens", "1" + "0" * 30): ("line 1: 1" + "0" * 29 + "3", "4096 positions"),
+    ("--max-new-tokens", "9" * 5000): ("--max-new-tokens",),
+    ("--temperature", "-1"): ("temperature -1", "positive number"),
+    ("--temperature", "nan"): ("temperature nan", "positive number"),
+    ("--temperature", "inf"): ("temperature inf", "positive number"),
+    ("--top-p", "0"): ("top-p 0", "above 0 and at most 1"),
+    ("--top-p", "nan"): ("top-p nan", "above 0 and at most 1"),
+    ("--seed", "1.5"): ("--seed", "'1.5'"),
+    ("--seed", ""): ("--seed", "''"),
+    ("--stop", ""): ("stop string is empty", "at least one character"),
+    ("--stop", "\udcff"): ("stop string", "UTF-8"),
+    ("--stop", "x"): ("no tokenizer",),
+}
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("flags", BAD_FLAGS, ids=" ".join)
+@pytest.mark.parametrize("command", [generate, score])
+def test_bad_flag(run: Run, command: Any, flags: tuple[str, ...]) -> None:
+    refused(run(command, LINE if command is generate else PAIR, "--ids", *flags), *BAD_FLAGS[flags])
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("flags", BAD_DECODING, ids=lambda flags: ascii(" ".join(flags))[:30])
+def test_bad_flag_of_decoding(run: Run, flags: tuple[str, ...]) -> None:
+    refused(run(generate, LINE, "--ids", *flags), *BAD_DECODING[flags])
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("flags", [("--small-block", "5"), ("--stop", "x"), ("--policy", "k2_28")], ids=" ".join)
+def test_bad_flag_without_a_line(run: Run, flags: tuple[str, ...]) -> None:
+    refused(run(generate, "", "--ids", *flags))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_bad_scoring(run: Run) -> None:
+    refused(run(score, PAIR, "--ids", "--scoring", "guess"), "'guess'", "chain", "reference")
+
+
+BAD_LINES = {
+    "{": ("not valid JSON", "column 2"),
+    '{"id": 1, "ids": [1, 2}': ("not valid JSON", "column"),
+    "[1, 2]": ("[1, 2]", "no JSON object"),
+    "null": ("null", "no JSON object"),
+    '"text"': ('"text"', "no JSON object"),
+    "{}": ('"id" is missing',),
+    '{"ids": [1]}': ('"id" is missing',),
+    '{"id": 1, "id": 2, "ids": [1]}': ('"id"', "twice"),
+    '{"id": {"a": 1, "a": 2}, "ids": [1]}': ('"a"', "twice"),
+    '{"id": NaN, "ids": [1]}': ("not valid JSON",),
+    '{"id": 1e999, "ids": [1]}': ("not valid JSON",),
+    '{"id": "\\ud800", "ids": [1]}': ("not valid JSON", "surrogates"),
+    '{"id": ' + "9" * 5000 + ', "ids": [1]}': ("not valid JSON",),
+    '{"id": ' + "[" * 100_000: ("not valid JSON",),
+    '{"id": 1}': ('"ids" is missing',),
+    '{"id": 1, "prompt": "x"}': ('"ids" is missing', '"prompt"'),
+    '{"id": 1, "ids": null}': ('"ids" is null', "list of token ids"),
+    '{"id": 1, "ids": "1 2"}': ('"ids" is "1 2"', "list of token ids"),
+    '{"id": 1, "ids": 5}': ('"ids" is 5', "list of token ids"),
+    '{"id": 1, "ids": [1, 2.0]}': ('"ids" holds 2.0', "whole numbers"),
+    '{"id": 1, "ids": [1, true]}': ('"ids" holds true', "whole numbers"),
+    '{"id": 1, "ids": [1, [2]]}': ('"ids" holds [2]', "whole numbers"),
+    '{"id": 1, "ids": ["1"]}': ('"ids" holds "1"', "whole numbers"),
+    '{"id": 1, "ids": []}': ("prompt is empty", "at least one token"),
+    '{"id": 1, "ids": [1, -1]}': ("token id -1", "0 to 159"),
+    '{"id": 1, "ids": [160]}': ("token id 160", "0 to 159"),
+    '{"id": 1, "ids": [99999999999999999999999]}': ("token id 99999999999999999999999", "0 to 159"),
+    '{"id": 1, "ids": [1, 159]}': ("mask token id 159",),
+    '{"id": 1, "ids": [' + "1, " * 4000 + "1]}": ("4257 tokens", "4096 positions"),
+}
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:40])
+def test_bad_line_is_named_by_its_number(run: Run, line: str) -> None:
+    refused(run(generate, f"{LINE}\n\n{line}\n{LINE}\n", "--ids"), "line 3: ", *BAD_LINES[line])
+
+
+BAD_PAIRS = {
+    '{"id": 1, "prefix": [1]}': ('"target" is missing', '"prefix"'),
+    '{"id": 1, "target": [1]}': ('"prefix" is missing',),
+    '{"id": 1, "prefix": [], "target": [1]}': ("prefix is empty",),
+    '{"id": 1, "prefix": [1], "target": []}': ("target is empty",),
+    '{"id": 1, "prefix": [1], "target": [159]}': ("target", "mask token id 159"),
+    '{"id": 1, "prefix": [159], "target": [1]}': ("prefix", "mask token id 159"),
+    '{"id": 1, "prefix": [1], "target": [160]}': ("token id 160", "target", "0 to 159"),
+    '{"id": 1, "prefix": "a", "target": "b"}': ('"prefix" is "a"', "list of token ids"),
+}
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("line", BAD_PAIRS)
+def test_bad_pair_is_named_by_its_number(run: Run, line: str) -> None:
+    refused(run(score, f"{PAIR}\n{line}", "--ids"), "line 2: ", *BAD_PAIRS[line])
+
+
+BAD_TEXTS = {
+    '{"id": 1, "prompt": ""}': ("prompt is empty",),
+    '{"id": 1, "prompt": ["a"]}': ('"prompt" is ["a"]', "text"),
+    '{"id": 1, "ids": [1]}': ('"prompt" is missing', '"ids"'),
+    '{"id": 1, "prompt": "a<mask>b"}': (f"mask token id {MASK}",),
+    '{"id": 1, "prompt": "\\udfff"}': ("not valid JSON", "surrogates"),
+    '{"id": 1, "prompt": "a", "messages": []}': ('"prompt" and "messages"',),
+    '{"id": 1, "messages": []}': ('"messages" holds []', '"role"'),
+    '{"id": 1, "messages": "hi"}': ('"messages" holds "hi"', '"role"'),
+    '{"id": 1, "messages": ["hi"]}': ('"messages" holds "hi"', '"role"'),
+    '{"id": 1, "messages": [{"role": "user"}]}': ('{"role": "user"}', '"content"'),
+    '{"id": 1, "messages": [{"role": "user", "content": null}]}': ('{"role": "user", "content": null}', '"content"'),
+    '{"id": 1, "messages": [{"role": "tool", "content": ""}]}': ("chat template", "no tools"),
+}
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("line", BAD_TEXTS)
+def test_bad_text_is_named_by_its_number(run: Run, tiny: str, line: str) -> None:
+    refused(run(generate, f'{{"id": 0, "prompt": "a"}}\n{line}', model=tiny), "line 2: ", *BAD_TEXTS[line])
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_bytes_that_are_no_utf8(run: Run) -> None:
+    refused(run(generate, LINE.encode() + b'\n{"id": "\xff"}', "--ids"), "line 2: ", "UTF-8", "0xff")
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", [generate, score])
+def test_text_without_a_tokenizer(run: Run, command: Any) -> None:
+    refused(run(command, '{"id": 1, "prompt": "a", "prefix": "a", "target": "b"}'), "m28 holds no tokenizer")
+
+
+def emptied(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def truncated(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(5000)
+
+
+def misread(folder: Path) -> None:
+    (folder / "config.json").write_text('{"hidden_size": ')
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"), [(emptied, "no weights"), (truncated, "cut short"), (misread, "not valid JSON")]
+)
+@pytest.mark.parametrize("command", [generate, score])
+def test_damaged_model(run: Run, tmp_path: Path, command: Any, damage: Callable[[Path], None], part: str) -> None:
+    folder = tmp_path / "two\nlines"
+    damage(write_model(folder, tensors(qwen2())))
+    refused(run(command, LINE if command is generate else PAIR, "--ids", model=str(folder)), part, "two lines")
+
+
+@pytest.mark.parametrize("offline", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_unreachable_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, offline: str) -> None:
+    """Nobody listens at the address; the commit as a revision would make a plain download try for half a minute."""
+    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": offline, "HF_HOME": str(tmp_path)}
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    outcome = real("generate", "--model", f"owner/name@{'0' * 40}", "--ids", timeout=20, **hub)
+    refused(outcome, "'owner/name@", "the Hub cannot be reached", "local folder")
+
+
+# As real processes
+
+
+def command_line(command: str, *flags: str) -> list[str]:
+    return [sys.executable, "-m", f"sampler.{command}", *flags]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return os.environ | {"PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"} | changes
+
+
+def real(command: str, *flags: str, lines: str = LINE, timeout: float = 60, **changes: str) -> Outcome:
+    done = subprocess.run(
+        command_line(command, *flags),
+        input=lines.encode(),
+        capture_output=True,
+        cwd=ROOT,
+        env=environment(**changes),
+        timeout=timeout,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_real_commands_say_nothing_else(tiny: str) -> None:
+    said = real("generate", "--model", tiny, "--max-new-tokens", "3", lines='{"id": "é", "prompt": "é"}')
+    assert said.err == ""
+    assert [line["id"] for line in said.lines] == ["é"]
+    scored = real("score", "--model", GOLDEN, "--ids", lines=PAIR, PYTHONIOENCODING="ascii")
+    assert scored.err == ""
+    assert len(scored.lines) == 1
+
+
+def test_real_help() -> None:
+    shown = real("generate", "--help")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.startswith("usage: python -m sampler.generate ")
+
+
+def test_reader_that_has_seen_enough() -> None:
+    lines = f"{LINE}\n" * 400
+    with subprocess.Popen(
+        command_line("generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "1"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(),
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdin.write(lines.encode())
+        process.stdin.close()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+def test_interrupted_by_the_keyboard() -> None:
+    lines = f"{LINE}\n" * 2000
+    with subprocess.Popen(
+        command_line("generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "40"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(),
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(lines.encode())
+        process.stdin.close()
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.stdin = None
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
+def test_disk_that_is_full() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command_line("generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "1"),
+            input=LINE.encode(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env=environment(),
+            timeout=60,
+            check=False,
+        )
+    refused(Outcome(done.returncode, "", done.stderr.decode()), "could not be written", "No space left")
