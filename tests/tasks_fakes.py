@@ -34,8 +34,9 @@ class CharacterTokenizer:
     name_or_path = "characters"
     bos_token_id = eos_token_id = pad_token_id = 0
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = False, verbose: bool = True) -> list[int]:
         assert not add_special_tokens
+        del verbose
         return [ord(character) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
