@@ -1,0 +1,104 @@
+"""The sampler as an lm-eval model, for `lm_eval.simple_evaluate(model=…)` with a policy. Knows no benchmark.
+
+lm_eval.simple_evaluate(model=ReuseLM(model="DIR", policy="k2_middle"), tasks=["gsm8k"], apply_chat_template=True)
+lm_eval.simple_evaluate(model="reuse-sweep", model_args={"model": "DIR", "policy": "k2_middle"}, tasks=["gsm8k"])
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from sampler import DecodeSettings, InputError, ReusePolicy, load_model
+from tasks.decoder import Decoder, Sampler, Sampling, chat_template, pairs_of, prompt_of, sampling_of
+
+
+@register_model("reuse-sweep")
+class ReuseLM(LM):  # type: ignore[misc]
+    """Answers lm-eval's requests under a reuse policy; `decoder` replaces the model where one is at hand."""
+
+    def __init__(
+        self,
+        model: str = "",
+        policy: str = "k1",
+        *,
+        threshold: float = 0.95,
+        small_block: int = 8,
+        block_cache: bool = True,
+        max_new_tokens: int = 2048,
+        batch_size: int | str = 1,
+        subset_size: int | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        max_batch_size: int | None = None,
+        decoder: Decoder | None = None,
+    ) -> None:
+        super().__init__()
+        del max_batch_size  # lm-eval passes it along; the batch is what batch_size says
+        if decoder is None:
+            settings = DecodeSettings(
+                threshold=threshold, small_block=small_block, block_cache=block_cache, max_new_tokens=max_new_tokens
+            )
+            if not str(batch_size).isdigit():
+                raise InputError(f"batch size {batch_size!r}: a whole number is allowed")
+            decoder = Sampler(
+                policy=ReusePolicy.parse(policy),
+                model=load_model(model, dtype=dtype, device=device or "auto"),
+                settings=settings,
+                batch_size=int(batch_size),
+                subset_size=subset_size,
+            )
+        self.decoder = decoder
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        del disable_tqdm
+        answers = [""] * len(requests)
+        wanted: dict[Sampling | None, list[int]] = {}
+        for place, request in enumerate(requests):
+            wanted.setdefault(sampling_of(request), []).append(place)
+        repeats = _repeats(requests)
+        for sampling, places in wanted.items():
+            prompts = [prompt_of(requests[place], self.decoder.tokenizer, repeats[place]) for place in places]
+            for index, generated in self.decoder.generate(prompts, sampling):
+                answers[places[index]] = generated.text or ""
+        return answers
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        del disable_tqdm
+        answers = [(0.0, False)] * len(requests)
+        for index, scored in self.decoder.score(pairs_of(requests, self.decoder.tokenizer)):
+            answers[index] = (scored.score, scored.greedy)
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        del requests, disable_tqdm
+        raise InputError(
+            "rolling log-likelihood (perplexity of whole texts) has no meaning for a block-diffusion model; "
+            "choose a task that generates or compares options"
+        )
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        text: str = chat_template(self.decoder.tokenizer)(chat_history, add_generation_prompt=add_generation_prompt)
+        return text
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(getattr(self.decoder.tokenizer, "name_or_path", "tokenizer"))
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """lm-eval's response cache is keyed by the prompt alone: another policy would get this one's answers."""
+        if getattr(cache_hook, "dbdict", None) is not None:
+            raise InputError("lm-eval's response cache does not know the policy: leave use_cache out")
+        super().set_cache_hook(cache_hook)
+
+
+def _repeats(requests: Sequence[Instance]) -> list[int]:
+    """How often each request stood in the list before: a repeat is drawn with another seed."""
+    seen: dict[int, int] = {}
+    counts = []
+    for request in requests:
+        counts.append(seen.get(id(request), 0))
+        seen[id(request)] = counts[-1] + 1
+    return counts

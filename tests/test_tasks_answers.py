@@ -1,0 +1,115 @@
+"""Where the answer is: boxes, code blocks, shuffled options; and what counts as right on real documents."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from tasks_fakes import bench, canned_for, run
+
+from tasks.answers import boxed, boxed_or_all, gpqa_options, program
+from tasks.opening import open_task
+from tasks.options import TaskOptions
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{18}.", "18"),
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{5} and \boxed{", "5"),
+        (r"\boxed{5} in \boxed{}", "5"),
+        ("no box", None),
+        (r"\boxed{3", None),
+    ],
+)
+def test_the_last_complete_box(text: str, content: str | None) -> None:
+    assert boxed(text) == content
+
+
+BOXED = (
+    "The answer is \\boxed{{{}}}",
+    "So she has $\\boxed{{{}}}$.",
+    "$$\n\\boxed{{{}}}\n$$",
+    "\\[ \\boxed{{{}}} \\]",
+    "**\\boxed{{{}}}**",
+    "\\boxed{{\\${}}}",
+    "\\boxed{{{} \\text{{ dollars}}}}",
+    "\\boxed{{{}}} which is what 2 days of 24 hours give.",
+)
+
+
+@pytest.mark.parametrize("form", BOXED)
+def test_gsm8k_boxed_answers_on_real_documents(form: str) -> None:
+    task = open_task("gsm8k", TaskOptions(data=str(bench()), sample=60))
+
+    def final(document: dict[str, Any]) -> str:
+        return str(document["answer"].rpartition("#### ")[2])
+
+    right = run(task, canned_for(task, lambda document: f"Think: 3 + 4.\n{form.format(final(document))}"))
+    assert [r.document.doc_id for r in right if not r.correct] == []
+    plus_one = canned_for(task, lambda d: f"Is it {final(d)}? No: {form.format(int(final(d).replace(',', '')) + 1)}")
+    assert [r.document.doc_id for r in run(task, plus_one) if r.correct] == []
+
+
+@pytest.mark.parametrize("mark", [",", "{,}", ",\\!", "\\,", "\\ "])
+def test_thousands_as_tex_writes_them(mark: str) -> None:
+    ((text,),) = boxed_or_all([[f"So $\\boxed{{\\$1{mark}234}}$."]], [{}])
+    assert text.replace(",", "").replace("\\$", "") == "1234"
+
+
+def test_minerva_boxed_answers_on_real_documents() -> None:
+    task = open_task("minerva_math", TaskOptions(data=str(bench()), sample=35))
+    right = run(task, canned_for(task, lambda document: f"So it is $\\boxed{{{boxed(document['solution'])}}}$."))
+    assert sum(bool(result.correct) for result in right) >= 33, "the scorer's own ceiling is near 99 %"
+    wrong = run(task, canned_for(task, lambda _: "Hence the answer is $\\boxed{-98765}$."))
+    assert not any(result.correct for result in wrong)
+
+
+DOCUMENT = {
+    "prompt": 'import math\n\n\ndef double(x: int) -> int:\n    """ Twice x. """\n',
+    "entry_point": "double",
+    "test": "def check(candidate):\n    assert candidate(math.floor(4.5)) == 8\n",
+}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "    return 2 * x\n",
+        "    return 2 * x\n```\nThis doubles `x`.\n```python\nprint(double(3))\n```",
+        "    def inner():\n        return x\n    return 2 * inner()\n\ndef main():\n    pass\n```",
+        "```python\ndef double(x):\n    return 2 * x\n```",
+        "Here:\n\n```python\ndef helper(x):\n    return x\n\ndef double(x):\n    return x + helper(x)\n```\nDone.",
+        "Sure!\n```\ndef double(x: int) -> int:\n    return x + x\n```\n",
+        "def double(x):\n    return 2 * x\n```",
+    ],
+)
+def test_code_is_taken_from_the_answer(answer: str) -> None:
+    space: dict[str, Any] = {}
+    exec(f"{program(DOCUMENT, answer)}\n{DOCUMENT['test']}\ncheck(double)", space)
+
+
+def test_prose_without_code_is_no_program() -> None:
+    with pytest.raises(SyntaxError):
+        compile(program(DOCUMENT, "I would return two times x, of course"), "x", "exec")
+
+
+def gpqa_row(number: int) -> dict[str, Any]:
+    wrong = {f"Incorrect Answer {i}": f"  wrong {number}.{i}" for i in (1, 2, 3)}
+    return {"Question": f"What is {number}?", "Correct Answer": f"right {number} ", **wrong, "Subdomain": None}
+
+
+def test_gpqa_order_depends_on_the_question_alone() -> None:
+    random.seed(5)
+    rows = [gpqa_row(number) for number in range(40)]
+    first = [gpqa_options(row) for row in rows]
+    random.seed(6)
+    assert [gpqa_options(row) for row in reversed(rows)] == first[::-1]
+    letters = [shown["answer"] for shown in first]
+    assert len(set(letters)) == 4
+    for shown in first:
+        assert shown[f"choice{'ABCD'.index(shown['answer'][1]) + 1}"].startswith("right")
+    assert json.dumps(first)

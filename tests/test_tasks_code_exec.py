@@ -1,0 +1,317 @@
+"""The cage holds: every attack scores 0, leaves no trace outside, and the run goes on."""
+
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import code_exec
+from tasks.code_exec import Limits, NoCage, run
+
+QUICK = Limits(seconds=2)
+
+
+@functools.cache
+def caged(cage: str) -> str:
+    if cage == "bubblewrap" and not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed here")
+    try:
+        assert run("pass", cage=cage).passed
+    except NoCage as error:
+        pytest.skip(f"this machine gives no {cage} cage: {error}")
+    return cage
+
+
+@pytest.fixture(params=code_exec.CAGES)
+def cage(request: pytest.FixtureRequest) -> str:
+    return caged(request.param)
+
+
+def attack(program: str, cage: str, limits: Limits = QUICK) -> code_exec.Verdict:
+    verdict = run(textwrap.dedent(program), cage=cage, limits=limits)
+    assert not verdict.passed
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("program", "passed"),
+    [
+        ("assert 1 + 1 == 2", True),
+        ("import math, collections, typing, hashlib, re\nprint('é', math.pi)", True),
+        ("import os\nopen('note', 'w').write('x')\nassert os.listdir('.') == ['note']", True),
+        ("import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()", True),
+        ("assert 1 + 1 == 3", False),
+        ("raise SystemExit(0)", False),
+        ("import os\nos._exit(0)", False),
+        ("def f(:", False),
+        ("\udcff", False),
+        ("x = 1\n" * 100_000, False),
+    ],
+)
+def test_a_program_passes_only_by_reaching_its_end(program: str, passed: bool, cage: str) -> None:
+    assert run(program, cage=cage).passed is passed
+
+
+def test_each_program_starts_from_nothing(cage: str) -> None:
+    assert run("open('left', 'w')", cage=cage).passed
+    assert run("import os\nassert os.listdir('.') == []", cage=cage).passed
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_fork_bomb(swallow: bool, cage: str) -> None:
+    inner = "except OSError: pass" if swallow else "finally: pass"
+    attack(f"import os\nwhile True:\n    try: os.fork()\n    {inner}", cage)
+    assert run("assert sum([1, 2]) == 3", cage=cage).passed, "the next program runs as ever"
+
+
+def test_thread_bomb(cage: str) -> None:
+    attack("import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()", cage)
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import time\ntime.sleep(600)"])
+def test_endless_program_ends_after_its_seconds(program: str, cage: str) -> None:
+    started = time.monotonic()
+    assert run(program, cage=cage, limits=QUICK).why == "time"
+    assert 2 <= time.monotonic() - started < 8
+
+
+def test_ten_seconds_are_the_default() -> None:
+    assert Limits().seconds == 10
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "os.kill(os.getppid(), 9)",
+        "os.kill(0, 9)",
+        "os.kill(-1, 9)",
+        "os.killpg(0, 9)",
+        "[os.kill(pid, 9) for pid in range(2, 70000)]",
+    ],
+)
+def test_killing_the_parent(deed: str, cage: str) -> None:
+    attack(f"import os, signal\n{deed}", cage)
+
+
+def test_kill_this_very_process(cage: str) -> None:
+    attack(f"import os\nos.kill({os.getpid()}, 9)", cage)
+
+
+SECRET = "hf_" + "secret" * 5
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        "str(os.environ)",
+        "str(os.environb) + ''.join(subprocess_env())",
+        "''.join(open(f'/proc/{pid}/environ', errors='replace').read() for pid in range(1, 100))",
+        "open(f'/proc/{PARENT}/environ', errors='replace').read()",
+        "open(f'/proc/{PARENT}/mem', 'rb').read(10).hex()",
+        "open('/proc/self/environ').read()",
+        "ctypes.string_at(ctypes.pythonapi.environ).decode()",
+    ],
+)
+def test_token_is_not_to_be_found(search: str, cage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    attack(
+        f"""
+        import ctypes, os
+        PARENT = {os.getpid()}
+        def subprocess_env():
+            return os.popen('env').read()
+        found = {search}
+        assert {SECRET[:4]!r} + {SECRET[4:]!r} in found
+        """,
+        cage,
+    )
+
+
+def test_parents_memory_is_out_of_reach(cage: str) -> None:
+    attack(
+        f"""
+        import ctypes
+        class Span(ctypes.Structure):
+            _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+        libc = ctypes.CDLL(None, use_errno=True)
+        room = ctypes.create_string_buffer(8)
+        here, there = Span(ctypes.addressof(room), 8), Span({id(SECRET)}, 8)
+        assert libc.process_vm_readv({os.getpid()}, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) == 8
+        """,
+        cage,
+    )
+    attack(f"import ctypes\nassert ctypes.CDLL(None).ptrace(16, {os.getpid()}, 0, 0) == 0", cage)
+
+
+def test_a_token_file_in_the_home_is_not_to_be_seen(cage: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    attack(f"assert open({str(tmp_path / 'token')!r}).read()", cage)
+    attack(f"import os\nassert os.path.exists({str(Path.home() / '.cache')!r})", cage)
+
+
+@pytest.mark.parametrize("place", ["/x", "/usr/x", "/etc/x", "/tmp/x", "/dev/shm/x", "/sandbox.py", "{tmp}/x"])
+def test_writing_outside_its_folder(place: str, cage: str, tmp_path: Path) -> None:
+    path = place.format(tmp=tmp_path)
+    attack(f"open({path!r}, 'w').write('x')", cage)
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("path", [sys.executable, os.path.realpath(sys.executable), code_exec.__file__])
+def test_the_interpreter_and_the_project_stay_as_they_are(path: str, cage: str) -> None:
+    before = Path(path).stat()
+    attack(f"open({path!r}, 'ab').write(b'x')", cage)
+    attack(f"import os\nos.chmod({path!r}, 0o777)", cage)
+    assert Path(path).stat().st_size == before.st_size
+    assert Path(path).stat().st_mode == before.st_mode
+
+
+def test_filling_the_disk(cage: str) -> None:
+    attack("with open('big', 'wb') as file:\n    while True: file.write(bytes(1 << 20))", cage)
+    many = "n = 0\nwhile True:\n    n += 1\n    with open(f'f{n}', 'wb') as file: file.write(bytes(1 << 20))"
+    attack(many, cage)
+    attack("n = 0\nwhile True:\n    n += 1\n    open(f'f{n}', 'wb').close()", cage)
+
+
+def test_opening_a_socket(cage: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        local.bind(str(tmp_path / "socket"))
+        local.listen()
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        attack(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)", cage)
+        attack(f"import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({str(tmp_path / 'socket')!r})", cage)
+        attack("import socket\nsocket.socket()", cage)
+        attack("import socket\nsocket.getaddrinfo('example.org', 80)[0]", cage)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_ten_gigabytes_of_output(cage: str) -> None:
+    for stream in ("stdout", "stderr"):
+        program = f"import sys\nfor _ in range(10_000): sys.{stream}.write('x' * 1_000_000)"
+        started = time.monotonic()
+        assert attack(program, cage, Limits()).why == "output"
+        assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "x = bytearray(4 << 30)",
+        "import os\nfor _ in range(10): os.fork()\nx = bytearray(300 << 20)\nimport time\ntime.sleep(60)",
+        "import mmap\nm = mmap.mmap(-1, 4 << 30)\nm[::4096] = bytes(1 << 20)",
+        "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 30, 0o1600) >= 0",
+        "import os\nos.memfd_create('x')",
+        "import ctypes\nassert ctypes.CDLL(None).mount(b'x', b'/sandbox', b'tmpfs', 0, None) == 0",
+    ],
+)
+def test_memory(program: str, cage: str) -> None:
+    attack(program, cage)
+
+
+def test_no_way_back_to_power(cage: str) -> None:
+    attack("import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0", cage)
+    attack("import os\nos.setuid(0)", cage)
+    attack("import os\nassert os.system('mount -t tmpfs x /sandbox') == 0", cage)
+    attack("import os\nos.mknod('disk', 0o600 | 0o060000, os.makedev(254, 0))", cage)
+    assert run("import os\nassert os.getuid() == 65534 == os.geteuid()", cage=cage).passed
+
+
+def test_ways_around_python_level_guards_lead_nowhere(cage: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    attack(f"import posix\nassert posix.system('touch {path}') == 0", cage)
+    attack(f"import importlib, os\nimportlib.reload(os)\nassert os.system('touch {path}') == 0", cage)
+    attack(f"import ctypes\nassert ctypes.CDLL(None).system(b'touch {path}') == 0", cage)
+    assert not path.exists()
+
+
+def test_nothing_outlives_the_run(cage: str) -> None:
+    program = "import os, time\nfor _ in range(3): os.fork()\nif os.getpid() > 1: os.setsid()\ntime.sleep(600)"
+    code = f"from tasks.code_exec import *\nrun({program!r}, cage={cage!r})"
+    root = Path(code_exec.__file__).parents[1]
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
+    deadline = time.monotonic() + 20
+    while len(members := descendants(child.pid)) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(members) >= 5
+    child.kill()
+    child.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in members) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [member for child in children for member in (int(child), *descendants(int(child)))]
+
+
+def test_without_a_cage_there_are_still_limits() -> None:
+    assert run("assert True", cage="none").passed
+    assert run("while True: pass", cage="none", limits=Limits(seconds=1)).why == "time"
+    assert run("import os\nassert 'PATH' not in os.environ", cage="none").passed
+    assert not run("x = bytearray(4 << 30)", cage="none").passed
+    left = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(30)\ntime.sleep(30)"
+    assert run(left, cage="none", limits=Limits(seconds=1)).why == "time"
+
+
+def test_no_cage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_exec, "LAUNCHER", "raise SystemExit(1)")
+    monkeypatch.setattr(code_exec.shutil, "which", lambda _: None)
+    code_exec.find_cage.cache_clear()
+    with pytest.raises(NoCage, match=r"namespaces: .*; bubblewrap: not installed"):
+        code_exec.find_cage()
+    code_exec.find_cage.cache_clear()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests already run as an ordinary user")
+@pytest.mark.parametrize("kind", code_exec.CAGES)
+def test_an_ordinary_user_has_the_same_cage(kind: str) -> None:
+    python, user = shutil.which("python3", path="/usr/bin"), 12345
+    check = [python or "", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    if python is None or subprocess.run(check, check=False).returncode:
+        pytest.skip("no Python 3.11 that an ordinary user could run")
+    caged(kind)
+    folder = Path(tempfile.mkdtemp(prefix="cage-"))
+    try:
+        (folder / "tasks").mkdir()
+        for name in ("code_exec.py", "warden.py", "inmate.py", "syscalls.py"):
+            shutil.copy(Path(code_exec.__file__).with_name(name), folder / "tasks" / name)
+        (folder / "check.py").write_text(ORDINARY)
+        subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
+        who = {"user": user, "group": user, "extra_groups": []}
+        subprocess.run([python, "check.py", kind], cwd=folder, env={}, check=True, **who)  # type: ignore[call-overload]
+    finally:
+        shutil.rmtree(folder)
+
+
+ORDINARY = """
+import os, sys
+from tasks.code_exec import Limits, run
+kind, quick = sys.argv[1], Limits(seconds=1)
+assert run("assert True", cage=kind).passed
+for program in (
+    "import os\\nwhile True: os.fork()",
+    "while True: pass",
+    "import os\\nos.kill(os.getppid(), 9)",
+    f"import os\\nos.kill({os.getpid()}, 9)",
+    "open('/tmp/x', 'w')",
+    "import socket\\nsocket.socket()",
+    "print('x' * 10**7)",
+    "x = bytearray(4 << 30)",
+    "import ctypes\\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
+):
+    assert not run(program, cage=kind, limits=quick).passed, program
+assert run("import os\\nassert os.getuid() == 65534", cage=kind).passed
+"""
