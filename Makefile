@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 .PHONY: test test-slow lint types clean
 
 test: lint types
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n auto
 
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n auto
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
