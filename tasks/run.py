@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from tqdm import tqdm
+
 from sampler import DecodeSettings, InputError, ReusePolicy, load_model
 from sampler.cli import Parser, run_command
-from sampler.decode import check_batch_size
+from sampler.decode import check_batch_size, check_prompts
 from sampler.loading import find_model
 from sampler.policy import GRAMMAR
 from tasks.decoder import Sampler, chat_template
@@ -34,6 +36,7 @@ def main() -> None:
     task = open_task(arguments.task, _options(arguments))
     files = find_model(arguments.model)
     policy.bind(files.config.num_layers, arguments.subset_size)
+    check_prompts((), settings, files.config)
     if arguments.chat_template:
         chat_template(files.tokenizer)
     with _output(arguments.out) as out:
@@ -46,7 +49,9 @@ def main() -> None:
             subset_size=arguments.subset_size,
         )
         scored = []
-        for result in evaluate(task, task.documents, sampler):
+        for result in tqdm(
+            evaluate(task, task.documents, sampler), total=len(task.documents), unit="doc", disable=None
+        ):
             print(json.dumps(as_json(result), ensure_ascii=False), file=out, flush=True)
             scored.append((result.document, result.metrics))
         print(json.dumps(summary(task, policy, scored), ensure_ascii=False), file=out, flush=True)
