@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sampler.cli import Parser, run_command
+from sampler.cli import Parser, add_device_flags, run_command
 from sampler.errors import InputError
 from sampler.loading import load_model, pick_device, pick_dtype
 from sampler.measure import Bench
@@ -126,15 +126,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m sampler.bench",
         description="Measures passes, policies, batches, prefill and scoring of a random or a real model.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("--shape", default="tiny", help="tiny, mid, or a model: a folder or a Hub id (default: tiny)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     parser.add_argument("--batch", default="1,4,8", help="batch sizes (default: 1,4,8)")
     parser.add_argument("--rounds", type=int, default=20, help="measurements per median (default: 20)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add_device_flags(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 

@@ -16,8 +16,14 @@ from sampler.policy import GRAMMAR
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence too, and which takes no flag for another it begins like."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
+    def __init__(self, *, prog: str, description: str, examples: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see --help)")
@@ -27,10 +33,21 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a local folder, or a Hub id with an optional @revision")
     parser.add_argument("--policy", default="k1", help=f"{GRAMMAR} (default: k1)")
     parser.add_argument("--subset-size", type=int, help="layers in first, middle, last (default: 12, or a third)")
-    parser.add_argument("--batch-size", type=int, default=1, help="rows decoded together (default: 1)")
+    parser.add_argument("--batch-size", type=int, default=1, help="documents decoded together (default: 1)")
+    add_device_flags(parser)
+
+
+def add_device_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--ids", action="store_true", help="lines hold token ids instead of text")
+
+
+def add_decode_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threshold", type=float, default=0.95, help="reveal what is surer than this; 1: one by one")
+    parser.add_argument("--small-block", type=int, default=8, help="positions denoised at a time (default: 8)")
+    parser.add_argument(
+        "--block-cache", action=argparse.BooleanOptionalAction, default=True, help="small passes where possible"
+    )
 
 
 def run_command(main: Callable[[], None]) -> NoReturn:

@@ -4,7 +4,7 @@ import argparse
 import hashlib
 from typing import Any
 
-from sampler.cli import Line, Parser, add_model_flags, read_lines, run_command, write_in_order
+from sampler.cli import Line, Parser, add_decode_flags, add_model_flags, read_lines, run_command, write_in_order
 from sampler.decode import check_batch_size, check_prompts, decode_prompts
 from sampler.errors import InputError
 from sampler.loading import ModelFiles, find_model, load_model, pick_device, pick_dtype
@@ -64,15 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m sampler.generate",
         description='Continues prompts. Lines in: {"id", "prompt"}, {"id", "messages"} or, with --ids, {"id", "ids"}.',
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     add_model_flags(parser)
-    parser.add_argument("--threshold", type=float, default=0.95, help="reveal what is surer than this; 1: one by one")
-    parser.add_argument("--small-block", type=int, default=8, help="positions denoised at a time (default: 8)")
-    parser.add_argument(
-        "--block-cache", action=argparse.BooleanOptionalAction, default=True, help="small passes where possible"
-    )
+    parser.add_argument("--ids", action="store_true", help="lines hold token ids instead of text")
+    add_decode_flags(parser)
     parser.add_argument("--max-new-tokens", type=int, default=256, help="exact limit (default: 256)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")

@@ -49,10 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m sampler.score",
         description='Scores targets. Lines in: {"id", "prefix", "target"} as texts or, with --ids, as token ids.',
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     add_model_flags(parser)
+    parser.add_argument("--ids", action="store_true", help="lines hold token ids instead of text")
     parser.add_argument(
         "--scoring", choices=METHODS, default="chain", help="all tokens of the target, or its first as the reference"
     )

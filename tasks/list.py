@@ -23,7 +23,11 @@ class Listed:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m tasks.list", description="Lists the benchmarks and whether they can be run here.")
+    parser = Parser(
+        prog="python -m tasks.list",
+        description="Lists the benchmarks and whether they can be run here.",
+        examples="examples:\n  python -m tasks.list\n  python -m tasks.list --data FOLDER --json\n",
+    )
     add_task_flags(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object for each")
     arguments = parser.parse_args()

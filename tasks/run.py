@@ -11,10 +11,9 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from sampler import DecodeSettings, InputError, ReusePolicy, load_model
-from sampler.cli import Parser, run_command
+from sampler.cli import Parser, add_decode_flags, add_model_flags, run_command
 from sampler.decode import check_batch_size, check_prompts
 from sampler.loading import find_model
-from sampler.policy import GRAMMAR
 from tasks.decoder import Sampler, chat_template
 from tasks.evaluate import Result, evaluate
 from tasks.harness import Task
@@ -31,7 +30,9 @@ EXAMPLES = """examples:
 def main() -> None:
     arguments = _parser().parse_args()
     policy = ReusePolicy.parse(arguments.policy)
-    settings = DecodeSettings(threshold=arguments.threshold, small_block=arguments.small_block)
+    settings = DecodeSettings(
+        threshold=arguments.threshold, small_block=arguments.small_block, block_cache=arguments.block_cache
+    )
     check_batch_size(arguments.batch_size)
     task = open_task(arguments.task, _options(arguments))
     files = find_model(arguments.model)
@@ -128,26 +129,17 @@ def add_task_flags(parser: argparse.ArgumentParser) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m tasks.run",
-        description="Evaluates one benchmark with one policy.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m tasks.run", description="Evaluates one benchmark with one policy.", examples=EXAMPLES
     )
     parser.add_argument("--task", required=True, help="a name that python -m tasks.list shows, or any lm-eval task")
-    parser.add_argument("--model", required=True, help="a local folder, or a Hub id with an optional @revision")
-    parser.add_argument("--policy", default="k1", help=f"{GRAMMAR} (default: k1)")
+    add_model_flags(parser)
+    add_decode_flags(parser)
     parser.add_argument("--limit", type=int, help="the first N documents, of each subject in a group")
     parser.add_argument("--sample", type=int, help="a random N, spread over the subjects")
     parser.add_argument("--seed", type=int, default=0, help="of the random sample (default: 0)")
     parser.add_argument("--fewshot", type=int, help="worked examples in the prompt (default: as the task says)")
     parser.add_argument("--no-chat-template", dest="chat_template", action="store_false", help="ask in plain text")
     parser.add_argument("--max-new-tokens", type=int, help="most tokens of an answer (default: as the task says)")
-    parser.add_argument("--threshold", type=float, default=0.95, help="reveal what is surer than this; 1: one by one")
-    parser.add_argument("--small-block", type=int, default=8, help="positions denoised at a time (default: 8)")
-    parser.add_argument("--batch-size", type=int, default=1, help="documents decoded together (default: 1)")
-    parser.add_argument("--subset-size", type=int, help="layers in first, middle, last (default: 12, or a third)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--out", metavar="FILE.jsonl", help="write there instead of to the screen")
     add_task_flags(parser)
     return parser
