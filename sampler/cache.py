@@ -149,11 +149,13 @@ class ReuseCache:
     ) -> None:
         self.keeps = keeps
         self.block = config.block_size
-        self.rows = {layer: row for row, layer in enumerate(keeps.layers)}
+        self.row_of = {layer: row for row, layer in enumerate(keeps.layers)}
         if keeps.final_states:
-            self.rows[FINAL] = len(self.rows)
-        self.values = torch.zeros((len(self.rows), slots * self.block, config.hidden_size), dtype=dtype, device=device)
-        self.valid = [[0] * slots for _ in self.rows]  # per kept layer and slot, one bit per position
+            self.row_of[FINAL] = len(self.row_of)
+        self.values = torch.zeros(
+            (len(self.row_of), slots * self.block, config.hidden_size), dtype=dtype, device=device
+        )
+        self.valid = [[0] * slots for _ in self.row_of]  # per kept layer and slot, one bit per position
 
     def reset(self, slot: int) -> None:
         """A new block: nothing of the old one may be replayed."""
@@ -187,20 +189,20 @@ class Kept:
     bits: tuple[int, ...]  # per row, one bit per position in the block
 
     def holds(self, layer: int) -> bool:
-        return layer in self.cache.rows
+        return layer in self.cache.row_of
 
     @property
     def unit(self) -> Unit:
         return self.cache.keeps.unit
 
     def store(self, layer: int, value_ND: Tensor) -> None:
-        row = self.cache.rows[layer]
+        row = self.cache.row_of[layer]
         self.cache.values[row][self.place] = value_ND
         for slot, bits in zip(self.slots, self.bits, strict=True):
             self.cache.valid[row][slot] |= bits
 
     def load(self, layer: int) -> Tensor:
-        row = self.cache.rows[layer]
+        row = self.cache.row_of[layer]
         for slot, bits in zip(self.slots, self.bits, strict=True):
             missing = bits & ~self.cache.valid[row][slot]
             assert not missing, f"layer {layer} replays positions it never computed"

@@ -222,7 +222,7 @@ class Engine(Generic[Result]):
 
     def _leaves_traces(self, wanted: Pass) -> bool:
         """Whether a pass fills the reuse cache; a commit belongs to no later step, so it never does."""
-        return bool(self.reuse.rows) and wanted.kind is not PassKind.COMMIT
+        return bool(self.reuse.row_of) and wanted.kind is not PassKind.COMMIT
 
     def _run(self, group: list[_Seat[Result]]) -> list[list[Any]]:
         """One forward for all rows of a group; each gets the answers to what it asked."""
