@@ -1,7 +1,6 @@
 """python -m sampler.generate: continues prompts, JSON lines in and out, in order."""
 
 import argparse
-import hashlib
 from typing import Any
 
 from sampler.cli import Line, Parser, add_decode_flags, add_model_flags, read_lines, run_command, write_in_order
@@ -9,7 +8,7 @@ from sampler.decode import check_batch_size, check_prompts, decode_prompts
 from sampler.errors import InputError
 from sampler.loading import ModelFiles, find_model, load_model, pick_device, pick_dtype
 from sampler.policy import ReusePolicy
-from sampler.records import DecodeSettings, Generated, Prompt
+from sampler.records import DecodeSettings, Generated, Prompt, document_seed
 from sampler.text import check_stop, encode, encode_chat
 
 EXAMPLES = """examples:
@@ -93,12 +92,6 @@ def _prompt_ids(line: Line, files: ModelFiles, given: bool) -> tuple[int, ...]:
     if "messages" in line.fields:
         return encode_chat(files.tokenizer, line.messages())
     return encode(files.tokenizer, line.text("prompt"))
-
-
-def document_seed(seed: int, document: object) -> int:
-    """A seed for one document, the same whatever else is decoded beside or before it."""
-    digest = hashlib.sha256(f"{seed}:{document}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _output(line: Line, generated: Generated, *, with_text: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What goes into the sampler and what comes out: requests, settings, results, counters. Checked at birth."""
 
+import hashlib
 import math
 from dataclasses import dataclass, fields
 
@@ -38,6 +39,12 @@ class Prompt:
     stop: tuple[str, ...] = ()
     seed: int = 0
     max_new_tokens: int | None = None  # None: as in the settings
+
+
+def document_seed(seed: int, document: object) -> int:
+    """A seed for one document, the same whatever else is decoded beside or before it."""
+    digest = hashlib.sha256(f"{seed}:{document}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

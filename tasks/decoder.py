@@ -18,7 +18,7 @@ from sampler import (
     decode_prompts,
     score_pairs,
 )
-from sampler.generate import document_seed
+from sampler.records import document_seed
 from sampler.text import encode, encode_pair
 
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")
