@@ -35,6 +35,14 @@ class Choice:
             "answer": self.answer,
         }
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.question, *self.options)
+
+    @property
+    def target(self) -> int:
+        return self.answer
+
 
 Draw = tuple[Key, str, str, Sequence[str]]  # key, question, right option, wrong options
 

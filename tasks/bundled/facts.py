@@ -1,4 +1,4 @@
-"""The closed table of facts that the bundled mmlu questions ask for: each with its wordings and what else is like it."""
+"""The closed table of facts that the bundled mmlu questions ask for. Knows how to ask, not with which options."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fact:
-    """`wordings` are questions; `alike` is what a wrong option may be."""
+    """`wordings` are questions, `sentence` says it, `alike` are the value and what a wrong option may be."""
 
     kind: str
     about: str
@@ -41,9 +41,8 @@ class Fact:
 
 def geography() -> tuple[Fact, ...]:
     homes = {country: continent for continent, countries in CONTINENTS.items() for country in countries}
-    return tuple(
-        fact for country, city in CAPITALS.items() for fact in (*_capital(country, city), _home(country, homes[country]))
-    )
+    facts = [(*_capital(country, city), _home(country, homes[country])) for country, city in CAPITALS.items()]
+    return tuple(fact for three in facts for fact in three)
 
 
 def _capital(country: str, city: str) -> tuple[Fact, Fact]:

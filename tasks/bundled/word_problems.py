@@ -28,6 +28,14 @@ class WordProblem:
     def document(self) -> dict[str, str]:
         return {"question": self.question, "answer": self.answer}
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.question,)
+
+    @property
+    def target(self) -> str:
+        return self.answer
+
 
 Draw = tuple[str, tuple[int, ...], str, list[Step]]  # template, numbers, question, steps
 Maker = Callable[[random.Random], Draw | None]
@@ -76,7 +84,8 @@ class _Account:
 
     def events(self, source: random.Random, count: int) -> tuple[str, str, tuple[int, ...]]:
         drawn = [self.event(source) for _ in range(count)]
-        return ",".join(kind for kind, _, _ in drawn), " ".join(said for _, said, _ in drawn), tuple(n for *_, n in drawn)
+        kinds, said, numbers = zip(*drawn, strict=True)
+        return ",".join(kinds), " ".join(said), numbers
 
 
 def _finish(account: _Account, template: str, numbers: tuple[int, ...], question: str) -> Draw | None:
