@@ -1,0 +1,77 @@
+"""No test question occurs in training: by key, by text, and by its numbers once names and verbs are taken out."""
+
+import random
+import re
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from tasks.bundled.documents import SUBJECTS, TESTS, Problem, chosen, draws
+from tasks.bundled.render import HELD_OUT_LINES, render
+from tasks.bundled.split import HELD_OUT, SPLITS, TEST, TRAIN, split_of
+from tasks.bundled.word_problems import BOXES, GAINS, HE, LOSSES, THINGS
+
+DRAWN = {TRAIN: 3000, HELD_OUT: 200}  # of each subject
+FREE = {**dict.fromkeys(HE, "NAME"), **dict.fromkeys(THINGS, "THINGS"), **dict.fromkeys(BOXES, "BOXES")}
+FREE |= {**dict.fromkeys(GAINS, "GAIN"), **dict.fromkeys(LOSSES, "LOSS"), "He": "NAME", "She": "NAME"}
+WORDS = re.compile("|".join(rf"\b{word}\b" for word in sorted(FREE, key=len, reverse=True)))
+
+
+def bare(text: str) -> str:
+    """A question without what does not matter: its numbers stay, names, things and verbs go."""
+    return WORDS.sub(lambda word: FREE[word[0]], text)
+
+
+def asked(task: str, problem: Problem) -> tuple[object, ...]:
+    question, *options = problem.fields
+    if task != "mmlu":
+        return (bare(question),)
+    # Where the numbers are in the question, it must not come back with other options either.
+    return (question,) if re.search(r"\d", question) else (question, *sorted(options))
+
+
+def kinds(problems: list[Problem]) -> set[object]:
+    return {problem.key[1] for problem in problems}
+
+
+@pytest.mark.parametrize("task", SUBJECTS)
+def test_test_and_training_share_no_question(task: str) -> None:
+    for subject in SUBJECTS[task]:
+        tests = chosen(task, subject, TEST, TESTS[task])
+        assert len({problem.key for problem in tests}) == TESTS[task]
+        for split in (TRAIN, HELD_OUT):
+            trained = list(islice(draws(task, subject, split, random.Random(f"{subject} {split}")), DRAWN[split]))
+            assert not {problem.key for problem in tests} & {problem.key for problem in trained}
+            assert not {asked(task, problem) for problem in tests} & {asked(task, problem) for problem in trained}
+            if split == TRAIN:
+                assert kinds(tests) <= kinds(trained), "nothing is asked of a kind that is not trained"
+
+
+def test_rendered_lines_hold_no_test_prompt() -> None:
+    from tasks.bundled.prompts import as_json, sent
+    from tasks.opening import open_task
+    from tasks.options import TaskOptions
+
+    lines = render(20_000, seed=11)
+    trained = {bare(line["prompt"]) for line in lines}
+    for task in SUBJECTS:
+        opened = open_task(task, TaskOptions(data="bundled"))
+        prompts = {bare(sent(opened.requests(doc, as_json)[0].args[0]).user) for doc in opened.documents}
+        assert len(prompts) > 270
+        assert not prompts & trained
+    held_out = [line for line in lines if line["split"] == HELD_OUT]
+    assert Counter(line["task"] for line in held_out) == dict.fromkeys(SUBJECTS, HELD_OUT_LINES)
+    learned = {bare(line["prompt"]) for line in lines if line["split"] == TRAIN}
+    assert not {bare(line["prompt"]) for line in held_out} & learned
+
+
+def test_the_share_of_each_side() -> None:
+    found = Counter(split_of(("anything", left, right)) for left in range(200) for right in range(200))
+    assert set(found) == set(SPLITS)
+    assert [round(found[split] / 40_000, 2) for split in (TRAIN, HELD_OUT, TEST)] == [0.8, 0.05, 0.15]
+
+
+def test_a_question_asked_in_other_words_would_be_noticed() -> None:
+    one, two = "Tom has 9 apples. He buys 4 more.", "Eva has 9 pens. She finds 4 more."
+    assert bare(one) == bare(two) != bare(two.replace("4", "5"))
