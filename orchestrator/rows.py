@@ -1,7 +1,7 @@
 """A trial's results as Arrow record batches, one row per document. Knows no model, no files, no Ray."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -37,7 +37,33 @@ class Device:
     subset_size: int | None
 
 
-def batches(results: Iterable[Result], trial: TrialSpec, context: RowContext, device: Device) -> Iterator[pa.RecordBatch]:
+@dataclass(kw_only=True, slots=True)
+class Account:
+    """What a trial's batches add up to so far."""
+
+    documents: int = 0
+    correct: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # decoding
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.documents += batch.num_rows
+        self.correct += sum(filter(None, batch.column("correct").to_pylist()))
+        self.tokens += sum(batch.column("tokens").to_pylist())
+        self.seconds += batch.column("batch_seconds")[0].as_py()
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.documents
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def batches(
+    results: Iterable[Result], trial: TrialSpec, context: RowContext, device: Device
+) -> Iterator[pa.RecordBatch]:
     """As many rows at a time as are decoded together; each batch as soon as its last document is there."""
     shared = _shared(trial, context, device)
     remaining = iter(results)
@@ -108,7 +134,3 @@ def _storable(text: str) -> str:
     """Half of a character that was cut in two cannot be stored as UTF-8; the token ids keep what it was."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
-
-def documents_of(batches: Sequence[pa.RecordBatch]) -> list[str]:
-    """Their documents, in order."""
-    return [doc_id for batch in batches for doc_id in batch.column("doc_id").to_pylist()]

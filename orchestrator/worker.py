@@ -3,11 +3,12 @@
 The model, its warm-up and the opened tasks outlive a trial; every cache starts fresh with each.
 """
 
+import math
 import os
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -78,9 +79,9 @@ class Worker:
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
         self._prompts = self._calibration_prompts()
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What trial.json says about who ran a trial."""
+    def facts(self, trial: TrialSpec, calibration: Calibration) -> dict[str, Any]:
+        """What trial.json says about a trial and who runs it."""
+        policy = ReusePolicy.parse(trial.policy)
         return {
             "process": os.getpid(),
             "device": self._device,
@@ -88,12 +89,13 @@ class Worker:
             "warm_up_seconds": self.warm_up.seconds,
             "warm_up_rounds": len(self.warm_up.rounds),
             "warm_up_settled": self.warm_up.settled,
+            "calibration": calibration.speed,
+            "calibration_seconds": calibration.seconds,
             "threads": torch.get_num_threads(),
+            "layers": list(policy.layer_indices(self.model.config.num_layers, self.settings.subset_size)),
+            "settings": self._effective(trial),
             **self._made_with,
         }
-
-    def layers(self, policy: str) -> list[int]:
-        return list(ReusePolicy.parse(policy).layer_indices(self.model.config.num_layers, self.settings.subset_size))
 
     def calibrate(self) -> Calibration:
         """Decodes the fixed documents at k1 with default settings, whatever the trial will be."""
@@ -103,7 +105,9 @@ class Worker:
             self.model,
             self._prompts,
             policy=ReusePolicy.parse("k1"),
-            settings=DecodeSettings(max_new_tokens=CALIBRATION_TOKENS),
+            settings=DecodeSettings(
+                small_block=math.gcd(8, self.model.config.block_size), max_new_tokens=CALIBRATION_TOKENS
+            ),
             batch_size=self.settings.batch_size,
             with_text=False,
         )
@@ -116,15 +120,13 @@ class Worker:
         task, by_id = self._opened(trial.task)
         unknown = [doc_id for doc_id in documents if doc_id not in by_id]
         if unknown:
-            raise InputError(f"task {trial.task} has no document {unknown[0]} here; the sweep was planned with other data")
+            raise InputError(f"task {trial.task} has no document {unknown[0]} here: the sweep was planned elsewhere")
         if self.model.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.model.device)
         sampler = Sampler(
             model=self.model,
             policy=ReusePolicy.parse(trial.policy),
-            settings=DecodeSettings(
-                threshold=trial.threshold, small_block=trial.small_block, block_cache=trial.block_cache
-            ),
+            settings=_decode_settings(trial),
             batch_size=self.settings.batch_size,
             subset_size=self.settings.subset_size,
         )
@@ -136,6 +138,17 @@ class Worker:
         if self.model.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.model.device))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _effective(self, trial: TrialSpec) -> dict[str, Any]:
+        """How documents are decoded; where a task says how long an answer may be, that counts."""
+        described = self._described()
+        return {
+            **asdict(_decode_settings(trial)),
+            "dtype": described.dtype,
+            "batch_size": described.batch_size,
+            "model": {"source": self.model.source, "revision": self.model.revision, "depth": described.depth},
+            "datasets": dict(self._opened(trial.task)[0].provenance.datasets),
+        }
 
     def _described(self) -> Device:
         return Device(
@@ -163,9 +176,13 @@ class Worker:
         template = chat_template(tokenizer) if task.options.chat_template else None
         count = max(CALIBRATION_DOCUMENTS, self.settings.batch_size)
         contexts = [task.requests(document, template)[0].args[0] for document in task.documents[:count]]
-        prompts = [Prompt(ids=encode(tokenizer, context)[-CALIBRATION_PROMPT:]) for context in contexts if context]
-        return [replace(prompt, ids=tuple(prompt.ids)) for prompt in prompts]
+        longest = min(CALIBRATION_PROMPT, self.model.config.max_positions - CALIBRATION_TOKENS)
+        return [Prompt(ids=encode(tokenizer, context)[-longest:]) for context in contexts if context]
 
     def _synchronise(self) -> None:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
+
+
+def _decode_settings(trial: TrialSpec) -> DecodeSettings:
+    return DecodeSettings(threshold=trial.threshold, small_block=trial.small_block, block_cache=trial.block_cache)
