@@ -149,7 +149,7 @@ def end_table(progress: Progress, *, width: int, glyphs: Glyphs) -> list[Text]:
     missing = progress.wanted - progress.documents
     facts = f"{progress.documents:,} documents, {progress.finished:,} of {progress.trials:,} trials done"
     facts += f", {missing:,} documents missing" if missing > 0 else ""
-    last = Text(facts, no_wrap=True)
+    last = Text(facts)  # may wrap: a sentence, not a row
     if progress.failed:
         last.append(f", {progress.failed} failed", style="red")
     return [*lines, last]
@@ -165,10 +165,9 @@ def duration(seconds: float) -> str:
 
 
 def _can_write(stream: TextIO, glyphs: Glyphs) -> bool:
+    signs = glyphs.full + glyphs.empty + glyphs.plus_minus + glyphs.times + glyphs.none + glyphs.cut
     try:
-        "".join((glyphs.full, glyphs.empty, glyphs.plus_minus, glyphs.times, glyphs.none, glyphs.cut)).encode(
-            getattr(stream, "encoding", None) or "ascii"
-        )
-    except (UnicodeEncodeError, LookupError):
+        signs.encode(stream.encoding or "utf-8")  # a stream without one keeps text
+    except UnicodeEncodeError:
         return False
     return True
