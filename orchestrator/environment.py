@@ -9,6 +9,7 @@ QUIET = {
     "RAY_DEDUP_LOGS": "0",
 }
 TUNE = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # whose table of the configuration no verbosity silences
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # an interrupt ends the sweep, not only Tune

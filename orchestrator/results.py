@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from orchestrator.grid import TrialSpec
 from orchestrator.metrics import SweepMetrics
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress
-from orchestrator.tally import COLUMNS, Tally, sums_of
+from orchestrator.stored import stored_tally
 from orchestrator.writer import StoreWriter
 
 WORKER = re.compile(r"worker-([0-9]+)")
@@ -40,7 +39,7 @@ class Results:
         self._trials = {trial.trial_id: trial for trial in plan.trials}
         self._guard = threading.Lock()
         self._store = StoreWriter(Path(plan.folder))
-        self._tally = Tally(plan.rows_wanted())
+        self._tally = stored_tally(plan, self._store)
         self._metrics = SweepMetrics(plan.sweep) if metrics else None
         known = self._store.trials()
         unfinished = {trial.trial_id for trial in plan.unfinished(known)}
@@ -49,7 +48,6 @@ class Results:
         self._running: set[str] = set()
         self._warm: set[str] = set()
         self._workers = max((_number(attempt) for facts in known.values() for attempt in facts["attempts"]), default=0)
-        self._count_stored_rows()
 
     def register(self) -> str:
         """A name for a new worker, not used by any before it that ran a trial."""
@@ -117,15 +115,6 @@ class Results:
         with self._guard:
             self._running.discard(trial_id)
             where.add(trial_id)
-
-    def _count_stored_rows(self) -> None:
-        """Those of wanted documents: an earlier command may have asked for more."""
-        for trial in self._plan.trials:
-            if self._store.trial_folder(trial.trial_id).is_dir():
-                rows = self._store.rows([trial.trial_id], ["doc_id", *COLUMNS], verify=False)
-                rows = rows.filter(pc.is_in(rows["doc_id"], pa.array(self._plan.wanted(trial))))
-                for configuration, sums in sums_of(rows):
-                    self._tally.add_sums(configuration, sums)
 
 
 def _number(attempt: Mapping[str, Any]) -> int:

@@ -133,4 +133,3 @@ def _own(result: Result) -> dict[str, Any]:
 def _storable(text: str) -> str:
     """Half of a character that was cut in two cannot be stored as UTF-8; the token ids keep what it was."""
     return text.encode("utf-8", "replace").decode("utf-8")
-

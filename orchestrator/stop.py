@@ -6,11 +6,13 @@ Only the first counts: whoever is impatient must not interrupt the clearing up.
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+CLEAR_UP = 8.0  # seconds
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -27,11 +29,19 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.number
 
 
-class Stop:
-    """Catches the signals. Outside of `deferred` the first one raises Interrupted wherever the program is."""
+class Aborted(BaseException):
+    """The sweep cannot go on; the message is a sentence. No Exception: Tune would take it for a trial's."""
 
-    def __init__(self) -> None:
+
+class Stop:
+    """Catches the signals. Outside of `deferred` the first one raises Interrupted wherever the program is.
+
+    From then on the program has so many seconds to clear up; what is not gone by then ends with it.
+    """
+
+    def __init__(self, farewell: str = "", seconds: float = CLEAR_UP) -> None:
         self.asked: int | None = None
+        self.farewell, self._seconds = farewell, seconds
         self._deferred = False
 
     def install(self) -> None:
@@ -53,17 +63,19 @@ class Stop:
             self._deferred = False
         self.check()
 
-    def exit_within(self, seconds: float, code: int) -> threading.Timer:
-        """Ends the process the hard way unless the returned timer is cancelled in time."""
-        timer = threading.Timer(seconds, os._exit, args=(code,))
-        timer.daemon = True
-        timer.start()
-        return timer
-
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.asked is not None:
             return
         self.asked = number
+        timer = threading.Timer(self._seconds, self._give_up)
+        timer.daemon = True
+        timer.start()
         if not self._deferred:
             raise Interrupted(number)
+
+    def _give_up(self) -> None:
+        """Ray's processes on this machine notice that this one is gone."""
+        assert self.asked is not None
+        os.write(sys.stderr.fileno(), f"{self.farewell}\n".encode())
+        os._exit(128 + self.asked)

@@ -9,19 +9,21 @@ from ray import tune
 
 from orchestrator.results import Assignment
 from orchestrator.rows import Account, RowContext
+from orchestrator.store_errors import StoreError
 from orchestrator.worker import Worker, WorkerSettings
 from sampler import InputError
 
 TRIAL = "trial"  # the one key of Tune's configuration: a trial's id
+FAILED, REFUSED = "failed", "refused"  # keys of a result: a trial that cannot be run, a disk that takes no rows
 
 
-class SweepWorker(tune.Trainable):
+class SweepWorker(tune.Trainable):  # type: ignore[misc]
     """Set up once; Tune hands it the next trial by `reset_config`. A trial is one step."""
 
     def setup(self, config: dict[str, Any], *, results: Any, settings: WorkerSettings, sweep: str) -> None:
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         self._node = ray.get_runtime_context().get_node_id()
-        self._name = ray.get(results.register.remote())
+        self._name: str = ray.get(results.register.remote())
         self._worker = Worker(settings)
         ray.get(results.ready.remote(self._name))
 
@@ -34,10 +36,12 @@ class SweepWorker(tune.Trainable):
         assigned: Assignment = ray.get(self._results.assign.remote(self._trial))
         try:
             facts, totals = self._run(assigned) if assigned.missing else ({}, {})
+            ray.get(self._results.finish.options(name=f"{assigned.trial.label} finished").remote(self._trial, facts))
         except InputError as error:  # the same on every worker: trying again would not help
             ray.get(self._results.fail.remote(self._trial, str(error)))
-            return {"done": True, "failed": str(error)}
-        ray.get(self._results.finish.options(name=f"{assigned.trial.label} finished").remote(self._trial, facts))
+            return {"done": True, FAILED: str(error)}
+        except StoreError as error:
+            return {"done": True, REFUSED: str(error)}
         return {"done": True, **totals}
 
     def _run(self, assigned: Assignment) -> tuple[dict[str, Any], dict[str, Any]]:
