@@ -140,14 +140,18 @@ class Worker:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _effective(self, trial: TrialSpec) -> dict[str, Any]:
-        """How documents are decoded; where a task says how long an answer may be, that counts."""
-        described = self._described()
+        """How documents are decoded; how long an answer may be is the task's to say."""
+        described, (task, _) = self._described(), self._opened(trial.task)
+        decode = _decode_settings(trial)
         return {
-            **asdict(_decode_settings(trial)),
+            **asdict(decode),
+            "max_new_tokens": task.options.max_new_tokens or task.entry.max_new_tokens or decode.max_new_tokens,
+            "fewshot": task.fewshot,
+            "chat_template": task.options.chat_template,
             "dtype": described.dtype,
             "batch_size": described.batch_size,
             "model": {"source": self.model.source, "revision": self.model.revision, "depth": described.depth},
-            "datasets": dict(self._opened(trial.task)[0].provenance.datasets),
+            "datasets": dict(task.provenance.datasets),
         }
 
     def _described(self) -> Device:
