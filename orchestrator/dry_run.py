@@ -40,8 +40,8 @@ def describe(
         ),
         f"policies   {', '.join(settings.policies)}",
         f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows",
-        f"actors     {placement.actors} ({each}{placement.cpus_per_actor:g} cores each)",
-        f"disk       about {size(disk_needed(work))}",
+        f"actors     {placement.actors} ({each}{placement.cpus_per_actor:g} CPU each)",
+        f"disk       about {size(disk_needed(work, running=prepared.running))}",
         f"time       about {duration(seconds / actors)}, {_basis(prepared, rough, measured or {}, device)}",
     ]
 
