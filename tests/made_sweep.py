@@ -96,7 +96,8 @@ class MadeSweep:
                 "threshold": trial.threshold, "small_block": trial.small_block, "block_cache": trial.block_cache,
                 "doc_id": doc_id, "batch_id": number, "batch_seconds": rng.uniform(1, 2) / (1 + 0.1 * k),
                 "tokens": rng.randrange(50, 90), "correct": rng.random() < 0.8, "attempt": attempt,
-                "repeat": trial.repeat, "layer_positions": 1000 // k, "calibration": 50.0, "text": "an answer of some length " * 10,
+                "repeat": trial.repeat, "layer_positions": 1000 // k, "calibration": 50.0,
+                "text": "an answer of some length " * 10,
             }  # fmt: skip
             rows.append({**DEFAULTS, **made, **({"tokens": 0} if self.kinds[trial.task] == "loglikelihood" else {})})
         return pa.RecordBatch.from_pylist(rows, schema=ROWS)
