@@ -53,7 +53,7 @@ class SweepView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop(keep=True)
+        self._stop(keep=kind is not None)  # after an error the last drawing is all there is
 
     def update(self, progress: Progress) -> None:
         now = self._clock()
