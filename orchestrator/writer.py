@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -182,6 +183,21 @@ class StoreWriter(Store):
         with opened.guard, self._explained(f"mark trial {trial_id} as failed"):
             opened.close()
             self._record(opened, "failed", {"ended_at": _now(), "reason": reason})
+
+    def set_aside(self, trial_id: str) -> Path:
+        """Moves all of a trial out of the way, so that it begins anew; where it lies now."""
+        with self._guard, self._explained(f"set aside trial {trial_id}"):
+            opened = self._open.pop(trial_id, None)
+            if opened is not None:
+                opened.close()
+            aside = self.folder / "set-aside"
+            make_folders(self._disk, aside)
+            taken = {path.name for path in aside.iterdir()}
+            target = aside / next(name for n in count(1) if (name := f"{trial_id}-{n}") not in taken)
+            self._disk.rename(self.trial_folder(trial_id), target)
+            self._disk.sync_folder(aside)
+            self._disk.sync_folder(self.trial_folder(trial_id).parent)
+            return target
 
     def done(self, trial_id: str) -> set[str]:
         opened = self._open.get(trial_id)
