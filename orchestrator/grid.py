@@ -10,10 +10,12 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.settings import SweepSettings
-from tasks.harness import Document
+
+if TYPE_CHECKING:
+    from tasks.harness import Document  # whoever only reads a folder does not wait for lm-eval
 
 RUN_LENGTH = 8  # documents of one subject in a row: they share worked examples, which are prefilled once
 DECODE_DEFAULTS = (0.95, 8, True)  # threshold, small block, block cache
@@ -85,7 +87,7 @@ class SweepIdentity:
         return {**common, "task": task, "datasets": dict(self.datasets[task])}
 
 
-def shard_of(documents: Sequence[Document], shard_size: int) -> dict[str, int]:
+def shard_of(documents: "Sequence[Document]", shard_size: int) -> dict[str, int]:
     """Which trial of a task each document belongs to, for all documents the task has (or a sample of them).
 
     Subjects take turns, a few documents each, so that the first documents of every subject, which a limit takes, fill
@@ -115,13 +117,14 @@ def plan_trials(
     trials = []
     for repeat, shard, task in product(range(settings.repeats), range(last + 1), settings.tasks):
         if shard in present[task]:
-            configurations = list(_configurations(settings, decoded=task not in scored))
+            configurations = list(configurations_of(settings, decoded=task not in scored))
             random.Random(f"{settings.seed}:{repeat}:{shard}:{task}").shuffle(configurations)
             trials += [_trial(task, begun[task], chosen, shard=shard, repeat=repeat) for chosen in configurations]
     return trials
 
 
-def _configurations(settings: SweepSettings, *, decoded: bool) -> Iterator[tuple[str, float, int, bool]]:
+def configurations_of(settings: SweepSettings, *, decoded: bool) -> Iterator[tuple[str, float, int, bool]]:
+    """Policy, threshold, small block and block cache of each configuration that a task gets."""
     ways = product(settings.threshold, settings.small_block, settings.block_cache) if decoded else [DECODE_DEFAULTS]
     return ((policy, *way) for policy, way in product(settings.policies, ways))
 

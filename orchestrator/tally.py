@@ -85,6 +85,17 @@ class Sums:
         for repeat, count in other.scored.items():
             self.scored[repeat] = self.scored.get(repeat, 0) + count
 
+    def as_json(self) -> dict[str, Any]:
+        """As a finished trial's trial.json keeps it, so that a reader of many trials need not open their rows."""
+        fields = {**asdict(self), "scored": {str(repeat): count for repeat, count in self.scored.items()}}
+        return {name: _finite(value) for name, value in fields.items()}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Sums":
+        known: dict[str, Any] = {name: math.nan if value is None else value for name, value in fields.items()}
+        known["scored"] = {int(repeat): count for repeat, count in fields["scored"].items()}
+        return cls(**known)
+
     @property
     def relative_speed(self) -> float | None:
         """Tokens for each token of the calibration; no number if any trial ran without one."""
@@ -184,6 +195,14 @@ def sums_of(table: pa.Table) -> Iterable[tuple[Configuration, Sums]]:
         yield Configuration(**{key: row[f"{key}_one"] for key in KEYS}), sums
 
 
+def trial_sums(table: pa.Table) -> Sums:
+    """All attempts of one trial together; `as_json()` of it is the fact `tally` of a finished trial."""
+    total = Sums()
+    for _, sums in sums_of(table):
+        total.add(sums)
+    return total
+
+
 def wilson(correct: float, count: float) -> tuple[float, float]:
     """The 95 % interval of a share, which stays within 0 and 1 and is not empty at either end."""
     z, share = 1.959963984540054, correct / count
@@ -229,6 +248,10 @@ def _totals(configuration: Configuration, wanted: int | None, sums: Sums, baseli
 
 def _work(seconds: float, calibration: float) -> float:
     return seconds * calibration if calibration > 0 else math.nan
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _ratio(part: float, whole: float) -> float | None:

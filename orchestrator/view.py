@@ -8,7 +8,7 @@ with SweepView(quiet=False) as view:      # or any stream
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TextIO
 
@@ -18,6 +18,7 @@ from rich.text import Text
 
 from orchestrator.progress import Pace, Progress
 from orchestrator.table import ASCII, Glyphs, Table, groups_of
+from orchestrator.tally import Totals
 
 WIDTH = 80  # where nobody says how wide a line may be
 REDRAW = 0.25  # seconds
@@ -52,7 +53,7 @@ class SweepView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop(keep=True)
+        self._stop(keep=kind is not None)  # after an error the last drawing is all there is
 
     def update(self, progress: Progress) -> None:
         now = self._clock()
@@ -67,11 +68,22 @@ class SweepView:
 
     def note(self, sentence: str) -> None:
         if not self._quiet:
-            self._console.print(Text(sentence), soft_wrap=True)
+            self._console.print(Text(sentence), soft_wrap=not self._terminal)
 
     def finish(self, progress: Progress) -> None:
+        self.table(progress.totals)
+        missing = progress.wanted - progress.documents
+        facts = f"{progress.documents:,} documents, {progress.finished:,} of {progress.trials:,} trials done"
+        last = Text(facts + (f", {missing:,} documents missing" if missing > 0 else ""))
+        if progress.failed:
+            last.append(f", {progress.failed} failed", style="red")
+        self._console.print(last, soft_wrap=not self._terminal)
+
+    def table(self, totals: Sequence[Totals]) -> None:
+        """All configurations, in place of the drawing."""
         self._stop(keep=False)
-        self._console.print(*end_table(progress, width=self._width(progress), glyphs=self._glyphs), sep="\n")
+        for line in end_table(totals, width=self._width(totals), glyphs=self._glyphs):
+            self._console.print(line, soft_wrap=True)
 
     def screen(self, progress: Progress, *, width: int, height: int) -> list[Text]:
         """The drawing, fewer lines than `height`."""
@@ -137,22 +149,16 @@ class SweepView:
             text.append(f", {progress.failed} failed", style="red")
         return text.append(f"   actors {progress.warm} of {progress.actors} warm")
 
-    def _width(self, progress: Progress) -> int:
-        longest = max((len(totals.configuration.policy) for totals in progress.totals), default=0)
-        return self._console.width if self._terminal else max(WIDTH, longest + 62)
+    def _width(self, totals: Sequence[Totals]) -> int:
+        """A file's lines may be longer than 80 columns, if names are; a terminal's may not."""
+        longest = max((len(line.configuration.policy) for line in totals), default=0)
+        return self._console.width if self._terminal else max(WIDTH, longest + 70)
 
 
-def end_table(progress: Progress, *, width: int, glyphs: Glyphs) -> list[Text]:
-    """All configurations and what is missing."""
-    bars = progress.documents < progress.wanted
-    lines = Table(groups_of(progress.totals), width=width, glyphs=glyphs, bars=bars).all()
-    missing = progress.wanted - progress.documents
-    facts = f"{progress.documents:,} documents, {progress.finished:,} of {progress.trials:,} trials done"
-    facts += f", {missing:,} documents missing" if missing > 0 else ""
-    last = Text(facts)  # may wrap: a sentence, not a row
-    if progress.failed:
-        last.append(f", {progress.failed} failed", style="red")
-    return [*lines, last]
+def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs) -> list[Text]:
+    """All configurations, with bars if documents are missing."""
+    bars = any(line.documents < line.wanted for line in totals)
+    return Table(groups_of(totals), width=width, glyphs=glyphs, bars=bars).all()
 
 
 def duration(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """A tally by record batches and one from the table agree, and both with sums done by hand."""
 
+import json
 import math
 import random
 import time
@@ -10,7 +11,7 @@ import pytest
 from made_rows import made_rows
 from scipy.stats import binomtest
 
-from orchestrator.tally import COLUMNS, KEYS, Configuration, Tally, Totals, tally_of, wilson
+from orchestrator.tally import COLUMNS, KEYS, Configuration, Sums, Tally, Totals, tally_of, trial_sums, wilson
 
 
 def configuration(task: str, policy: str, **settings: Any) -> Configuration:
@@ -137,6 +138,23 @@ def test_wanted_configurations_appear_before_their_rows() -> None:
     assert all(
         value is None for name, value in tally_of(made_rows([]), plan)[0].as_json().items() if name == "accuracy"
     )
+
+
+@pytest.mark.parametrize("calibration", [40.0, math.nan])
+def test_sums_of_finished_trials_add_up_through_json(calibration: float) -> None:
+    rows = [
+        row("a", "k1"),
+        row("b", "k2_first", correct=None),
+        row("b", "k2_first", attempt=1, calibration=calibration),
+    ]
+    tally = Tally()
+    for trial, policy in (("a", "k1"), ("b", "k2_first")):
+        sums = trial_sums(made_rows([fields for fields in rows if fields["trial_id"] == trial]))
+        stored = json.loads(json.dumps(sums.as_json(), allow_nan=False))
+        tally.add_sums(configuration("gsm8k", policy), Sums.from_json(stored))
+    expected = {totals.configuration: totals for totals in tally_of(made_rows(rows))}
+    for totals in tally.totals():
+        assert numbers(totals) == pytest.approx(numbers(expected[totals.configuration]), nan_ok=True)
 
 
 @pytest.mark.parametrize(("correct", "count"), [(0, 1), (1, 1), (0, 20), (7, 20), (20, 20), (1054, 1319)])

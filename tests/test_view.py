@@ -109,8 +109,7 @@ def test_no_line_is_wider_than_the_terminal(lines: tuple[Totals, ...], width: in
     drawn = screen(progress(lines, running=("gsm8k/k2_middle/1",) * 8), width, height)
     assert max(map(len, drawn)) <= width
     assert len(drawn) < height
-    end = [line.plain for line in end_table(progress(lines), width=width, glyphs=Glyphs())]
-    assert max(map(len, end[:-1]), default=0) <= width
+    assert max(len(line.plain) for line in end_table(lines, width=width, glyphs=Glyphs())) <= width
 
 
 def test_every_configuration_of_a_large_sweep_is_seen_in_turn() -> None:
@@ -157,12 +156,15 @@ def test_what_is_not_known_is_a_dash() -> None:
 
 
 def test_the_end_table_has_everything_and_says_what_is_missing() -> None:
-    text = "\n".join(line.plain for line in end_table(progress(), width=80, glyphs=Glyphs()))
-    assert "900 documents, 12 of 36 trials done, 900 documents missing, 1 failed" in text
-    complete = progress(totals(done=100), failed=0, finished=36)
-    lines = [line.plain for line in end_table(complete, width=80, glyphs=Glyphs())]
+    stream = io.StringIO()
+    SweepView(stream=stream).finish(progress())
+    assert "900 documents, 12 of 36 trials done, 900 documents missing, 1 failed" in stream.getvalue()
+    assert "█" in stream.getvalue()
+    stream = io.StringIO()
+    SweepView(stream=stream).finish(progress(totals(done=100), failed=0, finished=36))
+    lines = stream.getvalue().splitlines()
     assert "layers" in lines[0]
-    assert "█" not in "".join(lines)
+    assert "█" not in stream.getvalue()
     assert lines[-1] == "1,800 documents, 36 of 36 trials done"
 
 
