@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray._private.state import state as cluster_state  # the only place where the autoscaler's limits are told
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -112,6 +113,7 @@ def machine() -> Machine:
         most_gpus=min(most["GPU"], 2**31) if most.get("GPU") else None,
         node_cpus=largest["CPU"],
         node_gpus=largest["GPU"],
+        driver_gpus=torch.cuda.device_count(),
     )
 
 
@@ -137,8 +139,6 @@ def device_of_an_actor(gpus: float, cpus: float) -> Device:
 
 
 def _probe() -> tuple[str, str, int]:
-    import torch
-
     device = pick_device("auto")
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     if device.type == "cuda":

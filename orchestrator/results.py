@@ -18,6 +18,7 @@ from orchestrator.metrics import SweepMetrics
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress
 from orchestrator.stored import stored_tally
+from orchestrator.tally import COLUMNS, trial_sums
 from orchestrator.writer import StoreWriter
 
 WORKER = re.compile(r"worker-([0-9]+)")
@@ -39,9 +40,9 @@ class Results:
         self._trials = {trial.trial_id: trial for trial in plan.trials}
         self._guard = threading.Lock()
         self._store = StoreWriter(Path(plan.folder))
-        self._tally = stored_tally(plan, self._store)
         self._metrics = SweepMetrics(plan.sweep) if metrics else None
         known = self._store.trials()
+        self._tally = stored_tally(plan, self._store, known)
         unfinished = {trial.trial_id for trial in plan.unfinished(known)}
         self._finished = self._trials.keys() - unfinished
         self._failed: set[str] = set()
@@ -82,7 +83,9 @@ class Results:
         return new
 
     def finish(self, trial_id: str, facts: Mapping[str, Any]) -> None:
-        self._store.finish(trial_id, facts, self._plan.wanted(self._trials[trial_id]))
+        sums = trial_sums(self._store.rows([trial_id], COLUMNS, verify=False))
+        summed = {**facts, "tally": sums.as_json()}
+        self._store.finish(trial_id, summed, self._plan.wanted(self._trials[trial_id]))
         self._ended(trial_id, self._finished)
 
     def fail(self, trial_id: str, reason: str) -> None:
