@@ -1,7 +1,7 @@
 """Rows made up quickly, and a disk whose power can be cut at any call. Knows no sweeps.
 
-The disk remembers what has not been flushed: when the power goes, unflushed data shrinks to a random length and unflushed
-changes of folders are undone, last first, as a file system may do.
+The disk remembers what has not been flushed: when the power goes, unflushed data shrinks to a random length and
+unflushed changes of folders are undone, last first, as a file system may do.
 """
 
 import functools

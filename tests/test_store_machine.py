@@ -1,4 +1,4 @@
-"""The store against a plain dict: appends, replays, power cuts at any call, damage, continuing, extending, reading meanwhile."""
+"""The store against a plain dict: appends, replays, power cuts, damage, continuing, extending, reading meanwhile."""
 
 import random
 import shutil
