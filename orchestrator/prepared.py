@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.estimate import Work, parameters
+from orchestrator.estimate import Work, memory_needed, parameters
 from orchestrator.grid import SweepIdentity, TrialSpec, plan_trials
 from orchestrator.machine import Placement
 from orchestrator.request import ask
@@ -108,6 +108,11 @@ class Prepared:
     def options(self) -> TaskOptions:
         """How every actor opens the tasks: the documents that were found here, whatever the Hub's newest are."""
         return task_options(self.settings, self.identity.datasets if self.identity.data == "hub" else {})
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a model and its caches take on an actor's device."""
+        return memory_needed(self.files.config, self.identity.dtype, batch_size=self.settings.batch_size)
 
     @property
     def running(self) -> int:

@@ -21,6 +21,7 @@ from orchestrator.stored import stored_tally
 from orchestrator.tally import COLUMNS, trial_sums
 from orchestrator.writer import StoreWriter
 
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds
 WORKER = re.compile(r"worker-([0-9]+)")
 
 
@@ -48,13 +49,19 @@ class Results:
         self._failed: set[str] = set()
         self._running: set[str] = set()
         self._warm: set[str] = set()
+        self._tries: dict[str, int] = {}  # workers made for a trial, in this run
         self._workers = max((_number(attempt) for facts in known.values() for attempt in facts["attempts"]), default=0)
 
-    def register(self) -> str:
-        """A name for a new worker, not used by any before it that ran a trial."""
+    def register(self, trial_id: str) -> tuple[str, float]:
+        """A name for a new worker, not used by any before it that ran a trial, and how long it should wait first.
+
+        It is made for a trial. If that is not the first one made for it, something went wrong there, and may again
+        if it is tried at once.
+        """
         with self._guard:
             self._workers += 1
-            return f"worker-{self._workers}"
+            tries = self._tries[trial_id] = self._tries.get(trial_id, 0) + 1
+            return f"worker-{self._workers}", 0.0 if tries == 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 2))
 
     def ready(self, worker: str) -> None:
         with self._guard:

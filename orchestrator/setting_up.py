@@ -102,6 +102,7 @@ def _worker(prepared: Prepared, request: Mapping[str, Any]) -> WorkerSettings:
         batch_size=settings.batch_size,
         threads=prepared.placement.threads_per_actor,
         datasets=request["identity"]["datasets"],
+        memory=prepared.memory,
     )
 
 

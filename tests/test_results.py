@@ -44,7 +44,7 @@ def batch(spec: TrialSpec, documents: str, *, attempt: int = 0, batch_id: int = 
 def test_what_is_acknowledged_is_on_disk(folder: Path) -> None:
     results = Results(plan_for(folder), actors=2)
     assert results.assign(ONE.trial_id).missing == DOCUMENTS
-    attempt = results.begin(ONE.trial_id, {"actor": results.register()})
+    attempt = results.begin(ONE.trial_id, {"actor": results.register(ONE.trial_id)[0]})
     assert results.append(ONE.trial_id, attempt, batch(ONE, "ab")) == 2
     assert Store(folder).done(ONE.trial_id) == {"a", "b"}
     assert results.assign(ONE.trial_id).missing == ("c",)
@@ -74,7 +74,7 @@ def test_repeated_calls_add_nothing(folder: Path) -> None:
 
 def test_a_new_one_goes_on_where_the_old_one_died(folder: Path) -> None:
     old = Results(plan_for(folder), actors=2)
-    names = [old.register(), old.register()]
+    names = [old.register(spec.trial_id)[0] for spec in (ONE, TWO)]
     for spec, actor in zip((ONE, TWO), names, strict=True):
         old.begin(spec.trial_id, {"actor": actor})
         old.append(spec.trial_id, 0, batch(spec, "ab"))
@@ -82,7 +82,7 @@ def test_a_new_one_goes_on_where_the_old_one_died(folder: Path) -> None:
     old.close()  # a dead process holds no lock either
     new = Results(plan_for(folder), actors=2)
     assert new.progress().totals == before.totals
-    assert new.register() == "worker-3"
+    assert new.register(ONE.trial_id) == ("worker-3", 0.0)
     assert new.append(ONE.trial_id, 0, batch(ONE, "abc", batch_id=1)) == 1
     new.finish(ONE.trial_id, {})
     assert Store(folder).trials()[ONE.trial_id]["status"] == "finished"
@@ -139,3 +139,10 @@ def test_progress_counts_only_what_is_wanted_now(folder: Path) -> None:
     progress = stored_progress(smaller, Store(folder))
     assert (progress.documents, progress.wanted, progress.finished) == (1, 2, 1)
     assert progress.totals == Results(smaller, actors=1).progress().totals
+
+
+def test_a_worker_made_again_for_the_same_trial_waits_longer_each_time(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=1)
+    pauses = [results.register(ONE.trial_id)[1] for _ in range(8)]
+    assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert results.register(TWO.trial_id) == ("worker-9", 0.0)

@@ -31,7 +31,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def common(root: Path, tmp_path: Path) -> list[str]:
     model, data, out = str(root / "model"), str(root / "data"), str(tmp_path)
-    return ["--model", model, "--data", data, "--out", out, "--name", "s", "--shard-size", "4", "--policies", "k1,k2_all"]
+    return [
+        "--model",
+        model,
+        "--data",
+        data,
+        "--out",
+        out,
+        "--name",
+        "s",
+        "--shard-size",
+        "4",
+        "--policies",
+        "k1,k2_all",
+    ]
 
 
 def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[Prepared, SetUp]:

@@ -14,7 +14,7 @@ from sweep_cases import NEW_TOKENS, context, gsm8k_ids, trial, worker_settings, 
 from orchestrator import provenance
 from orchestrator.rows import Account
 from orchestrator.schema import ROWS
-from orchestrator.worker import CALIBRATION_DOCUMENTS, CALIBRATION_TOKENS, Worker
+from orchestrator.worker import CALIBRATION_DOCUMENTS, CALIBRATION_TOKENS, Worker, wait_for_memory
 from sampler import DecodeSettings, InputError, ReusePolicy
 from tasks.decoder import Sampler
 from tasks.evaluate import evaluate
@@ -146,3 +146,12 @@ def test_other_documents_than_planned_are_refused(root: Path) -> None:
     worker = Worker(worker_settings(root))
     with pytest.raises(InputError, match="no document gsm8k/999"):
         worker.run(trial("k1"), ["gsm8k/0", "gsm8k/999"], context())
+
+
+def test_a_worker_waits_for_memory_but_not_for_ever() -> None:
+    offered = iter([1, 2, 5])
+    wait_for_memory(4, lambda: next(offered), step=0.0)
+    assert next(offered, None) is None
+    began = time.monotonic()
+    wait_for_memory(4, lambda: 1, seconds=0.2, step=0.01)
+    assert 0.2 <= time.monotonic() - began < 30
