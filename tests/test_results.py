@@ -1,4 +1,4 @@
-"""The result actor's class without Ray: what it acknowledges is on disk, and a new one knows all that the old one did."""
+"""The result actor's class without Ray: what it acknowledges is on disk, and a new one knows all the old one did."""
 
 from pathlib import Path
 from typing import Any

@@ -134,7 +134,7 @@ def test_a_smaller_limit_asks_for_nothing(common: list[str]) -> None:
 def test_other_settings_for_existing_trials_are_refused(common: list[str]) -> None:
     prepared, _ = ready([*common, "--tasks", "gsm8k", "--limit", "4"], finish=True)
     before = (prepared.folder / "sweep.json").read_bytes()
-    with pytest.raises(InputError, match="--batch-size 1 .now 2."):
+    with pytest.raises(InputError, match=r"--batch-size 1 \(now 2\)"):
         ready([*common, "--tasks", "gsm8k", "--limit", "4", "--batch-size", "2"])
     assert (prepared.folder / "sweep.json").read_bytes() == before
 

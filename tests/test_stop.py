@@ -36,11 +36,16 @@ def test_the_first_signal_interrupts(stop: Stop, number: signal.Signals) -> None
 
 def test_a_deferred_signal_waits_for_a_safe_place(stop: Stop) -> None:
     reached = []
-    with pytest.raises(Interrupted), stop.deferred():
-        os.kill(os.getpid(), signal.SIGTERM)
-        reached.append("after the signal")
-        stop.check()
-        reached.append("after the check")
+
+    def steps() -> None:
+        with stop.deferred():
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("after the signal")
+            stop.check()
+            reached.append("after the check")
+
+    with pytest.raises(Interrupted):
+        steps()
     assert reached == ["after the signal"]
 
 
