@@ -44,6 +44,7 @@ def run_trials(
         tune.with_parameters(SweepWorker, results=results, settings=settings, sweep=sweep),
         {"cpu": placement.cpus_per_actor, "gpu": placement.gpus_per_actor},
     )
+    trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, and not Tune's wrappers
     with tempfile.TemporaryDirectory(prefix="reuse-tune-", ignore_cleanup_errors=True) as scratch:
         tuner = tune.Tuner(
             trainable,

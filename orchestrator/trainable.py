@@ -22,7 +22,8 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
 
     def setup(self, config: dict[str, Any], *, results: Any, settings: WorkerSettings, sweep: str) -> None:
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
-        self._node = ray.get_runtime_context().get_node_id()
+        here = ray.get_runtime_context()
+        self._place = {"node": here.get_node_id(), "gpus": here.get_accelerator_ids().get("GPU", [])}
         self._name, pause = ray.get(results.register.remote(self._trial))
         time.sleep(pause)
         self._worker = Worker(settings)
@@ -55,12 +56,12 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         began = time.perf_counter()
         trial, account, waited, acknowledgement = assigned.trial, Account(), 0.0, None
         calibration = self._worker.calibrate()
-        facts = {"actor": self._name, "node": self._node, **self._worker.facts(trial, calibration)}
+        facts = {"actor": self._name, **self._place, **self._worker.facts(trial, calibration)}
         context = RowContext(
             sweep=self._sweep,
             attempt=ray.get(self._results.begin.options(name=f"{trial.label} begun").remote(self._trial, facts)),
             actor=self._name,
-            node=self._node,
+            node=self._place["node"],
             calibration=calibration.speed,
         )
         append = self._results.append.options(name=trial.label)  # what the dashboard shows
