@@ -10,15 +10,23 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from orchestrator.settings import SweepSettings
 
-if TYPE_CHECKING:
-    from tasks.harness import Document  # whoever only reads a folder does not wait for lm-eval
-
 RUN_LENGTH = 8  # documents of one subject in a row: they share worked examples, which are prefilled once
 DECODE_DEFAULTS = (0.95, 8, True)  # threshold, small block, block cache
+
+
+class Document(Protocol):
+    """As tasks.harness has it, which takes seconds to import."""
+
+    @property
+    def doc_id(self) -> str: ...
+    @property
+    def subtask(self) -> str: ...
+    @property
+    def index(self) -> int: ...  # in its subtask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -165,7 +165,9 @@ class Hub:
         except GatedRepoError:
             raise _no_access(dataset) from None
         except RevisionNotFoundError:
-            raise InputError(f"the Hub has no commit {self._pinned.get(dataset)} of {dataset!r} any more") from None
+            if self._cached(dataset) is None:
+                raise InputError(f"the Hub no longer has {dataset} at {self._pinned.get(dataset)}") from None
+            return self._offline(dataset)
         except (RepositoryNotFoundError, HFValidationError):
             if gated:
                 raise _no_access(dataset) from None

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sweep_cases import write_case
 from sweep_runs import Run, outcome, processes, rows_there
+from test_tasks_sources import gsm8k_row, write_dataset
 
 from orchestrator.store import Store
-from test_tasks_sources import gsm8k_row, write_dataset
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "200", "--shard-size", "6")
