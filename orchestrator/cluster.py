@@ -7,6 +7,7 @@ import logging
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray._private.state import state as cluster_state  # the only place where the autoscaler's limits are told
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -21,6 +23,7 @@ from orchestrator.environment import TUNE
 from orchestrator.machine import Machine, Placement
 from orchestrator.plan import Plan
 from orchestrator.results import Results
+from orchestrator.stop import Aborted
 from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 
@@ -33,23 +36,43 @@ RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
 @contextmanager
 def local(placement: Placement, machine: Machine, *, dashboard: bool) -> Iterator[str | None]:
     """A cluster of this machine alone, gone at the end; the dashboard's address where there is one."""
+    cores = max(1, math.ceil(machine.cpus), math.ceil(placement.actors * placement.cpus_per_actor))
     temporary = Path(tempfile.mkdtemp(prefix="reuse-sweep-", dir=_short_folder()))
+    try:
+        yield _start(temporary, cores=cores, dashboard=dashboard)
+    finally:
+        ray.shutdown()
+        _remove(temporary)
+
+
+def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 2) -> str | None:
+    """On a machine that is very busy Ray may not be up in the time it gives itself; a second start finds its files."""
     try:
         context = ray.init(
             address="local",
-            num_cpus=max(1, math.ceil(machine.cpus), math.ceil(placement.actors * placement.cpus_per_actor)),
+            num_cpus=cores,
             include_dashboard=dashboard,
             dashboard_host="127.0.0.1",
             object_store_memory=OBJECT_STORE,
             log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
+            logging_level=logging.CRITICAL,
             _temp_dir=str(temporary),
         )
-        yield context.dashboard_url or None
-    finally:
+    except Exception as error:  # Ray raises nothing more special
         ray.shutdown()
+        if tries == 1:
+            raise Aborted(f"Ray could not be started: {' '.join(str(error).split())}") from None
+        return _start(temporary, cores=cores, dashboard=dashboard, tries=tries - 1)
+    return context.dashboard_url or None
+
+
+def _remove(temporary: Path) -> None:
+    """Ray's last processes may still be writing there."""
+    for _ in range(20):
         shutil.rmtree(temporary, ignore_errors=True)
+        if not temporary.exists():
+            return
+        time.sleep(0.1)
 
 
 def _short_folder() -> str | None:
@@ -90,6 +113,7 @@ def machine() -> Machine:
         most_gpus=min(most["GPU"], 2**31) if most.get("GPU") else None,
         node_cpus=largest["CPU"],
         node_gpus=largest["GPU"],
+        driver_gpus=torch.cuda.device_count(),
     )
 
 
@@ -115,8 +139,6 @@ def device_of_an_actor(gpus: float, cpus: float) -> Device:
 
 
 def _probe() -> tuple[str, str, int]:
-    import torch
-
     device = pick_device("auto")
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     if device.type == "cuda":

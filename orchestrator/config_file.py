@@ -2,12 +2,13 @@
 
 import difflib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from orchestrator.values import switch
 from sampler.errors import InputError, InputErrors
 
 COMMANDS = ("config", "save-config", "dry-run", "force", "help")  # to be asked for each time
@@ -24,8 +25,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 
 
-def read(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """Raw values by flag name; null means that nothing is said."""
+def read(path: Path, known: Collection[str], elsewhere: Mapping[str, str]) -> dict[str, Any]:
+    """Raw values by flag name; null means that nothing is said. `elsewhere`: other spellings of flags."""
     try:
         content = yaml.load(path.read_bytes(), _Loader)  # a SafeLoader: plain values only
     except OSError as error:
@@ -43,12 +44,14 @@ def read(path: Path, known: Collection[str]) -> dict[str, Any]:
     named: dict[str, Any] = {}
     problems = []
     for key, value in (content or {}).items():
-        name = str(key).replace("_", "-")
-        problem = _problem(name, known) or ("is given twice; each key once is allowed" if name in named else None)
+        written = str(key).replace("_", "-")
+        written = elsewhere.get(f"--{written}", f"--{written}")[2:]
+        name = _positive(written)
+        problem = _problem(written, known) or ("is given twice; each key once is allowed" if name in named else None)
         if problem:
             problems.append(f"--config {path}: {key!r} {problem}")
         else:
-            named[_positive(name)] = (not value) if name.startswith("no-") and isinstance(value, bool) else value
+            named[name] = value if name == written or value is None else not switch(f"{path}: {key}", value)
     if problems:
         raise InputErrors(problems)
     return {name: value for name, value in named.items() if value is not None}

@@ -6,7 +6,6 @@ from orchestrator.estimate import (
     ANSWER_TOKENS,
     TOKENS_PER_PASS,
     disk_needed,
-    memory_needed,
     rough_pass_seconds,
     seconds_needed,
 )
@@ -28,11 +27,10 @@ def describe(
     seconds, rough = seconds_needed(work, measured or {}, config=config, dtype=dtype, device=device)
     actors = max(1, min(placement.actors, trials))
     each = f"{placement.gpus_per_actor:g} GPU, " if placement.gpus_per_actor else ""
-    memory = memory_needed(config, dtype, batch_size=settings.batch_size)
     return [
         *prepared.notices,
         f"folder     {prepared.folder}",
-        f"model      {identity.model} ({identity.depth} layers, {dtype}, about {size(memory)} of memory each)",
+        f"model      {identity.model} ({identity.depth} layers, {dtype}, about {size(prepared.memory)} of memory each)",
         *(
             f"task       {name}: {len(task.wanted):,} of {len(task.task.documents):,} documents, "
             f"{len(task.by_shard):,} shards, {work[name].rows:,} rows to do"
@@ -40,8 +38,8 @@ def describe(
         ),
         f"policies   {', '.join(settings.policies)}",
         f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows",
-        f"actors     {placement.actors} ({each}{placement.cpus_per_actor:g} cores each)",
-        f"disk       about {size(disk_needed(work))}",
+        f"actors     {placement.actors} ({each}{placement.cpus_per_actor:g} CPU each)",
+        f"disk       about {size(disk_needed(work, running=prepared.running))}",
         f"time       about {duration(seconds / actors)}, {_basis(prepared, rough, measured or {}, device)}",
     ]
 

@@ -11,9 +11,9 @@ from sampler.weights import expected_shapes
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# On disk, measured with pyarrow 26 on rows of ROWS: a batch of one row in an IPC stream is mostly padding and headers;
-# what a finished trial leaves is a Parquet footer and trial.json, and for each row little more than its tokens.
-ROW_WHILE_RUNNING, TRIAL, ROW, TOKEN = 12_000, 40_000, 600, 8
+# On disk, measured with pyarrow 26 on rows of ROWS: while a trial runs, a batch of one row is mostly headers; what a
+# finished one leaves is a Parquet footer, trial.json and folders, and for each row little but its tokens.
+ROW_WHILE_RUNNING, TRIAL, ROW, TOKEN = 6_000, 30_000, 200, 8
 
 # Rough rules, for a folder without rows.
 ANSWER_TOKENS = 256  # of an answer, if the task allows as many
@@ -47,11 +47,10 @@ class Work:
     tokens: int  # most an answer may have; 0 where options are scored
 
 
-def disk_needed(work: Mapping[str, Work]) -> int:
-    """Bytes: what stays, and the rows of the trials that run at the moment."""
-    running = max((min(task.rows, 5_000) for task in work.values()), default=0) * ROW_WHILE_RUNNING
+def disk_needed(work: Mapping[str, Work], *, running: int) -> int:
+    """Bytes: what stays, and the `running` rows of trials that are not finished at a time."""
     lasting = sum(task.trials * TRIAL + task.rows * (ROW + TOKEN * _answer(task)) for task in work.values())
-    return lasting + running
+    return lasting + min(running, sum(task.rows for task in work.values())) * (ROW_WHILE_RUNNING + 2 * TOKEN * 2048)
 
 
 def seconds_needed(

@@ -120,7 +120,7 @@ def parse(arguments: Sequence[str]) -> Command:
     given = vars(parser().parse_args([_spelled(argument) for argument in arguments]))
     actions = {name: given.pop(name, None) for name in ("config", "save_config", "dry_run", "force")}
     typed = {name.replace("_", "-"): raw for name, raw in given.items()}
-    filed = {} if actions["config"] is None else config_file.read(Path(actions["config"]), FLAGS)
+    filed = {} if actions["config"] is None else config_file.read(Path(actions["config"]), FLAGS, ELSEWHERE)
     settings = settings_of(typed, filed, str(actions["config"]))
     force = actions["force"]
     return Command(
@@ -188,6 +188,7 @@ def parser() -> argparse.ArgumentParser:
         description="Runs reuse policies over benchmarks on Ray, with warm models, and keeps a row for each document.",
         examples=EXAMPLES,
     )
+    made.usage = f"{made.prog} --tasks A,B [flags]"
     groups = {title: made.add_argument_group(title) for title in (GRID, MODEL, MACHINE, RUN)}
     for name, flag in FLAGS.items():
         group, common = groups[flag.group], {"help": flag.help, "default": argparse.SUPPRESS}

@@ -11,6 +11,7 @@ from orchestrator.store_errors import Damaged
 from sampler.errors import InputError
 
 REQUEST = "sweep.json"
+COPY = "sweep.copy.json"
 
 
 def read_request(folder: Path) -> dict[str, Any] | None:
@@ -24,7 +25,7 @@ def read_request(folder: Path) -> dict[str, Any] | None:
     except NotADirectoryError as problem:
         raise InputError(f"{folder} is a file; a sweep needs a folder") from problem
     except Damaged as problem:
-        raise InputError(f"{path} {problem}; put back a copy of it, or use another folder") from problem
+        raise InputError(f"{path} {problem}; put {COPY} in its place, or use another folder") from problem
     except OSError as problem:
         raise InputError(f"{path} cannot be read: {problem.strerror}") from problem
     _require_known_schema(path, request.get("schema"))

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from orchestrator.settings import SweepSettings
 from sampler.errors import InputError, InputErrors
 from sampler.loading import pick_device, pick_dtype
@@ -23,13 +25,15 @@ class Machine:
     most_gpus: float | None = None
     node_cpus: float | None = None  # of the largest node there is or may come; None: one node has it all
     node_gpus: float | None = None
+    driver_gpus: int = 0  # where the command was typed
     dtype: str = "float32"  # what auto means on its devices
 
     @classmethod
     def here(cls) -> "Machine":
         device = pick_device("auto")
         dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
-        return cls(cpus=len(os.sched_getaffinity(0)), gpus=gpus_here(), dtype=dtype)
+        gpus = torch.cuda.device_count()
+        return cls(cpus=len(os.sched_getaffinity(0)), gpus=gpus, driver_gpus=gpus, dtype=dtype)
 
     @property
     def all_cpus(self) -> float:
@@ -40,27 +44,17 @@ class Machine:
         return max(self.gpus, self.most_gpus or 0)
 
 
-def gpus_here() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def resolve_model(
-    model: str, *, gpus_here: float, cluster: Machine | None = None, address: str | None = None
-) -> tuple[str, str | None]:
+def resolve_model(model: str, machine: Machine, address: str | None) -> tuple[str, str | None]:
     """The model that `auto` means, and a notice where that is the bundled one. On a cluster it never is."""
     if model != "auto":
         return model, None
-    if address is None:
-        if gpus_here:
-            return FULL_MODEL, None
-        return BUNDLED_MODEL, (
-            f"no GPU here: running the small bundled model on the bundled documents; --model {FULL_MODEL} "
-            "runs the real one"
-        )
-    if gpus_here or (cluster is not None and cluster.all_gpus):
+    if machine.driver_gpus or machine.all_gpus:
         return FULL_MODEL, None
+    if address is None:
+        return BUNDLED_MODEL, (
+            "no GPU here: running the small bundled model on the bundled documents; "
+            f"--model {FULL_MODEL} runs the real one"
+        )
     raise InputError(
         f"--model auto: the cluster at {address} has no GPU and can bring none; name a model that runs without"
     )
@@ -89,8 +83,8 @@ def place(settings: SweepSettings, machine: Machine) -> Placement:
     problems = list(_too_much(machine, gpus, cpus))
     room = 0 if problems else _room(machine, gpus, cpus)
     if not problems and (settings.actors or 1) > room:
-        each = f"{gpus:g} GPUs and {cpus:g} cores each" if gpus else f"{cpus:g} cores each"
-        problems.append(f"--actors {settings.actors or 1}: with {each} there is room for {room} of them")
+        each = f"{gpus:g} GPU and {cpus:g} CPU each" if gpus else f"{cpus:g} CPU each"
+        problems.append(f"--actors {settings.actors or 1}: with {each} there is room for {room}")
     if problems:
         raise InputErrors(problems)
     return Placement(

@@ -8,6 +8,10 @@ from orchestrator.grid import TrialSpec
 from orchestrator.tally import KEYS, Configuration
 
 
+def configuration_of(trial: TrialSpec) -> Configuration:
+    return Configuration(**{key: getattr(trial, key) for key in KEYS})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """All trials of a command, also those already done, and the documents they are to have rows of."""
@@ -23,7 +27,7 @@ class Plan:
     def rows_wanted(self) -> dict[Configuration, int]:
         rows: dict[Configuration, int] = {}
         for trial in self.trials:
-            configuration = Configuration(**{key: getattr(trial, key) for key in KEYS})
+            configuration = configuration_of(trial)
             rows[configuration] = rows.get(configuration, 0) + len(self.wanted(trial))
         return rows
 

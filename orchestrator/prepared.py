@@ -1,14 +1,14 @@
 """A sweep that is ready to begin: its model found, its tasks opened, its trials planned. Decides nothing more."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.estimate import Work, parameters
+from orchestrator.estimate import Work, memory_needed, parameters
 from orchestrator.grid import SweepIdentity, TrialSpec, plan_trials
 from orchestrator.machine import Placement
 from orchestrator.request import ask
@@ -17,6 +17,7 @@ from orchestrator.settings import NAME, SweepSettings
 from sampler.loading import ModelFiles
 from tasks.catalog import LOGLIKELIHOOD
 from tasks.harness import Document, Task
+from tasks.options import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,21 @@ class Prepared:
         """What every actor loads: the same commit, wherever the Hub's newest is by then."""
         return f"{self.identity.model}@{self.files.revision}" if self.files.revision else self.settings.model
 
+    @property
+    def options(self) -> TaskOptions:
+        """How every actor opens the tasks: the documents that were found here, whatever the Hub's newest are."""
+        return task_options(self.settings, self.identity.datasets if self.identity.data == "hub" else {})
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a model and its caches take on an actor's device."""
+        return memory_needed(self.files.config, self.identity.dtype, batch_size=self.settings.batch_size)
+
+    @property
+    def running(self) -> int:
+        """Rows of trials that are not finished at a time."""
+        return self.placement.actors * self.settings.shard_size
+
     @cached_property
     def trials(self) -> list[TrialSpec]:
         shards = {name: sorted(task.by_shard) for name, task in self.tasks.items()}
@@ -136,7 +152,24 @@ class Prepared:
             "parameters": parameters(self.files.config),
         }
         facts = {name: task.facts() for name, task in self.tasks.items()}
-        return ask(settings=self.asked, identity=self.identity, model=model, tasks=facts)
+        asked = replace(self.asked, tasks=tuple(self.tasks))
+        return ask(settings=asked, identity=self.identity, model=model, tasks=facts)
+
+
+def task_options(settings: SweepSettings, datasets: Mapping[str, Mapping[str, str]]) -> TaskOptions:
+    """Without the limit, which decides nothing but how many documents are run. `datasets`: commits, by task."""
+    pinned = {dataset: commit for revisions in datasets.values() for dataset, commit in revisions.items()}
+    return TaskOptions(
+        data=settings.data,
+        sample=settings.sample,
+        seed=settings.seed,
+        fewshot=settings.fewshot,
+        chat_template=settings.chat_template,
+        max_new_tokens=settings.max_new_tokens,
+        allow_code_execution=settings.allow_code_execution,
+        unsafe_code_execution=settings.unsafe_code_execution,
+        revisions=tuple(sorted(pinned.items())),
+    )
 
 
 def default_name(model: str) -> str:

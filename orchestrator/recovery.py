@@ -19,7 +19,6 @@ from orchestrator.trial_folder import (
     FACTS,
     TABLE,
     Damage,
-    is_compact,
     read_facts,
     read_rows,
     rebuild_facts,
@@ -96,21 +95,16 @@ def _recover_segment(disk: Disk, folder: Path, number: int, aside: Path) -> list
 
 def _reconcile(disk: Disk, folder: Path, facts: dict[str, Any] | None, sha256: str | None) -> None:
     """Makes trial.json say what the files say."""
-    if facts is None:
-        facts = rebuild_facts(read_rows(folder, verify=False).rows, finished=is_compact(folder))
-        if facts is None:
-            return
-        changed = True
-    else:
-        changed = False
     compact = sha256 is not None and _drop_merged(disk, folder)
-    if facts["status"] == "finished" and not compact:
-        facts["status"], changed = "running", True
-    if sha256 != facts.get("sha256"):
-        facts["sha256"], changed = sha256, True
-    if changed:
-        rows = count(folder) if sha256 is not None else None
-        write_object(disk, folder / FACTS, {**facts, "rows": rows})
+    new = facts or rebuild_facts(read_rows(folder).rows, finished=compact)
+    if new is None:
+        return
+    if new["status"] == "finished" and not compact:
+        new = {**new, "status": "running"}
+    if new["sha256"] != sha256:
+        new = {**new, "sha256": sha256, "rows": None if sha256 is None else _count(folder)}
+    if new != facts:
+        write_object(disk, folder / FACTS, new)
 
 
 def _drop_merged(disk: Disk, folder: Path) -> bool:
@@ -130,5 +124,5 @@ def _ids(rows: pa.Table) -> list[str]:
     return list(rows["doc_id"].to_pylist())
 
 
-def count(folder: Path) -> int:
+def _count(folder: Path) -> int:
     return len(read_table(folder / TABLE, ROWS, ["doc_id"]))

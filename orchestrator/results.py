@@ -18,8 +18,10 @@ from orchestrator.metrics import SweepMetrics
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress
 from orchestrator.stored import stored_tally
+from orchestrator.tally import COLUMNS, trial_sums
 from orchestrator.writer import StoreWriter
 
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds
 WORKER = re.compile(r"worker-([0-9]+)")
 
 
@@ -39,21 +41,27 @@ class Results:
         self._trials = {trial.trial_id: trial for trial in plan.trials}
         self._guard = threading.Lock()
         self._store = StoreWriter(Path(plan.folder))
-        self._tally = stored_tally(plan, self._store)
         self._metrics = SweepMetrics(plan.sweep) if metrics else None
         known = self._store.trials()
+        self._tally = stored_tally(plan, self._store, known)
         unfinished = {trial.trial_id for trial in plan.unfinished(known)}
         self._finished = self._trials.keys() - unfinished
         self._failed: set[str] = set()
         self._running: set[str] = set()
         self._warm: set[str] = set()
+        self._tries: dict[str, int] = {}  # workers made for a trial, in this run
         self._workers = max((_number(attempt) for facts in known.values() for attempt in facts["attempts"]), default=0)
 
-    def register(self) -> str:
-        """A name for a new worker, not used by any before it that ran a trial."""
+    def register(self, trial_id: str) -> tuple[str, float]:
+        """A name for a new worker, not used by any before it that ran a trial, and how long it should wait first.
+
+        It is made for a trial. If that is not the first one made for it, something went wrong there, and may again
+        if it is tried at once.
+        """
         with self._guard:
             self._workers += 1
-            return f"worker-{self._workers}"
+            tries = self._tries[trial_id] = self._tries.get(trial_id, 0) + 1
+            return f"worker-{self._workers}", 0.0 if tries == 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 2))
 
     def ready(self, worker: str) -> None:
         with self._guard:
@@ -82,7 +90,9 @@ class Results:
         return new
 
     def finish(self, trial_id: str, facts: Mapping[str, Any]) -> None:
-        self._store.finish(trial_id, facts, self._plan.wanted(self._trials[trial_id]))
+        sums = trial_sums(self._store.rows([trial_id], COLUMNS, verify=False))
+        summed = {**facts, "tally": sums.as_json()}
+        self._store.finish(trial_id, summed, self._plan.wanted(self._trials[trial_id]))
         self._ended(trial_id, self._finished)
 
     def fail(self, trial_id: str, reason: str) -> None:

@@ -15,10 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.seal import BLANK, is_sealed_file, seal
-from orchestrator.store_errors import Damaged
+from orchestrator.store_errors import OTHER_COLUMNS, Damaged
+from sampler.errors import InputError
 
 KEY = "reuse_sweep_check"
 MAGIC = b"PAR1"
+DECODING = (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError, MemoryError)  # from damaged bytes
 ROW_GROUP = 16384  # rows; what a reader holds at a time
 
 
@@ -61,19 +63,14 @@ def read_table(path: Path, schema: pa.Schema, columns: Sequence[str] | None = No
     names = [name for name in schema.names if columns is None or name in columns]
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
-            table = file.read(columns=names, use_threads=False)
-        return table.select(names).cast(pa.schema([schema.field(name) for name in names], schema.metadata))
+            known = file.schema_arrow.equals(schema)
+            table = file.read(columns=names, use_threads=False) if known else None
     except FileNotFoundError:
         raise
-    except (OSError, pa.ArrowException, KeyError, ValueError, OverflowError, MemoryError) as problem:
+    except (OSError, *DECODING) as problem:
         raise Damaged(f"cannot be read as Parquet ({problem})") from problem
-
-
-def count_rows(path: Path) -> int:
-    """From the footer alone."""
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except FileNotFoundError:
-        raise
-    except (OSError, pa.ArrowException) as problem:
-        raise Damaged(f"cannot be read as Parquet ({problem})") from problem
+    if table is None:
+        verify_table(path)  # a damaged footer would say the same
+        raise InputError(f"{path} {OTHER_COLUMNS}; continue with the version that wrote it, or in another folder")
+    exact = pa.schema([schema.field(name) for name in names], schema.metadata)
+    return pa.Table.from_arrays([table[name] for name in names], schema=exact)  # without Parquet's own remarks

@@ -17,11 +17,11 @@ import pyarrow as pa
 from orchestrator.atomic import Disk
 from orchestrator.schema import ROWS
 from orchestrator.seal import BLANK, find_seal, is_sealed, seal
+from orchestrator.store_errors import OTHER_COLUMNS
 from sampler.errors import InputError
 
 KEY = "reuse_sweep_check"
 LENGTH = 12  # digits behind the digest
-OTHER_COLUMNS = "is undamaged, but has other columns than this version writes"
 CONTINUATION = 0xFFFFFFFF
 SCHEMA = ROWS.serialize().to_pybytes()
 

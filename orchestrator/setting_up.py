@@ -9,7 +9,6 @@ from typing import Any
 from orchestrator import provenance
 from orchestrator.grid import TrialSpec
 from orchestrator.plan import Plan
-from orchestrator.preflight import task_options
 from orchestrator.prepared import Prepared
 from orchestrator.request import combine, extension
 from orchestrator.worker import WorkerSettings
@@ -96,13 +95,14 @@ def _worker(prepared: Prepared, request: Mapping[str, Any]) -> WorkerSettings:
     return WorkerSettings(
         model=prepared.model_source,
         dtype=prepared.identity.dtype,
-        options=task_options(settings),
+        options=prepared.options,
         calibration_task=request["calibration_task"],
         device="auto" if prepared.placement.gpus_per_actor else "cpu",
         subset_size=settings.subset_size,
         batch_size=settings.batch_size,
         threads=prepared.placement.threads_per_actor,
         datasets=request["identity"]["datasets"],
+        memory=prepared.memory,
     )
 
 

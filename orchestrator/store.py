@@ -11,7 +11,7 @@
 Rows are the truth: what is done is what rows say. What is damaged is skipped and noted in `damage`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,16 +137,19 @@ class Store:
         return [str(damage) for damage in found]
 
     def _check_trial(self, folder: Path) -> list[Damage]:
-        found = read_rows(folder).damage
         try:
-            facts: Mapping[str, Any] = read_facts(folder)
+            facts = read_facts(folder)
+            reading = read_rows(folder, ["doc_id"])
+            if read_facts(folder) != facts:
+                return self._check_trial(folder)  # written to meanwhile
         except FileNotFoundError:
-            return found
+            return read_rows(folder, ["doc_id"]).damage
         except Damaged as problem:
-            return [*found, Damage(path=folder / FACTS, problem=str(problem))]
-        if facts["status"] == "finished" and not (folder / TABLE).exists():
-            found.append(Damage(path=folder / TABLE, problem=f"is missing; {FACTS} counts {facts['rows']} rows in it"))
-        return found
+            return [*read_rows(folder, ["doc_id"]).damage, Damage(path=folder / FACTS, problem=str(problem))]
+        if facts["status"] == "finished" and not reading.damage and facts["rows"] != len(reading.rows):
+            differs = f"should have {facts['rows']} rows by {FACTS}, but {len(reading.rows)} are there"
+            return [Damage(path=folder / TABLE, problem=differs)]
+        return reading.damage
 
     def _tasks(self) -> list[str]:
         return sorted(path.stem for path in (self.folder / "documents").glob("*.parquet"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator import config_file, environment
 from orchestrator.dry_run import describe
-from orchestrator.estimate import measured_seconds, memory_needed
+from orchestrator.estimate import measured_seconds
 from orchestrator.flags import Command, parse
 from orchestrator.machine import Machine, place
 from orchestrator.preflight import prepare, sweep_folder
@@ -86,8 +86,7 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
     from orchestrator import cluster, driver
 
     placement = prepared.placement
-    needed = memory_needed(prepared.files.config, prepared.identity.dtype, batch_size=prepared.settings.batch_size)
-    cluster.check_memory(needed, placement, remote=prepared.settings.address is not None)
+    cluster.check_memory(prepared.memory, placement, remote=prepared.settings.address is not None)
     with SweepView(quiet=prepared.settings.quiet) as view:
         for notice in made.notices:
             view.note(notice)

@@ -9,7 +9,7 @@ from ray import tune
 
 from orchestrator.results import Assignment
 from orchestrator.rows import Account, RowContext
-from orchestrator.store_errors import StoreError
+from orchestrator.store_errors import RowsLost, StoreError
 from orchestrator.worker import Worker, WorkerSettings
 from sampler import InputError
 
@@ -23,7 +23,8 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
     def setup(self, config: dict[str, Any], *, results: Any, settings: WorkerSettings, sweep: str) -> None:
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         self._node = ray.get_runtime_context().get_node_id()
-        self._name: str = ray.get(results.register.remote())
+        self._name, pause = ray.get(results.register.remote(self._trial))
+        time.sleep(pause)
         self._worker = Worker(settings)
         ray.get(results.ready.remote(self._name))
 
@@ -33,16 +34,22 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
 
     def step(self) -> dict[str, Any]:
         """Runs what the trial still misses; rows go to the result actor, and only totals to Tune."""
-        assigned: Assignment = ray.get(self._results.assign.remote(self._trial))
         try:
-            facts, totals = self._run(assigned) if assigned.missing else ({}, {})
-            ray.get(self._results.finish.options(name=f"{assigned.trial.label} finished").remote(self._trial, facts))
+            return {"done": True, **self._finish()}
         except InputError as error:  # the same on every worker: trying again would not help
             ray.get(self._results.fail.remote(self._trial, str(error)))
             return {"done": True, FAILED: str(error)}
         except StoreError as error:
             return {"done": True, REFUSED: str(error)}
-        return {"done": True, **totals}
+
+    def _finish(self) -> dict[str, Any]:
+        assigned: Assignment = ray.get(self._results.assign.remote(self._trial))
+        facts, totals = self._run(assigned) if assigned.missing else ({}, {})
+        try:
+            ray.get(self._results.finish.options(name=f"{assigned.trial.label} finished").remote(self._trial, facts))
+        except RowsLost:  # noticed on reading them again
+            return self._finish()
+        return totals
 
     def _run(self, assigned: Assignment) -> tuple[dict[str, Any], dict[str, Any]]:
         began = time.perf_counter()
@@ -77,7 +84,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         """Nothing to load."""
 
     def __repr__(self) -> str:
-        return self._name  # frozen by Ray when the actor is made, so it names no trial
+        return str(self._name)  # frozen by Ray when the actor is made, so it names no trial
 
 
 def _wait(acknowledgement: Any) -> float:

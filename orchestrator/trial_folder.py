@@ -4,7 +4,7 @@ Files may come and go meanwhile, since a writer compacts. It puts rows.parquet i
 was made of, so a reader that lists first and opens after sees each row, if it begins again whenever a file is gone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,17 +119,21 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return read_object(folder / FACTS)
 
 
+def fresh_facts(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The trial.json of a trial without rows."""
+    trial = {"schema": SCHEMA_VERSION, "trial": dict(spec), "status": "running"}
+    return {**trial, "rows": None, "sha256": None, "attempts": []}
+
+
+def lost_attempts(numbers: Iterable[int]) -> list[dict[str, Any]]:
+    """Attempts of which a damaged trial.json knew more."""
+    return [{"attempt": number, "reason": "trial.json was damaged: what it said is lost"} for number in numbers]
+
+
 def rebuild_facts(rows: pa.Table, *, finished: bool) -> dict[str, Any] | None:
     """A trial.json from what rows say of their trial, if there are any."""
     if not len(rows):
         return None
-    first = rows.select([*SPEC]).slice(0, 1).to_pylist()[0]
-    lost = "trial.json was damaged; what it said of this attempt is lost"
-    return {
-        "schema": SCHEMA_VERSION,
-        "trial": first,
-        "status": "finished" if finished else "running",
-        "rows": len(rows) if finished else None,
-        "sha256": None,
-        "attempts": [{"attempt": n, "reason": lost} for n in range(pc.max(rows["attempt"]).as_py() + 1)],
-    }
+    facts = fresh_facts(rows.select(list(SPEC)).slice(0, 1).to_pylist()[0])
+    facts["attempts"] = lost_attempts(range(pc.max(rows["attempt"]).as_py() + 1))
+    return {**facts, "status": "finished", "rows": len(rows)} if finished else facts

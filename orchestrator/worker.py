@@ -7,7 +7,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from orchestrator import provenance
 from orchestrator.grid import TrialSpec
 from orchestrator.rows import Device, RowContext, batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
+from sampler.loading import pick_device
 from sampler.text import encode
 from sampler.warm_up import warm_up
 from tasks.decoder import Sampler, chat_template
@@ -29,6 +30,7 @@ from tasks.options import TaskOptions
 CALIBRATION_DOCUMENTS = 4
 CALIBRATION_TOKENS = 32  # new ones of each document
 CALIBRATION_PROMPT = 256  # its last tokens
+MEMORY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +46,7 @@ class WorkerSettings:
     batch_size: int = 1
     threads: int | None = None  # None leaves torch's choice
     datasets: Mapping[str, Mapping[str, str]] | None = None  # by task: the revisions that the sweep was planned with
+    memory: int = 0  # bytes of the device that a model and its caches will take
 
     def __post_init__(self) -> None:
         assert self.dtype != "auto", "the dtype is chosen once for a sweep, not by each worker"
@@ -69,6 +72,8 @@ class Worker:
         self.settings = settings
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
+        if pick_device(settings.device).type == "cuda":
+            wait_for_memory(settings.memory, lambda: int(torch.cuda.mem_get_info(pick_device(settings.device))[0]))
         began = time.perf_counter()
         self.model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
         self._synchronise()
@@ -140,14 +145,18 @@ class Worker:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _effective(self, trial: TrialSpec) -> dict[str, Any]:
-        """How documents are decoded; where a task says how long an answer may be, that counts."""
-        described = self._described()
+        """How documents are decoded; how long an answer may be is the task's to say."""
+        described, (task, _) = self._described(), self._opened(trial.task)
+        decode = _decode_settings(trial)
         return {
-            **asdict(_decode_settings(trial)),
+            **asdict(decode),
+            "max_new_tokens": task.options.max_new_tokens or task.entry.max_new_tokens or decode.max_new_tokens,
+            "fewshot": task.fewshot,
+            "chat_template": task.options.chat_template,
             "dtype": described.dtype,
             "batch_size": described.batch_size,
             "model": {"source": self.model.source, "revision": self.model.revision, "depth": described.depth},
-            "datasets": dict(self._opened(trial.task)[0].provenance.datasets),
+            "datasets": dict(task.provenance.datasets),
         }
 
     def _described(self) -> Device:
@@ -186,3 +195,12 @@ class Worker:
 
 def _decode_settings(trial: TrialSpec) -> DecodeSettings:
     return DecodeSettings(threshold=trial.threshold, small_block=trial.small_block, block_cache=trial.block_cache)
+
+
+def wait_for_memory(
+    needed: int, free: Callable[[], int], *, seconds: float = MEMORY_SECONDS, step: float = 1.0
+) -> None:
+    """A dead worker's memory may be given back late; if it is not at all, loading will say so."""
+    until = time.monotonic() + seconds
+    while free() < needed and time.monotonic() < until:
+        time.sleep(step)
