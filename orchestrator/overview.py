@@ -4,6 +4,7 @@ A finished trial is summed up in its trial.json; rows are opened where that is n
 rows cost neither time nor memory.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -14,13 +15,16 @@ from typing import Any
 from orchestrator.grid import TrialSpec, configurations_of
 from orchestrator.lock import Holder, writer_of
 from orchestrator.schema import SCHEMA_VERSION
+from orchestrator.sealed_json import decode_object
 from orchestrator.settings import SweepSettings
 from orchestrator.store import Store
-from orchestrator.tally import COLUMNS, Configuration, Sums, Tally, Totals, trial_sums
-from orchestrator.trial_folder import TABLE, segment_numbers, segment_path
+from orchestrator.store_errors import Damaged
+from orchestrator.tally import COLUMNS, KEYS, Configuration, Sums, Tally, Totals
+from orchestrator.trial_folder import FACTS, TABLE, segment_numbers, segment_path
 from sampler.errors import InputError
 
 STATES = ("finished", "running", "unfinished", "failed", "pending")
+USUAL = 1 << 16  # bytes a trial.json stays under; a longer one is left to the store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +113,7 @@ class _Look:
         self._notes: list[str] = []
         self._shards = {task: self._shard_sizes(task) for task in self._tasks}
         self._last: float | None = None
+        self._trials = str(store.folder / "trials")
 
     def overview(self) -> Overview:
         tally = Tally(self._wanted())
@@ -118,15 +123,20 @@ class _Look:
             for task in self._tasks
         )
         failures = []
-        for trial_id, facts in self._store.trials().items():
-            trial = TrialSpec.from_dict(facts["trial"])
-            sums = self._sums(trial_id, facts)
-            tally.add_sums(_configuration(trial), sums)
-            state = self._state(trial, facts, sums)
+        known = {(*asdict(one).values(),): one for one in self._wanted()}  # made once, not for each trial
+        for trial_id, facts in self._facts():
+            trial = facts["trial"]
+            summed = self._summed(trial_id, facts)
+            if summed is None:
+                documents = self._add_rows(trial_id, tally)
+            else:
+                documents, key = summed.documents, tuple(trial[name] for name in KEYS)
+                tally.add_sums(known.get(key) or Configuration(**dict(zip(KEYS, key, strict=True))), summed)
+            state = self._state(trial, facts, documents)
             states[state] += 1
             states["pending"] -= 1
             if state == "failed":
-                failures.append(_failure(trial, facts))
+                failures.append(_failure(TrialSpec.from_dict(trial), facts))
         return Overview(
             folder=self._store.folder,
             request=self._request,
@@ -162,41 +172,54 @@ class _Look:
             size = self._settings.shard_size
             return Counter(number // size for number in range(self._tasks[task]["documents"]))
 
-    def _sums(self, trial_id: str, facts: Mapping[str, Any]) -> Sums:
-        folder = self._store.trial_folder(trial_id)
+    def _facts(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each trial.json, one at a time. There may be 20,000: plain calls, where the store is thorough."""
+        for trial_id in self._store.trial_ids():
+            try:
+                handle = os.open(f"{self._trials}/{trial_id}/{FACTS}", os.O_RDONLY)
+                try:
+                    facts: dict[str, Any] | None = decode_object(os.read(handle, USUAL))
+                finally:
+                    os.close(handle)
+            except (OSError, Damaged):
+                facts = self._store.trial(trial_id)  # which makes it from rows and notes the damage
+            if facts is not None:
+                yield trial_id, facts
+
+    def _summed(self, trial_id: str, facts: Mapping[str, Any]) -> Sums | None:
+        """What a finished trial says of itself, if that is of all its rows."""
         summed = facts.get("tally")
-        if facts["status"] == "finished" and summed is not None and summed["documents"] == facts["rows"]:
-            self._seen(folder / TABLE)
-            return Sums.from_json(summed)
-        for path in (segment_path(folder, number) for number in segment_numbers(folder)):
-            self._seen(path)
-        return trial_sums(self._store.rows([trial_id], COLUMNS, verify=False))
+        if facts["status"] != "finished" or summed is None or summed["documents"] != facts["rows"]:
+            return None
+        path = f"{self._trials}/{trial_id}/{TABLE}"
+        if not self._seen(path):
+            self._notes.append(f"{path} is missing")
+        return Sums.from_json(summed)
 
-    def _seen(self, path: Path) -> None:
+    def _add_rows(self, trial_id: str, tally: Tally) -> int:
+        folder = Path(self._trials, trial_id)
+        for number in segment_numbers(folder):
+            self._seen(str(segment_path(folder, number)))
+        (rows,) = self._store.tables([trial_id], COLUMNS, verify=False)
+        for batch in rows.to_batches():
+            tally.add(batch)
+        return len(rows)
+
+    def _seen(self, path: str) -> bool:
         try:
-            self._last = max(self._last or 0.0, path.stat().st_mtime)
+            self._last = max(self._last or 0.0, os.stat(path).st_mtime)
         except FileNotFoundError:
-            if path.name == TABLE:
-                self._notes.append(f"{path} is missing")
+            return False
+        return True
 
-    def _state(self, trial: TrialSpec, facts: Mapping[str, Any], sums: Sums) -> str:
+    def _state(self, trial: Mapping[str, Any], facts: Mapping[str, Any], documents: int) -> str:
         status = str(facts["status"])
         if status == "failed":
             return status
         if status == "finished":
-            wanted = self._shards[trial.task][trial.shard] if trial.task in self._shards else 0
-            return status if sums.documents >= wanted else "unfinished"  # or the limit has grown
+            wanted = self._shards[trial["task"]][trial["shard"]] if trial["task"] in self._shards else 0
+            return status if documents >= wanted else "unfinished"  # or the limit has grown
         return "running" if self._writer is not None else "unfinished"
-
-
-def _configuration(trial: TrialSpec) -> Configuration:
-    return Configuration(
-        task=trial.task,
-        policy=trial.policy,
-        threshold=trial.threshold,
-        small_block=trial.small_block,
-        block_cache=trial.block_cache,
-    )
 
 
 def _failure(trial: TrialSpec, facts: Mapping[str, Any]) -> Failure:

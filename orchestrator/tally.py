@@ -92,8 +92,10 @@ class Sums:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Sums":
-        known: dict[str, Any] = {name: math.nan if value is None else value for name, value in fields.items()}
-        known["scored"] = {int(repeat): count for repeat, count in fields["scored"].items()}
+        scored = {int(repeat): count for repeat, count in fields["scored"].items()}
+        known: dict[str, Any] = {**fields, "scored": scored}
+        if None in known.values():
+            known = {name: math.nan if value is None else value for name, value in known.items()}
         return cls(**known)
 
     @property
