@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-slow lint types clean
+.PHONY: test test-slow lint types sweep clean
 
 test: lint types
 	$(BIN)/python -m pytest -m "not slow" -n auto
@@ -16,6 +16,10 @@ lint: $(VENV)/installed
 
 types: $(VENV)/installed
 	$(BIN)/mypy
+
+# Nine configurations of the bundled model on its own documents; made to run anywhere.
+sweep: $(VENV)/installed
+	$(BIN)/python -m orchestrator.sweep --tasks gsm8k,minerva_math --limit 100
 
 # The marker comes last, so an interrupted installation is repeated.
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -1,11 +1,19 @@
-"""Exact block-diffusion decoding and scoring under a layer-reuse policy. Knows torch; never Ray, lm-eval or Arrow."""
+"""Exact block-diffusion decoding and scoring under a layer-reuse policy. Knows torch; never Ray, lm-eval or Arrow.
 
-from sampler.decode import decode_prompts
-from sampler.errors import InputError
-from sampler.loading import LoadedModel, load_model
-from sampler.policy import ReusePolicy
-from sampler.records import Counters, DecodeSettings, Generated, Pair, Prompt, Scored
-from sampler.scoring import score_pairs
+The names below are looked up when they are first used: a program that only reads results takes InputError or a policy's
+name from here and does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sampler.decode import decode_prompts
+    from sampler.errors import InputError
+    from sampler.loading import LoadedModel, load_model
+    from sampler.policy import ReusePolicy
+    from sampler.records import Counters, DecodeSettings, Generated, Pair, Prompt, Scored
+    from sampler.scoring import score_pairs
 
 __all__ = [
     "Counters",
@@ -21,3 +29,19 @@ __all__ = [
     "load_model",
     "score_pairs",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    _HOME = {
+        "decode": ("decode_prompts",),
+        "errors": ("InputError",),
+        "loading": ("LoadedModel", "load_model"),
+        "policy": ("ReusePolicy",),
+        "records": ("Counters", "DecodeSettings", "Generated", "Pair", "Prompt", "Scored"),
+        "scoring": ("score_pairs",),
+    }
+
+    def __getattr__(name):
+        for module, names in _HOME.items():
+            if name in names:
+                return getattr(import_module(f"sampler.{module}"), name)
+        raise AttributeError(f"module 'sampler' has no attribute {name!r}")

@@ -51,7 +51,7 @@ def add_decode_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(main: Callable[[], None]) -> NoReturn:
-    """Runs a command; what a person got wrong ends in one sentence and exit code 2."""
+    """Runs a command; what a person got wrong ends in a sentence for each thing and exit code 2."""
     try:
         try:
             main()
@@ -59,7 +59,8 @@ def run_command(main: Callable[[], None]) -> NoReturn:
             if sys.stdout is not None:  # None where the caller closed it
                 sys.stdout.flush()
     except InputError as error:
-        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+        for sentence in error.sentences:
+            print("error:", " ".join(sentence.splitlines()), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -24,7 +24,8 @@ from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 from sampler.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # no Python, no pickles
+DESCRIPTION = ["*.json", "*.txt", "*.jinja"]
+FILES = [*DESCRIPTION, "*.safetensors"]  # no Python, no pickles
 SECONDS_TO_ANSWER = 10.0
 
 
@@ -72,9 +73,9 @@ def load_model(source: str | ModelFiles, *, dtype: str = "auto", device: str = "
     )
 
 
-def find_model(source: str) -> ModelFiles:
-    """The model's files, downloaded if need be, and its configuration."""
-    folder, revision = _find_folder(source)
+def find_model(source: str, *, weights: bool = True) -> ModelFiles:
+    """The model's files, downloaded if need be, and its configuration. Without `weights` it can only be looked at."""
+    folder, revision = _find_folder(source, FILES if weights else DESCRIPTION)
     config = read_config(folder, cache(lambda: tokenizer_ids(folder)))
     return ModelFiles(source=source, revision=revision, folder=folder, config=config)
 
@@ -102,7 +103,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def _find_folder(source: str) -> tuple[Path, str | None]:
+def _find_folder(source: str, files: list[str]) -> tuple[Path, str | None]:
     """A folder here wins over a Hub repository of the same name."""
     repo, at, revision = source.partition("@")
     if source and os.path.isdir(source):
@@ -113,11 +114,11 @@ def _find_folder(source: str) -> tuple[Path, str | None]:
         raise InputError(f"model {source!r} ends in an empty revision; a branch, tag or commit is allowed after @")
     if os.path.isdir(repo):
         raise InputError(f"model {source!r}: {repo!r} is a folder here, and only Hub ids have an @revision")
-    path = _download(source, repo, revision or None)
+    path = _download(source, repo, revision or None, files)
     return path, path.name
 
 
-def _download(source: str, repo: str, revision: str | None) -> Path:
+def _download(source: str, repo: str, revision: str | None, files: list[str]) -> Path:
     """The snapshot's folder. Asks the Hub once first: a download would try an unreachable one for half a minute."""
     refusal: Exception | None = None
     try:
@@ -129,7 +130,7 @@ def _download(source: str, repo: str, revision: str | None) -> Path:
             snapshot_download(
                 repo,
                 revision=revision,
-                allow_patterns=FILES,
+                allow_patterns=files,
                 ignore_patterns=["*/*"],
                 local_files_only=refusal is not None,
             )

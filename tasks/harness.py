@@ -50,6 +50,7 @@ class Description:
     question: str
     choices: tuple[str, ...] | None
     gold: str
+    level: str | None  # how hard it is, where its dataset says so
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +113,7 @@ class Task:
             question=str(task.doc_to_text(content)),
             choices=None if choices is None else tuple(str(choice) for choice in choices),
             gold=gold if isinstance(gold, str) else json.dumps(gold),
+            level=str(content["level"]) if isinstance(content.get("level"), str | int) else None,
         )
 
     def requests(self, document: Document, chat_template: ChatTemplate | None) -> list[Instance]:

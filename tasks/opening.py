@@ -25,7 +25,7 @@ def open_task(name: str, options: TaskOptions | None = None) -> Task:
     entry = find_entry(name)
     fewshot = _checked_fewshot(entry, options)
     check_needs(entry, options)
-    source = choose_source(options.data)
+    source = choose_source(options.data, dict(options.revisions))
     if entry.dataset:
         source.check(entry.dataset, gated=entry.gated)
     with quiet(), _no_progress():

@@ -19,6 +19,7 @@ class TaskOptions:
     max_new_tokens: int | None = None
     allow_code_execution: bool = False
     unsafe_code_execution: bool = False
+    revisions: tuple[tuple[str, str], ...] = ()  # of datasets on the Hub: to be read at this commit, not the newest
 
     def __post_init__(self) -> None:
         for name in ("limit", "sample", "max_new_tokens"):

@@ -16,6 +16,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     HFValidationError,
     HTTPError,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 from huggingface_hub.file_download import repo_folder_name
 
@@ -54,10 +55,10 @@ def resolve_auto(data: str, model: str) -> str:
     return "bundled" if model == BUNDLED_MODEL else "hub"
 
 
-def choose_source(data: str) -> Source:
-    """By its name in TaskOptions."""
+def choose_source(data: str, revisions: Mapping[str, str] | None = None) -> Source:
+    """By its name in TaskOptions; `revisions` are commits of datasets on the Hub."""
     if data == "hub":
-        return Hub()
+        return Hub(revisions)
     if data == "bundled":
         if not BUNDLED.is_dir():
             raise InputError("--data bundled: no bundled documents are installed; name a folder or use --data hub")
@@ -124,7 +125,8 @@ class Hub:
 
     kind = "hub"
 
-    def __init__(self) -> None:
+    def __init__(self, revisions: Mapping[str, str] | None = None) -> None:
+        self._pinned = dict(revisions or {})
         self._commits: dict[str, tuple[str, list[str]]] = {}
 
     def check(self, dataset: str, *, gated: bool) -> None:
@@ -157,11 +159,15 @@ class Hub:
     def _resolve(self, dataset: str, gated: bool) -> tuple[str, list[str]]:
         api = HfApi()
         try:
-            info = api.dataset_info(dataset, timeout=HUB_SECONDS)
+            info = api.dataset_info(dataset, revision=self._pinned.get(dataset), timeout=HUB_SECONDS)
             if gated:
                 api.auth_check(dataset, repo_type="dataset")
         except GatedRepoError:
             raise _no_access(dataset) from None
+        except RevisionNotFoundError:
+            if self._cached(dataset) is None:
+                raise InputError(f"the Hub no longer has {dataset} at {self._pinned.get(dataset)}") from None
+            return self._offline(dataset)
         except (RepositoryNotFoundError, HFValidationError):
             if gated:
                 raise _no_access(dataset) from None
@@ -180,9 +186,10 @@ class Hub:
         return folder.name, _names_and_readme(folder)[0]
 
     def _cached(self, dataset: str) -> Path | None:
-        """The snapshot in the Hub's cache: the one its main branch was last seen at, else the newest."""
+        """The snapshot in the Hub's cache: as pinned, else the one its main branch was last seen at or the newest."""
         folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
-        snapshots = [path for path in (folder / "snapshots").glob("*") if path.is_dir()]
+        pattern = self._pinned.get(dataset, "*")
+        snapshots = [path for path in (folder / "snapshots").glob(pattern) if path.is_dir()]
         main = folder / "refs" / "main"
         named = main.read_text().strip() if main.is_file() else None
         return max(snapshots, key=lambda path: (path.name == named, path.stat().st_mtime), default=None)

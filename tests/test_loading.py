@@ -534,6 +534,12 @@ def test_disk_that_is_full_while_downloading(hub: FakeHub, monkeypatch: pytest.M
     refused("owner/name", "No space left on device", "HF_HOME")
 
 
+def test_a_model_can_be_looked_at_without_its_weights(hub: FakeHub) -> None:
+    assert find_model("owner/name", weights=False).config.num_layers == 2
+    assert "*.safetensors" not in hub.calls[0]["allow_patterns"]
+    assert "*.json" in hub.calls[0]["allow_patterns"]
+
+
 @pytest.mark.parametrize(
     "source", ["", "a/b/c", "a b", "/no/such/folder", "https://x.y/z", "@main", "a--b", "x" * 5000]
 )

@@ -237,6 +237,8 @@ class SmallHub(BaseHTTPRequestHandler):
                 )
             else:
                 self.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
+        elif path.startswith(f"/api/datasets/{self.name}/revision/"):
+            self.reply(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         else:
             self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
@@ -272,15 +274,16 @@ OPEN = """
 import sys
 from tasks.opening import open_task
 from tasks.options import TaskOptions
-task = open_task(sys.argv[1], TaskOptions(fewshot=2))
+pinned = tuple(tuple(pair.split("=")) for pair in sys.argv[2:])
+task = open_task(sys.argv[1], TaskOptions(fewshot=2, revisions=pinned))
 print(len(task.documents), task.provenance.source, dict(task.provenance.datasets))
 """
 
 
-def open_in_a_process(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def open_in_a_process(name: str, *pinned: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", **variables}
-    words = [sys.executable, "-W", "ignore", "-c", OPEN, name]
+    words = [sys.executable, "-W", "ignore", "-c", OPEN, name, *pinned]
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -295,6 +298,19 @@ def test_the_hub_and_its_cache(hub: tuple[type[SmallHub], str], tmp_path: Path) 
     assert not any("big.bin" in path for path in handler.seen), "only the files of the splits are fetched"
     assert open_in_a_process("gsm8k", HF_ENDPOINT=NOWHERE, **home).stdout == expected, "the cache, same revision"
     assert open_in_a_process("gsm8k", HF_HUB_OFFLINE="1", **home).stdout == expected
+
+
+def test_a_dataset_at_a_given_commit(hub: tuple[type[SmallHub], str], tmp_path: Path) -> None:
+    handler, address = hub
+    handler.folder, handler.name = gsm8k_folder(tmp_path / "hub", suffix="parquet"), "openai/gsm8k"
+    first, home = handler.commit, {"HF_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": address}
+    assert first in open_in_a_process("gsm8k", f"openai/gsm8k={first}", **home).stdout
+    assert any(path.startswith(f"/api/datasets/openai/gsm8k/revision/{first}") for path in handler.seen)
+    handler.folder, handler.commit = gsm8k_folder(tmp_path / "newer", 9, suffix="parquet"), "d" * 40
+    assert open_in_a_process("gsm8k", **home).stdout.startswith("9 hub"), "the newest"
+    assert open_in_a_process("gsm8k", f"openai/gsm8k={first}", **home).stdout.startswith("6 hub"), "still in the cache"
+    gone = open_in_a_process("gsm8k", f"openai/gsm8k={'e' * 40}", **home).stderr
+    assert f"the Hub no longer has openai/gsm8k at {'e' * 40}" in gone
 
 
 def test_a_gated_dataset(hub: tuple[type[SmallHub], str], tmp_path: Path) -> None:

@@ -1,0 +1,164 @@
+"""Runs a sweep's missing trials with Ray Tune and shows how it goes. Decides nothing about what is done.
+
+What is missing was computed from the folder; a fresh Tuner runs it, and Tune's own state is thrown away.
+"""
+
+import queue
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import cloudpickle, tune
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from orchestrator.grid import TrialSpec
+from orchestrator.machine import Placement
+from orchestrator.progress import Progress
+from orchestrator.stop import Aborted, Stop
+from orchestrator.trainable import FAILED, REFUSED, TRIAL, SweepWorker
+from orchestrator.view import SweepView
+from orchestrator.worker import WorkerSettings
+
+MAX_FAILURES = 2  # a trial is tried three times
+LOOK = 0.5  # seconds between looks at the result actor
+ANSWER = 5.0  # seconds it has to answer
+
+
+def run_trials(
+    trials: Sequence[TrialSpec],
+    *,
+    results: Any,
+    settings: WorkerSettings,
+    placement: Placement,
+    sweep: str,
+    view: SweepView,
+    stop: Stop,
+) -> dict[str, str]:
+    """Runs them all; those that failed, by id, with their reasons. Interrupted if someone asked for the end."""
+    notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+    watch = Watch(results=results, labels={trial.trial_id: trial.label for trial in trials}, notes=notes, stop=stop)
+    trainable = tune.with_resources(
+        tune.with_parameters(SweepWorker, results=results, settings=settings, sweep=sweep),
+        {"cpu": placement.cpus_per_actor, "gpu": placement.gpus_per_actor},
+    )
+    trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, and not Tune's wrappers
+    with tempfile.TemporaryDirectory(prefix="reuse-tune-", ignore_cleanup_errors=True) as scratch:
+        tuner = tune.Tuner(
+            trainable,
+            param_space={TRIAL: tune.grid_search([trial.trial_id for trial in trials])},
+            tune_config=tune.TuneConfig(
+                reuse_actors=True,
+                max_concurrent_trials=placement.actors,
+                trial_name_creator=_name_of,
+                trial_dirname_creator=_name_of,
+            ),
+            run_config=tune.RunConfig(
+                name="sweep",
+                storage_path=scratch,
+                failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
+                callbacks=[watch],
+                verbose=0,
+            ),
+        )
+        with Looking(results, view, notes), stop.deferred():
+            tuner.fit()
+    return watch.failed
+
+
+def _name_of(trial: Any) -> str:
+    return str(trial.config[TRIAL])
+
+
+class Watch(tune.Callback):  # type: ignore[misc]
+    """Hears from Tune what happens to trials, and stops it where that is safe: between two of its steps."""
+
+    def __init__(self, *, results: Any, labels: dict[str, str], notes: "queue.SimpleQueue[str]", stop: Stop) -> None:
+        self._results, self._labels, self._notes, self._stop = results, labels, notes, stop
+        self.failed: dict[str, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune keeps a copy of itself, which nobody reads
+
+    def setup(self, *_: Any, **__: Any) -> None:
+        self._stop.install()  # Tune has just put its own handler there
+
+    def on_step_begin(self, **_: Any) -> None:
+        self._stop.check()
+
+    def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
+        self._notes.put(f"{self._labels[_name_of(trial)]}: {self._reason(trial)}; trying again")
+
+    def on_trial_error(self, *, trial: Any, **_: Any) -> None:
+        trial_id, reason = _name_of(trial), self._reason(trial)
+        self._results.fail.remote(trial_id, reason)
+        self._note_failure(trial_id, reason)
+
+    def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
+        result = trial.last_result or {}
+        if REFUSED in result:  # rows of other trials would be refused too
+            raise Aborted(result[REFUSED])
+        if FAILED in result:
+            self._note_failure(_name_of(trial), result[FAILED])
+
+    def _note_failure(self, trial_id: str, reason: str) -> None:
+        self.failed[trial_id] = reason
+        self._notes.put(f"{self._labels[trial_id]} failed: {reason}")
+
+    def _reason(self, trial: Any) -> str:
+        path = Path(trial.pickled_error_file or "")
+        return describe(cloudpickle.loads(path.read_bytes()) if path.is_file() else None)
+
+
+def describe(error: BaseException | None) -> str:
+    """What went wrong with a worker, in one line."""
+    if isinstance(error, RayTaskError) and error.cause is not None:
+        error = error.cause
+    if isinstance(error, RayActorError):
+        return "its worker died"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:500] if error is not None else "no reason is known"
+
+
+class Looking:
+    """A thread that asks the result actor how far it is and tells the view, as long as it is entered."""
+
+    def __init__(self, results: Any, view: SweepView, notes: "queue.SimpleQueue[str]") -> None:
+        self._results, self._view, self._notes = results, view, notes
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="view", daemon=True)
+
+    def __enter__(self) -> "Looking":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(ANSWER)
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK):
+            progress = progress_of(self._results)
+            if progress is not None:
+                self._view.update(progress)
+            while not self._notes.empty():
+                self._view.note(self._notes.get())
+
+
+def progress_of(results: Any) -> Progress | None:
+    """None while the actor does not answer: it may be coming back."""
+    try:
+        progress: Progress = ray.get(results.progress.remote(), timeout=ANSWER)
+    except (GetTimeoutError, RayActorError):
+        return None
+    return progress
+
+
+def close(results: Any) -> None:
+    """Releases the folder; an actor that is away has left it already."""
+    try:
+        ray.get(results.close.remote(), timeout=ANSWER)
+    except (GetTimeoutError, RayActorError):
+        return

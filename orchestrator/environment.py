@@ -1,0 +1,30 @@
+"""Switches that Ray and Tune read from the environment, most of them at import. Imports neither."""
+
+import os
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` workers would start in a copy of the folder
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own future default, and it warns until it is set
+    "RAY_DEDUP_LOGS": "0",
+}
+TUNE = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # whose table of the configuration no verbosity silences
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # an interrupt ends the sweep, not only Tune
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # they are told in one sentence each
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's own state is never read
+    "TUNE_WARN_THRESHOLD_S": "5",
+    "TUNE_MAX_LEN_IDENTIFIER": "64",
+}
+# Ray's switch for laptops: every process of the cluster then binds to the loopback device alone.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def prepare(*, local: bool) -> None:
+    """To be called before Ray is imported. What somebody has set stays as it is, but for what keeps a port shut."""
+    for name, value in (QUIET | TUNE).items():
+        os.environ.setdefault(name, value)
+    if local:
+        os.environ.update(LOOPBACK)

@@ -1,0 +1,195 @@
+"""What a person may choose about a sweep, checked at birth. Knows no command line, no model, no documents."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from sampler.errors import InputError, InputErrors
+from sampler.policy import ReusePolicy
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MODES = ("residual", "output")
+PERIODS = (1, 2, 3)
+PLACES = ("first", "middle", "last")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+
+
+def policies_of(
+    periods: Sequence[int] = PERIODS, subsets: Sequence[str] = PLACES, modes: Sequence[str] = ("residual",)
+) -> tuple[str, ...]:
+    """A grid of policies. k1 stays one for each subset, the same thing by definition: they show the noise.
+
+    A mode says how layers are replayed; k1 replays none, so it is made once whatever the modes.
+    """
+    for flag, values, allowed in (
+        ("k", periods, "whole numbers such as 1,2,3 are allowed"),
+        ("subsets", subsets, "first, middle, last, all or layers such as 4-9+20 are allowed"),
+        ("reuse", modes, f"{' or '.join(MODES)} is allowed, or both"),
+    ):
+        if not values:
+            raise InputError(f"--{flag} is empty: {allowed}")
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        raise InputError(f"--reuse {unknown[0]}: {' or '.join(MODES)} is allowed, or both")
+    places = [str(ReusePolicy(k=1, layers=subset).layers) for subset in subsets]
+    for flag, values in (("k", periods), ("subsets", places), ("reuse", modes)):
+        twice = _repeated(values)
+        if twice is not None:
+            raise InputError(_twice(flag, twice))
+    return tuple(
+        str(ReusePolicy(k=k, layers=place, mode=mode if k > 1 else "residual"))
+        for k in periods
+        for place in places
+        for mode in (modes if k > 1 else modes[:1])
+    )
+
+
+def _repeated(values: Sequence[object]) -> object | None:
+    return next((value for place, value in enumerate(values) if value in values[:place]), None)
+
+
+def _twice(flag: str, value: object) -> str:
+    return f"--{flag} names {value} twice: each value once is allowed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepSettings:
+    """Everything about a sweep that a person chooses; None and auto are decided later, from model and machine."""
+
+    tasks: tuple[str, ...]
+    policies: tuple[str, ...] = policies_of()
+    threshold: tuple[float, ...] = (0.95,)
+    small_block: tuple[int, ...] = (8,)
+    block_cache: tuple[bool, ...] = (True,)
+
+    model: str = "auto"
+    data: str = "auto"
+    limit: int | None = None  # the first N documents, of each subject in a group
+    sample: int | None = None  # a random N
+    fewshot: int | None = None
+    chat_template: bool = True
+    subset_size: int | None = None
+    dtype: str = "auto"
+    batch_size: int = 1
+    max_new_tokens: int | None = None
+    repeats: int = 1
+    seed: int = 0
+    shard_size: int = 50
+
+    actors: int | None = None
+    gpus_per_actor: float | None = None
+    cpus_per_actor: float | None = None
+    threads_per_actor: int | None = None
+    address: str | None = None
+    dashboard: bool = True
+
+    out: str = "results"
+    name: str | None = None  # None: as the model is called
+    skip_unavailable: bool = False
+    allow_code_execution: bool = False
+    unsafe_code_execution: bool = False
+    margin: float = 5.0  # percentage points that accuracy may drop; declared before the run
+    speedup: float = 1.2  # that counts as one; declared before the run
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [*self._list_problems(), *self._number_problems(), *self._text_problems()]
+        canonical = []
+        for name in self.policies:
+            try:
+                canonical.append(str(ReusePolicy.parse(name)))
+            except InputError as error:
+                problems.append(f"--policies: {error}")
+        twice = _repeated(canonical)
+        if twice is not None:
+            problems.append(_twice("policies", twice))
+        if problems:
+            raise InputErrors(problems)
+        object.__setattr__(self, "policies", tuple(canonical))
+        object.__setattr__(self, "threshold", tuple(float(value) for value in self.threshold))
+
+    def _list_problems(self) -> Iterator[str]:
+        for name in LISTS:
+            values = getattr(self, name)
+            if not values or "" in values:
+                yield f"{_flag(name)} {'is empty' if not values else 'holds an empty name'}: {LISTS[name]}"
+            twice = _repeated(values)
+            if twice is not None and name != "policies":  # those are compared by their canonical names
+                yield _twice(name.replace("_", "-"), {True: "on", False: "off"}.get(twice, twice))  # type: ignore[call-overload]
+        for threshold in self.threshold:
+            if not 0 < threshold <= 1:
+                yield f"--threshold {threshold}: a number above 0 and at most 1 is allowed"
+        for size in self.small_block:
+            if size < 1:
+                yield f"--small-block {size}: a divisor of the model's block, such as 8, is allowed"
+
+    def _number_problems(self) -> Iterator[str]:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                yield f"{_flag(name)} {value}: a whole number of at least {least} is allowed"
+        if self.limit is not None and self.sample is not None:
+            yield "--limit and --sample exclude each other: the first N documents or a random N"
+        gpus, cpus = self.gpus_per_actor, self.cpus_per_actor
+        if gpus is not None and not (0 <= gpus <= 1 or (gpus > 1 and math.isfinite(gpus) and gpus == int(gpus))):
+            yield f"--gpus-per-actor {gpus}: a fraction from 0 to 1 or a whole number is allowed"
+        if cpus is not None and not (cpus > 0 and math.isfinite(cpus)):
+            yield f"--cpus-per-actor {cpus}: a number above 0 is allowed"
+        if not 0 < self.margin < 100:
+            yield f"--margin {self.margin}: percentage points above 0 and below 100 are allowed"
+        if not (self.speedup > 1 and math.isfinite(self.speedup)):
+            yield f"--speedup {self.speedup}: a factor above 1, such as 1.2, is allowed"
+
+    def _text_problems(self) -> Iterator[str]:
+        for name in ("model", "data", "out", "address"):
+            if getattr(self, name) == "":
+                yield f"{_flag(name)} is empty: leave it out or give a value"
+        if self.dtype not in DTYPES:
+            yield f"--dtype {self.dtype}: {', '.join(DTYPES)} are allowed"
+        if self.name is not None and not NAME.fullmatch(self.name):
+            yield (
+                f"--name {self.name!r} is no name of a folder: up to 100 letters, digits and . _ + - are allowed, "
+                "a letter or digit first"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON holds them."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SweepSettings":
+        unknown = values.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise InputError(f"a sweep has no setting {sorted(unknown)[0]!r}; was it made by a newer version?")
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**plain)
+
+
+LISTS = {
+    "tasks": "name tasks such as gsm8k,minerva_math (python -m tasks.list shows them)",
+    "policies": "name policies such as k1,k2_middle",
+    "threshold": "numbers above 0 and at most 1 are allowed",
+    "small_block": "whole numbers are allowed",
+    "block_cache": "on, off or both are allowed",
+}
+LEAST = {
+    "limit": 1,
+    "sample": 1,
+    "fewshot": 0,
+    "subset_size": 1,
+    "batch_size": 1,
+    "max_new_tokens": 1,
+    "repeats": 1,
+    "seed": 0,
+    "shard_size": 1,
+    "actors": 1,
+    "threads_per_actor": 1,
+}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

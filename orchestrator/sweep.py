@@ -1,0 +1,127 @@
+"""python -m orchestrator.sweep: policies over benchmarks with warm models. The same command again continues."""
+
+import shlex
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator import config_file, environment
+from orchestrator.dry_run import describe
+from orchestrator.estimate import measured_seconds
+from orchestrator.flags import Command, parse
+from orchestrator.machine import Machine, place
+from orchestrator.preflight import prepare, sweep_folder
+from orchestrator.prepared import Prepared
+from orchestrator.setting_up import SetUp, set_up
+from orchestrator.stop import Aborted, Interrupted, Stop
+from orchestrator.store import Store
+from orchestrator.stored import stored_progress
+from orchestrator.view import SweepView
+from orchestrator.writer import StoreWriter
+from sampler.cli import run_command
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    command = parse(arguments)
+    if command.save_config is not None:
+        config_file.save(command.save_config, command.settings.as_dict())
+    repeated = shlex.join(["python", "-m", "orchestrator.sweep", *arguments])
+    stop = Stop(farewell=f"stopped; continue with: {repeated}")
+    stop.install()
+    environment.prepare(local=command.settings.address is None)
+    try:
+        failed = _run(command, arguments, stop)
+    except Interrupted as interrupted:
+        print(stop.farewell, file=sys.stderr)
+        sys.exit(interrupted.exit_code)
+    except Aborted as aborted:
+        print(f"error: {aborted}; continue with: {repeated}", file=sys.stderr)
+        sys.exit(1)
+    if failed:
+        print(f"{failed} trials failed; try them again with: {repeated}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _run(command: Command, arguments: list[str], stop: Stop) -> int:
+    """How many trials failed."""
+    settings = command.settings
+    with ExitStack() as stack:
+        dashboard = None
+        if settings.address is not None:
+            from orchestrator import cluster  # only now: the environment is prepared
+
+            dashboard = stack.enter_context(cluster.joined(settings.address))
+            machine = cluster.machine()
+        else:
+            machine = Machine.here()
+        folder = sweep_folder(settings, machine)
+        stored = Store(folder).read_request()
+        if settings.address is not None and settings.dtype == "auto" and stored is None:
+            placement = place(settings, machine)
+            device = cluster.device_of_an_actor(placement.gpus_per_actor, placement.cpus_per_actor)
+            machine = replace(machine, dtype=device.dtype)
+        prepared = prepare(settings, machine, stored)
+        if command.dry_run:
+            _print_dry_run(prepared)
+            return 0
+        print(*prepared.notices, sep="\n", end="\n" if prepared.notices else "")
+        with StoreWriter(prepared.folder) as writer:
+            made = set_up(prepared, writer, arguments=arguments, force=command.force)
+            if made.trials and settings.address is None:
+                from orchestrator import cluster
+
+                dashboard = stack.enter_context(
+                    cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
+                )
+        if not made.trials:
+            print(*made.notices, f"{made.plan.sweep} is finished: nothing to do", sep="\n")
+            _print_end(made)
+            return 0
+        return _decode(prepared, made, stop, dashboard)
+
+
+def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) -> int:
+    from orchestrator import cluster, driver
+
+    placement = prepared.placement
+    cluster.check_memory(prepared.memory, placement, remote=prepared.settings.address is not None)
+    with SweepView(quiet=prepared.settings.quiet) as view:
+        for notice in made.notices:
+            view.note(notice)
+        view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {placement.actors} actors")
+        if dashboard is not None:
+            view.note(f"dashboard: http://{dashboard}")
+        results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)
+        failed = driver.run_trials(
+            made.trials,
+            results=results,
+            settings=made.worker,
+            placement=placement,
+            sweep=made.plan.sweep,
+            view=view,
+            stop=stop,
+        )
+        driver.close(results)
+    _print_end(made)
+    return len(failed)
+
+
+def _print_dry_run(prepared: Prepared) -> None:
+    store = Store(prepared.folder)
+    there = set(store.trial_ids())
+    done = {trial.trial_id: store.done(trial.trial_id) for trial in prepared.trials if trial.trial_id in there}
+    measured = measured_seconds(store.rows(columns=["task", "trial_id", "attempt", "batch_id", "batch_seconds"]))
+    print(*describe(prepared, done=done, measured=measured), sep="\n")
+
+
+def _print_end(made: SetUp) -> None:
+    """The table, and last where everything is."""
+    with SweepView() as view:
+        view.finish(stored_progress(made.plan, Store(Path(made.plan.folder))))
+    print(made.plan.folder)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,115 @@
+"""Folders of sweeps that never ran, written by the real store: rows of any number, without a model."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from made_rows import DEFAULTS
+
+from orchestrator.atomic import Disk
+from orchestrator.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.schema import DOCUMENTS, ROWS
+from orchestrator.settings import SweepSettings
+from orchestrator.tally import trial_sums
+from orchestrator.writer import StoreWriter
+
+
+class Unsynced(Disk):
+    """A disk that is quick because nothing here has to survive a crash."""
+
+    def sync(self, handle: int) -> None:
+        pass
+
+    def sync_folder(self, path: Path) -> None:
+        pass
+
+
+class MadeSweep:
+    """A request, its documents and its trials; a test decides which of them run and how far."""
+
+    def __init__(
+        self, folder: Path, *, documents: int = 20, kinds: Sequence[str] = ("generate",), **settings: Any
+    ) -> None:
+        self.folder, self.count = folder, documents
+        tasks = tuple(f"task{i}" for i in range(len(kinds)))
+        self.settings = SweepSettings(
+            **{
+                "tasks": tasks,
+                "policies": ("k1", "k2_middle"),
+                "shard_size": 10,
+                "out": "out",
+                "model": "made",
+                **settings,
+            }
+        )
+        self.kinds = dict(zip(tasks, kinds, strict=True))
+        self.identity = SweepIdentity(
+            model="made", model_revision="0123456789abcdef", depth=8, dtype="float32", subset_size=3, data="bundled",
+            datasets={task: {} for task in tasks}, sample=None, seed=0, fewshot=None, chat_template=True,
+            max_new_tokens=None, batch_size=1, shard_size=self.settings.shard_size,
+        )  # fmt: skip
+        shards = {task: list(range(-(-documents // self.settings.shard_size))) for task in tasks}
+        scored = [task for task, kind in self.kinds.items() if kind == "loglikelihood"]
+        self.trials = plan_trials(self.identity, self.settings, shards, scored=scored)
+
+    def wanted(self, trial: TrialSpec) -> list[str]:
+        size = self.settings.shard_size
+        return [f"d{i}" for i in range(self.count) if i // size == trial.shard]
+
+    def begin(self) -> StoreWriter:
+        """The folder with its request and documents, open for writing."""
+        store = StoreWriter(self.folder, disk=Unsynced())
+        facts = {"primary": "exact", "documents": self.count, "fewshot": 0, "source": "made", "datasets": {}}
+        store.write_request(
+            {
+                "sweep": "made-01234567",
+                "created": "2026-01-01T00:00:00+00:00",
+                "identity": self.identity.as_dict(),
+                "settings": self.settings.as_dict(),
+                "margin": 5.0,
+                "speedup": 1.2,
+                "model": {"source": "made", "revision": "0123456789abcdef", "depth": 8, "parameters": 1},
+                "tasks": {task: {"kind": kind, **facts} for task, kind in self.kinds.items()},
+                "commands": [],
+            }
+        )
+        for task in self.kinds:
+            store.write_documents(task, self._documents())
+        return store
+
+    def _documents(self) -> pa.Table:
+        size = self.settings.shard_size
+        blank = {"subtask": "", "doc_hash": "", "level": None, "question": "?", "choices": None, "gold": "!"}
+        rows = [{**blank, "doc_id": f"d{i}", "shard": i // size} for i in range(self.count)]
+        return pa.Table.from_pylist(rows, schema=DOCUMENTS)
+
+    def rows(self, trial: TrialSpec, attempt: int, doc_ids: Sequence[str]) -> pa.RecordBatch:
+        """Made up from the trial and the document alone, so that repeating it makes the same rows."""
+        k = int(trial.policy[1])
+        rows = []
+        for number, doc_id in enumerate(doc_ids):
+            rng = random.Random(f"{trial.trial_id}{doc_id}")
+            made = {
+                "trial_id": trial.trial_id, "task": trial.task, "policy": trial.policy, "k": k, "shard": trial.shard,
+                "threshold": trial.threshold, "small_block": trial.small_block, "block_cache": trial.block_cache,
+                "doc_id": doc_id, "batch_id": number, "batch_seconds": rng.uniform(1, 2) / (1 + 0.1 * k),
+                "tokens": rng.randrange(50, 90), "correct": rng.random() < 0.8, "attempt": attempt,
+                "repeat": trial.repeat, "layer_positions": 1000 // k, "calibration": 50.0,
+                "text": "an answer of some length " * 10,
+            }  # fmt: skip
+            rows.append({**DEFAULTS, **made, **({"tokens": 0} if self.kinds[trial.task] == "loglikelihood" else {})})
+        return pa.RecordBatch.from_pylist(rows, schema=ROWS)
+
+    def run(
+        self, store: StoreWriter, trial: TrialSpec, doc_ids: Sequence[str] | None = None, *, tally: bool = True
+    ) -> None:
+        """All of a trial, or the first documents of it, left unfinished."""
+        attempt = store.begin(trial.as_dict(), {"actor": "worker-1", "packages": {"torch": "2.13.0", "ray": "2.60.0"}})
+        wanted = self.wanted(trial)
+        batch = self.rows(trial, attempt, wanted if doc_ids is None else doc_ids)
+        store.append(trial.trial_id, attempt, batch)
+        if doc_ids is None:
+            facts = {"tally": trial_sums(pa.Table.from_batches([batch])).as_json()} if tally else {}
+            store.finish(trial.trial_id, {"calibration_seconds": 0.1, **facts}, wanted)

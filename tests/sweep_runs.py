@@ -1,0 +1,128 @@
+"""Starts real sweeps, looks at their processes and disturbs them; for the tests that run the whole command."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from orchestrator.store import Store
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 400  # a sweep of these tests takes twenty on a machine with nothing else to do
+SECRET = "hf_a-secret-that-nobody-may-see"  # stands in the environment of every run
+# What may differ between two runs of the same trial.
+OF_THE_MOMENT = {
+    *("seconds", "batch_seconds", "batch_id", "attempt", "actor", "node", "device", "calibration", "started_at"),
+    "sweep",
+}
+
+
+class Run:
+    """One `python -m orchestrator.sweep`, in a session of its own like that of a terminal."""
+
+    def __init__(self, case: Path, out: Path, *flags: str, **environment: str) -> None:
+        self.folder = out / "s"
+        self.output = Path(tempfile.mkdtemp(prefix="run-", dir=out.parent)) / "output"
+        where = ["--model", str(case / "model"), "--data", str(case / "data"), "--out", str(out), "--name", "s"]
+        self.arguments = [*where, *flags]
+        self.began = time.monotonic()
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator.sweep", *self.arguments],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_TOKEN": SECRET, **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self, code: int | None = 0) -> str:
+        """Until it has ended, with this exit code; what it printed."""
+        found = self.process.wait(SECONDS)
+        text = self.output.read_text()
+        assert code is None or found == code, text
+        return text
+
+    def until(self, reached: Callable[[], Any], what: str) -> Any:
+        until = time.monotonic() + SECONDS
+        while not (found := reached()):
+            assert self.process.poll() is None, f"it ended before {what}: {self.output.read_text()}"
+            assert time.monotonic() < until, f"no {what}: {self.output.read_text()}"
+            time.sleep(0.05)
+        return found
+
+    def until_rows(self, count: int = 1) -> None:
+        self.until(lambda: rows_there(self.folder) >= count, f"{count} rows")
+
+    def descendants(self) -> dict[int, str]:
+        """Processes below this one, by what they call themselves."""
+        parents, names = {}, {}
+        for pid, ppid, name in processes():
+            parents[pid], names[pid] = ppid, name
+        found = {pid: name for pid, name in names.items() if self.process.pid in lineage(pid, parents)}
+        found.pop(self.process.pid, None)
+        return found
+
+    def named(self, name: str) -> list[int]:
+        return [pid for pid, called in self.descendants().items() if name in called]
+
+
+def rows_there(folder: Path) -> int:
+    return len(Store(folder).rows(columns=["doc_id"], verify=False))
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (path / "stat").read_text(errors="replace")
+            name = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        fields = stat.rpartition(")")[2].split()
+        if fields[0] != "Z":
+            yield int(path.name), int(fields[1]), name
+
+
+def lineage(pid: int, parents: dict[int, int]) -> list[int]:
+    found = []
+    while pid:
+        found.append(pid)
+        pid = parents.get(pid, 0)
+    return found
+
+
+def listening(pids: Sequence[int]) -> set[str]:
+    """Addresses on which these processes listen, as the kernel writes them."""
+    inodes = set()
+    for pid in pids:
+        try:
+            links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            continue
+        inodes |= {found[1] for link in links if (found := re.fullmatch(r"socket:\[(\d+)\]", link))}
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {fields[1].rpartition(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in inodes}
+
+
+def is_loopback(address: str) -> bool:
+    """127.x.x.x, plain or as IPv6 writes it, or ::1; the kernel turns each four bytes around."""
+    plain = address.removeprefix("0000000000000000FFFF0000")
+    return (len(plain) == 8 and plain.endswith("7F")) or address == "00000000000000000000000001000000"
+
+
+def outcome(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Every row by trial and document, without what depends on the moment; each there once."""
+    table: pa.Table = Store(folder).rows()
+    rows = table.drop_columns(sorted(OF_THE_MOMENT)).to_pylist()
+    found = {(row["trial_id"], row["doc_id"]): row for row in rows}
+    assert len(found) == len(rows), "a document has two rows"
+    return found

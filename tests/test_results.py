@@ -1,0 +1,148 @@
+"""The result actor's class without Ray: what it acknowledges is on disk, and a new one knows all the old one did."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from made_rows import DEFAULTS
+from sweep_cases import trial
+
+from orchestrator.grid import TrialSpec
+from orchestrator.lock import FolderInUse
+from orchestrator.plan import Plan
+from orchestrator.results import Results
+from orchestrator.schema import ROWS
+from orchestrator.store import Store
+from orchestrator.stored import stored_progress
+from orchestrator.writer import StoreWriter
+
+DOCUMENTS = ("a", "b", "c")
+ONE, TWO = trial("k1"), trial("k2_middle")
+
+
+def plan_for(folder: Path, documents: tuple[str, ...] = DOCUMENTS) -> Plan:
+    return Plan(folder=str(folder), sweep="s-1", trials=(ONE, TWO), documents={"gsm8k": {0: documents}})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with StoreWriter(tmp_path / "sweep") as writer:
+        writer.write_request({"sweep": "s-1"})
+    return tmp_path / "sweep"
+
+
+def batch(spec: TrialSpec, documents: str, *, attempt: int = 0, batch_id: int = 0, **changes: Any) -> pa.RecordBatch:
+    policy = {"policy": spec.policy, "task": spec.task, "trial_id": spec.trial_id, "k": int(spec.policy[1])}
+    rows = [
+        {**DEFAULTS, **policy, "doc_id": d, "attempt": attempt, "batch_id": batch_id, "tokens": 10, **changes}
+        for d in documents
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=ROWS)
+
+
+def test_what_is_acknowledged_is_on_disk(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=2)
+    assert results.assign(ONE.trial_id).missing == DOCUMENTS
+    attempt = results.begin(ONE.trial_id, {"actor": results.register(ONE.trial_id)[0]})
+    assert results.append(ONE.trial_id, attempt, batch(ONE, "ab")) == 2
+    assert Store(folder).done(ONE.trial_id) == {"a", "b"}
+    assert results.assign(ONE.trial_id).missing == ("c",)
+    progress = results.progress()
+    assert (progress.documents, progress.wanted, progress.finished, progress.running) == (2, 6, 0, (ONE.label,))
+    results.append(ONE.trial_id, attempt, batch(ONE, "c", batch_id=1))
+    results.finish(ONE.trial_id, {"peak_memory": 1})
+    facts = Store(folder).trials()[ONE.trial_id]
+    assert (facts["status"], facts["rows"], facts["tally"]["documents"]) == ("finished", 3, 3)
+    assert facts["attempts"][0]["peak_memory"] == 1
+    assert (results.progress().finished, results.progress().running) == (1, ())
+
+
+def test_repeated_calls_add_nothing(folder: Path) -> None:
+    """Ray calls again what an actor may have died in."""
+    results = Results(plan_for(folder), actors=1)
+    results.begin(ONE.trial_id, {})
+    for _ in range(3):
+        results.append(ONE.trial_id, 0, batch(ONE, "ab"))
+    assert results.append(ONE.trial_id, 0, batch(ONE, "bc", batch_id=1)) == 1
+    assert results.progress().documents == 3
+    assert len(Store(folder).rows()) == 3
+    results.finish(ONE.trial_id, {})
+    results.finish(ONE.trial_id, {})
+    assert results.progress().finished == 1
+
+
+def test_a_new_one_goes_on_where_the_old_one_died(folder: Path) -> None:
+    old = Results(plan_for(folder), actors=2)
+    names = [old.register(spec.trial_id)[0] for spec in (ONE, TWO)]
+    for spec, actor in zip((ONE, TWO), names, strict=True):
+        old.begin(spec.trial_id, {"actor": actor})
+        old.append(spec.trial_id, 0, batch(spec, "ab"))
+    before = old.progress()
+    old.close()  # a dead process holds no lock either
+    new = Results(plan_for(folder), actors=2)
+    assert new.progress().totals == before.totals
+    assert new.register(ONE.trial_id) == ("worker-3", 0.0)
+    assert new.append(ONE.trial_id, 0, batch(ONE, "abc", batch_id=1)) == 1
+    new.finish(ONE.trial_id, {})
+    assert Store(folder).trials()[ONE.trial_id]["status"] == "finished"
+
+
+def test_a_live_one_is_not_pushed_aside(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=1)
+    with pytest.raises(FolderInUse):
+        StoreWriter(folder)
+    results.close()
+    StoreWriter(folder).close()
+
+
+def test_a_trial_that_never_began_can_fail(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=1)
+    results.fail(ONE.trial_id, "its worker died")
+    facts = Store(folder).trials()[ONE.trial_id]
+    assert (facts["status"], facts["attempts"][-1]["reason"]) == ("failed", "its worker died")
+    assert results.progress().failed == 1
+    assert plan_for(folder).unfinished(Store(folder).trials()) == [ONE, TWO]
+    results.close()
+    again = Results(plan_for(folder), actors=1)
+    assert again.progress().failed == 0  # it is to be tried again
+    assert again.begin(ONE.trial_id, {}) == 1
+
+
+def test_a_finished_trial_that_wants_more_is_unfinished(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=1)
+    results.begin(ONE.trial_id, {})
+    results.append(ONE.trial_id, 0, batch(ONE, "abc"))
+    results.finish(ONE.trial_id, {})
+    results.close()
+    facts = Store(folder).trials()
+    assert plan_for(folder).unfinished(facts) == [TWO]
+    assert plan_for(folder, ("a", "b")).unfinished(facts) == [TWO]
+    larger = plan_for(folder, ("a", "b", "c", "d"))
+    assert larger.unfinished(facts) == [ONE, TWO]
+    again = Results(larger, actors=1)
+    assert again.assign(ONE.trial_id).missing == ("d",)
+    attempt = again.begin(ONE.trial_id, {})
+    again.append(ONE.trial_id, attempt, batch(ONE, "d", attempt=attempt))
+    again.finish(ONE.trial_id, {})
+    assert larger.unfinished(Store(folder).trials()) == [TWO]
+
+
+def test_progress_counts_only_what_is_wanted_now(folder: Path) -> None:
+    """An earlier command with a larger limit left more rows than this one asks for."""
+    results = Results(plan_for(folder), actors=1)
+    results.begin(ONE.trial_id, {})
+    results.append(ONE.trial_id, 0, batch(ONE, "abc"))
+    results.finish(ONE.trial_id, {})
+    results.close()
+    smaller = plan_for(folder, ("a",))
+    progress = stored_progress(smaller, Store(folder))
+    assert (progress.documents, progress.wanted, progress.finished) == (1, 2, 1)
+    assert progress.totals == Results(smaller, actors=1).progress().totals
+
+
+def test_a_worker_made_again_for_the_same_trial_waits_longer_each_time(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=1)
+    pauses = [results.register(ONE.trial_id)[1] for _ in range(8)]
+    assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert results.register(TWO.trial_id) == ("worker-9", 0.0)

@@ -1,0 +1,71 @@
+"""Signals end a sweep once, at once or where it is safe, and in any case in time."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stop import SIGNALS, Interrupted, Stop
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    made = Stop(seconds=60)
+    made.install()
+    yield made
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_interrupts(stop: Stop, number: signal.Signals) -> None:
+    with pytest.raises(Interrupted) as interrupted:
+        os.kill(os.getpid(), number)
+    assert interrupted.value.exit_code == 128 + number
+    os.kill(os.getpid(), signal.SIGINT)  # and the second one does not
+    assert stop.asked == number
+
+
+def test_a_deferred_signal_waits_for_a_safe_place(stop: Stop) -> None:
+    reached = []
+
+    def steps() -> None:
+        with stop.deferred():
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("after the signal")
+            stop.check()
+            reached.append("after the check")
+
+    with pytest.raises(Interrupted):
+        steps()
+    assert reached == ["after the signal"]
+
+
+def test_a_deferred_signal_is_not_forgotten(stop: Stop) -> None:
+    with pytest.raises(Interrupted), stop.deferred():
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_clearing_up_that_takes_too_long_is_cut_short() -> None:
+    program = (
+        "import os, signal, time\n"
+        "from orchestrator.stop import Interrupted, Stop\n"
+        "stop = Stop(farewell='continue so', seconds=0.5)\n"
+        "stop.install()\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except Interrupted:\n"
+        "    time.sleep(60)\n"
+    )
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stderr) == (130, "continue so\n")
+    assert time.monotonic() - began < 45

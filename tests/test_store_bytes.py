@@ -1,0 +1,187 @@
+"""A small file of each format, cut at every byte, and with each byte changed: noticed or harmless, never a wrong row."""
+
+import io
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.schema import ROWS
+from orchestrator.sealed_json import decode_object, encode_object
+from orchestrator.sealed_parquet import encode_table, read_table, verify_table
+from orchestrator.segments import decode_segment, encode_segment
+from orchestrator.store_errors import Damaged
+from sampler.errors import InputError
+from tests.store_fakes import make_rows
+
+BATCHES = [make_rows([f"d{n}"], tokens=n, text="word " * n) for n in range(3)]
+TABLE = pa.Table.from_batches(BATCHES)
+FACTS = {"schema": 1, "trial": {"trial_id": "ab"}, "status": "finished", "rows": 3, "text": "reuse-sweep-check:00"}
+
+
+def masks(data: bytes, *, thorough: bool) -> Iterator[tuple[int, int]]:
+    """Every byte once, to be changed at random; or once for each of its bits."""
+    chance = random.Random(0)
+    for at in range(len(data)):
+        for mask in [1 << bit for bit in range(8)] if thorough else [chance.randrange(1, 256)]:
+            yield at, mask
+
+
+def changes(data: bytes, *, thorough: bool) -> Iterator[tuple[int, bytes]]:
+    for at, mask in masks(data, thorough=thorough):
+        yield at, data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+
+
+def changed_files(path: Path, data: bytes, *, thorough: bool, share: float = 1) -> Iterator[int]:
+    """The same on disk: one file, changed in place."""
+    chance = random.Random(1)
+    path.write_bytes(data)
+    with path.open("r+b", buffering=0) as file:
+        for at, mask in masks(data, thorough=thorough):
+            if chance.random() < share:
+                os.pwrite(file.fileno(), bytes([data[at] ^ mask]), at)
+                yield at
+                os.pwrite(file.fileno(), data[at : at + 1], at)
+
+
+def test_a_stream_is_plain_arrow() -> None:
+    assert pa.ipc.open_stream(encode_segment(TABLE)).read_all().equals(TABLE)
+
+
+def test_a_whole_stream_is_believed() -> None:
+    segment = decode_segment(encode_segment(TABLE))
+    assert segment.problem is None
+    assert segment.rows.equals(TABLE)
+
+
+def test_a_stream_cut_anywhere_keeps_the_batches_before_the_cut() -> None:
+    data = encode_segment(TABLE)
+    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(4)]
+    for size in range(len(data)):
+        segment = decode_segment(data[:size])
+        whole = sum(size >= end for end in ends[1:])
+        assert segment.batches == BATCHES[:whole], size
+        assert (segment.problem is None) == (size in ends), size
+        assert segment.torn == (size not in ends), size
+
+
+def check_changed_stream(thorough: bool) -> None:
+    data = encode_segment(TABLE)
+    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(4)]
+    for at, changed in changes(data, thorough=thorough):
+        segment = decode_segment(changed)
+        before = max(sum(at >= end for end in ends) - 1, 0)
+        assert segment.problem is not None, at
+        assert segment.batches == BATCHES[:before], at
+
+
+def test_a_stream_with_a_changed_byte_is_believed_up_to_that_batch() -> None:
+    check_changed_stream(thorough=False)
+
+
+@pytest.mark.slow
+def test_a_stream_with_any_bit_changed_is_believed_up_to_that_batch() -> None:
+    check_changed_stream(thorough=True)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (0, 2), (1, 0, 2), (0, 0, 1)])
+def test_batches_taken_out_moved_or_repeated_are_noticed(order: tuple[int, ...]) -> None:
+    data = encode_segment(TABLE)
+    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(4)]
+    moved = data[: ends[0]] + b"".join(data[ends[n] : ends[n + 1]] for n in order)
+    segment = decode_segment(moved)
+    assert segment.problem is not None
+    assert segment.batches == BATCHES[: len(segment.batches)]
+
+
+def test_an_undamaged_stream_with_other_columns_is_not_taken_for_damage(tmp_path: Path) -> None:
+    from orchestrator import segments
+
+    path = tmp_path / "rows-0.arrows"
+    data = encode_segment(TABLE)
+    head = len(segments.SCHEMA)
+    other = ROWS.append(pa.field("novel", pa.int32())).serialize().to_pybytes()
+    first, _ = segments.encode_batch(BATCHES[0], segments.digest_of_schema(other))
+    path.write_bytes(other + first)
+    assert len(other) != head
+    assert len(data) > head
+    with pytest.raises(InputError, match=r"rows-0\.arrows is undamaged, but has other columns"):
+        segments.read_segment(path)
+
+
+def raises_damaged(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except Damaged:
+        return True
+    return False
+
+
+def test_a_table_is_plain_parquet_with_page_checksums() -> None:
+    data = encode_table(TABLE)
+    assert pq.read_table(io.BytesIO(data), page_checksum_verification=True).equals(TABLE)
+
+
+def check_changed_table(path: Path, thorough: bool) -> None:
+    for at in changed_files(path, encode_table(TABLE), thorough=thorough):
+        assert raises_damaged(lambda: verify_table(path)), at
+
+
+def test_a_table_with_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+    check_changed_table(tmp_path / "rows.parquet", thorough=False)
+
+
+@pytest.mark.slow
+def test_a_table_with_any_bit_changed_is_noticed(tmp_path: Path) -> None:
+    check_changed_table(tmp_path / "rows.parquet", thorough=True)
+
+
+def test_a_table_cut_anywhere_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(encode_table(TABLE))
+    for size in reversed(range(path.stat().st_size)):
+        os.truncate(path, size)
+        assert raises_damaged(lambda: verify_table(path)), size
+
+
+def test_a_whole_table_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(encode_table(TABLE))
+    verify_table(path)
+    assert read_table(path, ROWS).equals(TABLE, check_metadata=True)
+    assert read_table(path, ROWS, ["tokens", "doc_id"]).column_names == ["doc_id", "tokens"]
+
+
+def test_reading_a_changed_table_unverified_gives_a_table_or_damage_and_nothing_else(tmp_path: Path) -> None:
+    """Pages are protected by Parquet; headers and footer may lie, which is why reading verifies unless told not to."""
+    path = tmp_path / "rows.parquet"
+    for at in changed_files(path, encode_table(TABLE), thorough=False, share=0.1):
+        try:
+            rows = read_table(path, ROWS)
+        except (Damaged, InputError):
+            continue
+        assert rows.schema.equals(ROWS), at
+
+
+@pytest.mark.parametrize("size", range(len(encode_object(FACTS))))
+def test_an_object_cut_anywhere_is_noticed(size: int) -> None:
+    with pytest.raises(Damaged):
+        decode_object(encode_object(FACTS)[:size])
+
+
+def test_an_object_with_any_bit_changed_is_noticed() -> None:
+    data = encode_object(FACTS)
+    assert decode_object(data) == FACTS
+    for at, changed in changes(data, thorough=True):
+        assert raises_damaged(lambda changed=changed: decode_object(changed)), at
+        assert raises_damaged(lambda changed=changed: decode_object(changed, seal_required=False)), at
+
+
+def test_an_object_written_by_hand_is_read_where_that_is_allowed() -> None:
+    assert decode_object(b'{"schema": 1}', seal_required=False) == {"schema": 1}
+    with pytest.raises(Damaged, match="checksum"):
+        decode_object(b'{"schema": 1}')

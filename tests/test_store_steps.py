@@ -1,0 +1,381 @@
+"""What the store promises, one scenario each: order of steps, full disks, damaged files, late rows, readers meanwhile."""
+
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from orchestrator.atomic import Disk
+from orchestrator.store import Store
+from orchestrator.store_errors import RowsLost, StoreError
+from orchestrator.writer import StoreWriter
+from sampler.errors import InputError
+from tests.store_fakes import TRIAL, CrashingDisk, PowerCut, found, make_documents, make_rows, spec
+
+DOCS = [f"d{n}" for n in range(4)]
+
+
+def fill(writer: StoreWriter, doc_ids: list[str], *, tokens: int = 7, trial_id: str = TRIAL) -> int:
+    attempt = writer.begin(spec(trial_id), {"actor": "worker-1", "settings": {"threshold": 0.95}})
+    for doc_id in doc_ids:
+        writer.append(trial_id, attempt, make_rows([doc_id], trial_id=trial_id, attempt=attempt, tokens=tokens))
+    return attempt
+
+
+def new_sweep(folder: Path) -> StoreWriter:
+    writer = StoreWriter(folder)
+    writer.write_request({"sweep": "test"})
+    return writer
+
+
+def marks(folder: Path) -> dict[str, int]:
+    return {doc_id: mark for (_, doc_id), mark in found(Store(folder).rows()).items()}
+
+
+def test_rows_facts_and_documents_come_back(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        documents = make_documents(DOCS)
+        writer.write_documents("gsm8k", documents)
+        fill(writer, DOCS)
+        assert writer.counts() == {TRIAL: 4}
+        writer.finish(TRIAL, {"peak_memory": 5, "tally": {"correct": 4}}, DOCS[::-1])
+        reader = Store(tmp_path)
+        assert reader.documents("gsm8k").equals(documents, check_metadata=True)
+        assert reader.read_request() == {"schema": 1, "sweep": "test"}
+        facts = reader.trials()[TRIAL]
+        assert facts["trial"] == spec()
+        assert (facts["status"], facts["rows"]) == ("finished", 4)
+        assert (facts["settings"], facts["tally"]) == ({"threshold": 0.95}, {"correct": 4})
+        (attempt,) = facts["attempts"]
+        assert (attempt["attempt"], attempt["actor"], attempt["peak_memory"]) == (0, "worker-1", 5)
+        assert reader.rows(columns=["doc_id"])["doc_id"].to_pylist() == DOCS[::-1]
+        assert reader.check() == []
+
+
+def test_the_folder_can_be_read_without_this_project(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        fill(writer, DOCS)
+        streams = list(tmp_path.glob("trials/*/rows-*.arrows"))
+        assert pa.ipc.open_stream(streams[0]).read_all().num_rows == 4
+        writer.finish(TRIAL, {}, DOCS)
+    assert ds.dataset(sorted(tmp_path.glob("trials/*/rows.parquet"))).count_rows() == 4
+    shown = subprocess.run(["sha256sum", *tmp_path.glob("trials/*/rows.parquet")], capture_output=True, text=True)
+    assert shown.stdout.split()[0] == Store(tmp_path).trials()[TRIAL]["sha256"]
+
+
+def test_a_finished_trial_can_be_extended(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        fill(writer, DOCS[:2])
+        writer.finish(TRIAL, {}, DOCS[:2])
+        assert fill(writer, DOCS, tokens=9) == 1
+        assert marks(tmp_path) == {"d0": 7, "d1": 7, "d2": 9, "d3": 9}
+        writer.finish(TRIAL, {}, DOCS)
+        assert marks(tmp_path) == {"d0": 7, "d1": 7, "d2": 9, "d3": 9}
+        assert Store(tmp_path).trials()[TRIAL]["rows"] == 4
+
+
+def test_a_late_row_of_a_finished_trial_makes_it_unfinished(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        fill(writer, DOCS[:2])
+        writer.finish(TRIAL, {}, DOCS[:2])
+        assert writer.append(TRIAL, 0, make_rows(DOCS[:2])) == 0
+        assert writer.trials()[TRIAL]["status"] == "finished"
+        assert writer.append(TRIAL, 0, make_rows(DOCS[:3])) == 1
+        assert writer.trials()[TRIAL]["status"] == "running"
+
+
+def test_a_failed_trial_keeps_its_rows_and_begins_again(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        fill(writer, DOCS[:1])
+        writer.fail(TRIAL, "out of memory")
+        facts = writer.trials()[TRIAL]
+        assert (facts["status"], facts["attempts"][0]["reason"]) == ("failed", "out of memory")
+        assert fill(writer, DOCS, tokens=9) == 1
+        assert marks(tmp_path) == {"d0": 7, "d1": 9, "d2": 9, "d3": 9}
+
+
+def test_rows_of_another_schema_or_trial_are_refused(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        attempt = fill(writer, [])
+        with pytest.raises(AssertionError):
+            writer.append(TRIAL, attempt, make_rows(DOCS).drop_columns(["text"]))
+        with pytest.raises(AssertionError):
+            writer.append(TRIAL, attempt, make_rows(DOCS, trial_id="other"))
+        nothing = make_rows(DOCS).set_column(0, "sweep", pa.array([None] * 4, pa.string()))
+        nothing = pa.RecordBatch.from_arrays(nothing.columns, schema=make_rows(DOCS).schema)
+        with pytest.raises(AssertionError, match="sweep must not be null"):
+            writer.append(TRIAL, attempt, nothing)
+        assert marks(tmp_path) == {}
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_finishing_can_be_interrupted_at_every_call(tmp_path: Path, extended: bool) -> None:
+    """The power goes at each primitive in turn: always all rows, once each, and finishing again works."""
+    calls = 0
+    for cut in range(100):
+        folder = tmp_path / str(cut)
+        disk = CrashingDisk(tmp_path / f"scratch-{cut}", seed=cut)
+        writer = StoreWriter(folder, disk=disk)
+        writer.write_request({"sweep": "test"})
+        fill(writer, DOCS[:2])
+        if extended:
+            writer.finish(TRIAL, {}, DOCS[:2])
+            fill(writer, DOCS[2:])
+        disk.calls_left = cut
+        wanted = DOCS if extended else DOCS[:2]
+        try:
+            writer.finish(TRIAL, {}, wanted)
+            break
+        except PowerCut:
+            calls += 1
+            disk.lose()
+            assert sorted(marks(folder)) == wanted, cut
+            writer.close()
+        with StoreWriter(folder, disk=disk) as again:
+            assert again.damage == {}
+            assert sorted(marks(folder)) == wanted, cut
+            again.finish(TRIAL, {}, wanted)
+            assert sorted(path.name for path in (folder / "trials" / TRIAL).iterdir()) == ["rows.parquet", "trial.json"]
+            assert Store(folder).check() == []
+    assert calls >= 10
+    writer.close()
+
+
+class FullDisk(Disk):
+    """Takes part of a write and then has no space left, while `full`."""
+
+    def __init__(self, *, cut_fails: bool) -> None:
+        self.full = False
+        self._cut_fails = cut_fails
+
+    def write(self, handle: int, data: bytes) -> None:
+        if self.full:
+            super().write(handle, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(handle, data)
+
+    def truncate(self, handle: int, size: int) -> None:
+        if self._cut_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(handle, size)
+
+
+@pytest.mark.parametrize("cut_fails", [False, True])
+def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, cut_fails: bool) -> None:
+    disk = FullDisk(cut_fails=cut_fails)
+    writer = StoreWriter(tmp_path, disk=disk)
+    writer.write_request({"sweep": "test"})
+    attempt = fill(writer, DOCS[:2])
+    disk.full = True
+    with pytest.raises(StoreError, match=f"cannot write rows of trial {TRIAL} in .*No space left on device"):
+        writer.append(TRIAL, attempt, make_rows(["d2"]))
+    with pytest.raises(StoreError, match="No space left"):
+        writer.finish(TRIAL, {}, DOCS[:2])
+    with pytest.raises(StoreError, match="No space left"):
+        writer.begin(spec("other"), {})
+    assert marks(tmp_path) == dict.fromkeys(DOCS[:2], 7)
+    assert writer.done(TRIAL) == set(DOCS[:2])
+    disk.full = False
+    assert writer.append(TRIAL, attempt, make_rows(["d2", "d3"], tokens=9)) == 2
+    writer.finish(TRIAL, {}, DOCS)
+    assert marks(tmp_path) == {"d0": 7, "d1": 7, "d2": 9, "d3": 9}
+    writer.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_really_full_disk(small_disk: Path) -> None:
+    folder = small_disk / "sweep"
+    acknowledged = []
+    with new_sweep(folder) as writer:
+        attempt = fill(writer, [])
+        with pytest.raises(StoreError, match="No space left on device"):
+            for number in range(1000):
+                writer.append(TRIAL, attempt, make_rows([f"d{number}"]))
+                acknowledged.append(f"d{number}")
+        assert len(acknowledged) > 10
+        assert list(marks(folder)) == acknowledged
+        with pytest.raises(StoreError, match="No space left on device"):
+            writer.append(TRIAL, attempt, make_rows(["later"]))
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    with StoreWriter(folder) as writer:
+        assert list(marks(folder)) == acknowledged
+        writer.append(TRIAL, attempt, make_rows(["later"]))
+        writer.finish(TRIAL, {}, [*acknowledged, "later"])
+        assert list(marks(folder)) == [*acknowledged, "later"]
+
+
+def change_byte(path: Path, at: float) -> bytes:
+    data = bytearray(path.read_bytes())
+    data[int(at * len(data))] ^= 4
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def damaged_sweep(folder: Path, name: str, at: float) -> bytes:
+    """Trial aa is finished, trial bb runs; then a file of one changes."""
+    with new_sweep(folder) as writer:
+        fill(writer, DOCS, trial_id="aa")
+        writer.finish("aa", {}, DOCS)
+        fill(writer, DOCS, trial_id="bb")
+    return change_byte(folder / name, at)
+
+
+CASES: list[tuple[str, float, list[str], list[str]]] = [  # file, where, what is left of aa and of bb
+    ("trials/aa/rows.parquet", 0.5, [], DOCS),
+    ("trials/aa/rows.parquet", 0.99, [], DOCS),
+    ("trials/aa/trial.json", 0.5, DOCS, DOCS),
+    ("trials/bb/trial.json", 0.5, DOCS, DOCS),
+    ("trials/bb/rows-0.arrows", 0.01, DOCS, []),
+    ("trials/bb/rows-0.arrows", 0.6, DOCS, DOCS[:2]),
+    ("trials/bb/rows-0.arrows", 0.99, DOCS, DOCS[:3]),
+]
+
+
+@pytest.mark.parametrize(("name", "at", "of_aa", "of_bb"), CASES)
+def test_a_damaged_file_is_named_set_aside_and_only_its_rows_are_gone(
+    tmp_path: Path, name: str, at: float, of_aa: list[str], of_bb: list[str]
+) -> None:
+    data = damaged_sweep(tmp_path, name, at)
+    left = {("aa", doc_id): 7 for doc_id in of_aa} | {("bb", doc_id): 7 for doc_id in of_bb}
+    reader = Store(tmp_path)
+    assert found(reader.rows()) == left
+    facts = reader.trials()
+    assert [facts[trial_id]["trial"] for trial_id in ("aa", "bb")] == [spec("aa"), spec("bb")]
+    assert list(reader.damage) == [tmp_path / name]
+    (sentence,) = reader.check()
+    assert sentence.startswith(str(tmp_path / name))
+    assert (tmp_path / name).read_bytes() == data, "a reader changed something"
+    with StoreWriter(tmp_path) as writer:
+        assert list(writer.damage) == [tmp_path / name]
+        assert [path.read_bytes() for path in tmp_path.glob("set-aside/*/*")] == [data]
+        assert found(writer.rows()) == left
+        assert writer.check() == []
+        for trial_id in ("aa", "bb"):
+            fill(writer, DOCS, trial_id=trial_id, tokens=9)
+            writer.finish(trial_id, {}, DOCS)
+        again = {(trial_id, doc_id): left.get((trial_id, doc_id), 9) for trial_id in ("aa", "bb") for doc_id in DOCS}
+        assert found(Store(tmp_path).rows()) == again
+
+
+def test_a_rebuilt_trial_knows_its_attempts(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        fill(writer, DOCS[:1])
+        fill(writer, DOCS[1:2])
+    change_byte(tmp_path / "trials" / TRIAL / "trial.json", 0.5)
+    with StoreWriter(tmp_path) as writer:
+        assert len(writer.trials()[TRIAL]["attempts"]) == 2
+        assert writer.append(TRIAL, 3, make_rows(["d2"], attempt=3)) == 1  # begun, but not a row was there to tell
+        assert writer.begin(spec(), {}) == 4
+
+
+def test_a_missing_table_is_noticed(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        fill(writer, DOCS)
+        writer.finish(TRIAL, {}, DOCS)
+    (tmp_path / "trials" / TRIAL / "rows.parquet").unlink()
+    (sentence,) = Store(tmp_path).check()
+    assert sentence.endswith("rows.parquet should have 4 rows by trial.json, but 0 are there")
+    with StoreWriter(tmp_path) as writer:
+        assert [damage.problem for damage in writer.damage.values()] == ["is missing"]
+        assert writer.trials()[TRIAL]["status"] == "running"
+
+
+def test_rows_damaged_while_the_trial_runs_are_lost_aloud(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        fill(writer, DOCS)
+        change_byte(tmp_path / "trials" / TRIAL / "rows-0.arrows", 0.6)
+        with pytest.raises(RowsLost, match=r"2 rows of .* are to be made again: .*rows-0\.arrows"):
+            writer.finish(TRIAL, {}, DOCS)
+        assert list(writer.damage) == [tmp_path / "trials" / TRIAL / "rows-0.arrows"]
+        assert writer.done(TRIAL) == set(DOCS[:2])
+        writer.append(TRIAL, 0, make_rows(DOCS, tokens=9))
+        writer.finish(TRIAL, {}, DOCS)
+        assert marks(tmp_path) == {"d0": 7, "d1": 7, "d2": 9, "d3": 9}
+        assert len(list(tmp_path.glob("set-aside/*/*"))) == 1
+
+
+def test_damaged_documents_are_set_aside_and_can_be_written_again(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        writer.write_documents("gsm8k", make_documents(DOCS))
+    change_byte(tmp_path / "documents" / "gsm8k.parquet", 0.5)
+    with pytest.raises(InputError, match=r"gsm8k\.parquet does not match its own checksum"):
+        Store(tmp_path).documents("gsm8k")
+    assert len(Store(tmp_path).check()) == 1
+    with StoreWriter(tmp_path) as writer:
+        assert len(writer.damage) == 1
+        with pytest.raises(InputError, match="has no documents of gsm8k"):
+            writer.documents("gsm8k")
+        writer.write_documents("gsm8k", make_documents(DOCS))
+        assert len(writer.documents("gsm8k")) == 4
+
+
+def test_a_torn_end_is_no_damage_while_someone_writes(tmp_path: Path) -> None:
+    with new_sweep(tmp_path) as writer:
+        fill(writer, DOCS)
+        path = tmp_path / "trials" / TRIAL / "rows-0.arrows"
+        with path.open("ab") as file:
+            file.write(b"\xff\xff\xff\xff\x10")
+        assert Store(tmp_path).check() == []
+        assert sorted(marks(tmp_path)) == DOCS
+    (sentence,) = Store(tmp_path).check()
+    assert sentence == f"{path} batch 4 is cut short"
+    with StoreWriter(tmp_path) as writer:
+        assert [str(damage) for damage in writer.damage.values()] == [sentence]
+        assert sorted(marks(tmp_path)) == DOCS
+
+
+def test_readers_see_every_row_while_trials_are_compacted(tmp_path: Path) -> None:
+    """Reads in a loop while another thread appends, finishes and extends."""
+    problems: list[Any] = []
+    acknowledged: dict[tuple[str, str], int] = {}
+    ended = threading.Event()
+
+    def write() -> None:
+        with new_sweep(tmp_path) as writer:
+            for round_number in range(12):
+                fill(writer, doc_ids := [f"d{round_number}-{n}" for n in range(3)])
+                acknowledged.update({(TRIAL, doc_id): 7 for doc_id in doc_ids})
+                writer.finish(TRIAL, {}, [doc_id for _, doc_id in acknowledged])
+        ended.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while not ended.is_set():
+        before = dict(acknowledged)
+        reader = Store(tmp_path)
+        if not before.items() <= found(reader.rows()).items() or reader.damage:
+            problems.append((before, reader.damage))
+    thread.join()
+    assert problems == []
+    assert len(marks(tmp_path)) == 36
+
+
+def test_threads_may_append_to_different_trials_at_once(tmp_path: Path) -> None:
+    names = [f"trial{n}" for n in range(8)]
+    with new_sweep(tmp_path) as writer:
+        threads = [threading.Thread(target=fill, args=(writer, DOCS), kwargs={"trial_id": name}) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found(Store(tmp_path).rows()) == {(name, doc_id): 7 for name in names for doc_id in DOCS}

@@ -1,0 +1,132 @@
+"""The whole command on Ray: a sweep, the same again, more of it. Sweeps that are disturbed are in test_sweep_faults."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_cases import write_case
+from sweep_runs import SECRET, Run, is_loopback, listening, outcome
+
+from orchestrator.store import Store
+
+FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k1_first,k2_middle", "--max-new-tokens", "40", "--shard-size", "3")
+HERE = ("--actors", "2", "--no-dashboard")
+
+
+class Watched:
+    """An undisturbed sweep, and what was seen while it ran."""
+
+    def __init__(self, case: Path, out: Path) -> None:
+        self.run = Run(case, out, *FLAGS, "--limit", "5", *HERE)
+        self.addresses: set[str] = set()
+        self.commands: set[str] = set()
+        self.run.until(self._look, "the end of loading")
+        self.logs = [path for path in Path("/tmp").glob("reuse-sweep-*/**/*.log") if path.is_file()]
+        self.leaking = [path for path in self.logs if SECRET.encode() in path.read_bytes()]
+        self.text = self.run.wait()
+
+    def _look(self) -> bool:
+        below = self.run.descendants()
+        self.addresses |= listening([*below, self.run.process.pid])
+        self.commands |= set(below.values())
+        trials = Store(self.run.folder).trials()
+        return any(facts["status"] == "finished" for facts in trials.values())
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def watched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    return Watched(case, tmp_path_factory.mktemp("sweep") / "results")
+
+
+@pytest.fixture(scope="module")
+def trials(watched: Watched) -> dict[str, dict[str, Any]]:
+    return Store(watched.run.folder).trials()
+
+
+def test_every_document_has_one_row_in_every_configuration(watched: Watched) -> None:
+    found = outcome(watched.run.folder)
+    expected = {(policy, f"gsm8k/{n}") for policy in ("k1", "k1_first", "k2_middle") for n in range(5)}
+    assert {(row["policy"], row["doc_id"]) for row in found.values()} == expected
+    assert len(found) == len(expected)
+
+
+def test_two_actors_load_the_model_twice_in_all(trials: dict[str, dict[str, Any]]) -> None:
+    attempts = [attempt for facts in trials.values() for attempt in facts["attempts"]]
+    assert len(attempts) == len(trials) == 6
+    assert len({attempt["process"] for attempt in attempts}) == 2
+    assert len({(attempt["actor"], attempt["load_seconds"]) for attempt in attempts}) == 2
+    assert {attempt["actor"] for attempt in attempts} == {"worker-1", "worker-2"}
+
+
+def test_configurations_that_are_the_same_give_the_same_tokens(watched: Watched) -> None:
+    tokens: dict[str, dict[str, list[int]]] = {}
+    for row in outcome(watched.run.folder).values():
+        tokens.setdefault(row["policy"], {})[row["doc_id"]] = row["token_ids"]
+    assert tokens["k1"] == tokens["k1_first"] != tokens["k2_middle"]
+
+
+def test_each_trial_says_how_it_was_made(trials: dict[str, dict[str, Any]]) -> None:
+    for facts in trials.values():
+        (attempt,) = facts["attempts"]
+        assert facts["status"] == "finished"
+        assert facts["rows"] == facts["tally"]["documents"] in (2, 3)
+        assert attempt["calibration"] > 0
+        assert 0 < attempt["decode_seconds"] < attempt["seconds"]
+        assert facts["settings"]["dtype"] == "float32"
+        assert facts["layers"] == {"k1": [], "k1_first": [1, 2], "k2_middle": [2, 3]}[facts["trial"]["policy"]]
+
+
+def test_nothing_listens_beyond_this_machine(watched: Watched) -> None:
+    assert len(watched.addresses) > 0
+    assert [address for address in watched.addresses if not is_loopback(address)] == []
+
+
+def test_no_secret_is_told(watched: Watched) -> None:
+    assert watched.logs
+    assert watched.leaking == []
+    assert any("ray::" in command for command in watched.commands)
+    assert not any(SECRET in command for command in watched.commands)
+    assert SECRET not in watched.text
+    for path in watched.run.folder.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_workers_and_the_result_actor_have_readable_names(watched: Watched) -> None:
+    names = {found for command in watched.commands for found in re.findall(r"ray::(\w+)", command)}
+    assert {"Results", "SweepWorker"} <= {name.partition(".")[0] for name in names}
+
+
+def test_it_ends_with_a_table_and_the_folder(watched: Watched) -> None:
+    lines = watched.text.splitlines()
+    assert lines[-1] == str(watched.run.folder)
+    for policy in ("k1", "k1_first", "k2_middle"):
+        assert any(re.search(rf"\b{policy}\b.* 5/5 ", line) for line in lines), watched.text
+    assert max(map(len, lines)) <= max(80, len(str(watched.run.folder)))
+
+
+def test_the_same_command_again_and_then_more(case: Path, watched: Watched) -> None:
+    """Nothing to do is said without Ray; a larger limit and a policy add rows and touch none."""
+    out = watched.run.folder.parent
+    before = {path: path.read_bytes() for path in watched.run.folder.rglob("rows.parquet")}
+    again = Run(case, out, *FLAGS, "--limit", "5", *HERE)
+    text = again.wait()
+    assert "nothing to do" in text
+    assert text.splitlines()[-1] == str(watched.run.folder)
+    first = outcome(watched.run.folder)
+    more = Run(case, out, *FLAGS, "--policies", "k1,k3_last", "--limit", "7", "--actors", "1", "--no-dashboard")
+    more.wait()
+    grown = outcome(watched.run.folder)
+    assert {key: grown[key] for key in first} == first
+    added = {(row["policy"], row["doc_id"]) for key, row in grown.items() if key not in first}
+    assert added == {("k1", "gsm8k/5"), ("k1", "gsm8k/6"), *(("k3_last", f"gsm8k/{n}") for n in range(7))}
+    for path, data in before.items():
+        facts = json.loads((path.parent / "trial.json").read_text())["trial"]
+        assert facts["policy"] == "k1" or path.read_bytes() == data

@@ -1,0 +1,98 @@
+"""The benchmark's figures from runs made up by hand; the benchmark itself is slow and runs a real sweep."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tasks_fakes import bench
+from tasks_model import write_model
+from test_timeline import attempt, trials
+
+from orchestrator.bench import WarmRun, figures_of, table
+from orchestrator.cold import Answered, ColdRun, command_of, run_cold
+from orchestrator.settings import SweepSettings
+from orchestrator.tally import Configuration, Sums, Tally
+from orchestrator.timeline import PARTS, timeline
+from sampler.errors import InputError
+
+SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1_first", "k1_last", "k2_last"), model="made", limit=2)
+
+
+def warm_run() -> WarmRun:
+    tally = Tally()
+    for policy, speed in (("k1_first", 1.0), ("k1_last", 1.1), ("k2_last", 1.5)):
+        key = Configuration(task="gsm8k", policy=policy, threshold=0.95, small_block=8, block_cache=True)
+        sums = Sums(baseline=policy[1] == "1", documents=2, tokens=100, seconds=1 / speed, work=50 / speed)
+        tally.add_sums(key, sums)
+    found = timeline(trials(attempt("a", 0, 10), attempt("b", 0, 9), attempt("a", 10.01, 20)))
+    assert found is not None
+    ids = {("gsm8k", policy, doc): (1, 2) for policy in SETTINGS.policies for doc in "ab"}
+    return WarmRun(seconds=30.0, timeline=found, totals=tally.totals(), settings=SETTINGS, token_ids=ids)
+
+
+def cold_run() -> ColdRun:
+    speeds = {"k1_first": 2.0, "k1_last": 1.0, "k2_last": 1.0}
+    return ColdRun(
+        seconds=60.0,
+        at_a_time=2,
+        answers={
+            ("gsm8k", policy): {
+                doc: Answered(tokens=50, seconds=5 * speed, token_ids=(1, 2) if doc == "a" else (1, 3)) for doc in "ab"
+            }
+            for policy, speed in speeds.items()
+        },
+    )
+
+
+def test_both_ways_stand_side_by_side() -> None:
+    figures = figures_of(warm_run(), cold_run())
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    assert figures["cold"]["wall_ratio"] == pytest.approx(2.0)
+    assert figures["cold"]["decoding"] == pytest.approx(40 / 120)
+    assert figures["cold"]["same_answers"] == 3
+    assert (figures["warm"]["loads"], figures["cold"]["loads"]) == (2, 3)
+    assert figures["warm"]["k1_spread"] == pytest.approx(1.1)
+    assert figures["cold"]["k1_spread"] == pytest.approx(2.0)
+    assert figures["warm"]["before_first_trial"] == pytest.approx(10.0)
+    text = table(figures)
+    assert "cold processes take 2.00 times as long\n3 of 6 answers are the same, token by token" in text
+    assert "median 10 ms" in text
+    assert max(map(len, text.splitlines()[1:])) <= 80
+
+
+def test_without_the_comparison() -> None:
+    figures = figures_of(warm_run(), None)
+    assert "cold" not in figures
+    assert "times as long" not in table(figures)
+
+
+def test_cold_processes_are_asked_the_same() -> None:
+    command = command_of(SETTINGS, "gsm8k", "k2_last", Path("out.jsonl"))
+    flags = (
+        "-m tasks.run --task gsm8k --policy k2_last --model made --data auto --limit 2 --dtype auto --batch-size 1 "
+        "--threshold 0.95 --small-block 8 --out out.jsonl"
+    )
+    assert command[1:] == flags.split()
+
+
+def test_a_cold_process_that_fails_is_told(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, policies=("k1",), data=str(tmp_path / "absent"))
+    with pytest.raises(InputError, match=r"ended with 2: .*absent"):
+        run_cold(settings, at_a_time=2, threads=1, folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_a_very_small_model(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    command = [sys.executable, "-m", "orchestrator.bench", "--model", model, "--data", bench(), "--tasks", "gsm8k"]
+    command += ["--policies", "k1_first,k1_last,k2_last", "--limit", "4", "--max-new-tokens", "32", "--json"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["documents"], figures["warm"]["loads"], figures["cold"]["loads"]) == (12, 2, 3)
+    assert figures["cold"]["same_answers"] == 12
+    assert sum(figures["timeline"]["shares"][part] for part in PARTS) == pytest.approx(1, abs=1e-6)
+    assert all(share > -0.01 for share in figures["timeline"]["shares"].values())

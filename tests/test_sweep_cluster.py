@@ -1,0 +1,80 @@
+"""Sweeps on a Ray that somebody else has started, with GPUs that exist only by name."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sweep_cases import write_case
+from sweep_runs import Run
+
+from orchestrator import provenance
+from orchestrator.store import Store
+
+pytestmark = pytest.mark.slow
+POLICIES = "k1,k2_middle,k3_last,k2_first"
+FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--max-new-tokens", "40", "--shard-size", "2")
+HEAD = """
+import sys
+from orchestrator.environment import prepare
+prepare(local=True)
+import ray
+ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("r")
+    short = Path("/tmp") / f"ray-{os.getpid()}"
+    short.symlink_to(folder)
+    head = subprocess.Popen(
+        [sys.executable, "-c", HEAD, str(short)],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert head.stdout is not None
+    assert head.stdin is not None
+    yield head.stdout.readline().strip()
+    head.stdin.close()
+    head.wait(60)
+    short.unlink()
+
+
+@pytest.mark.parametrize(("share", "actors", "devices"), [("1", 4, 4), ("0.5", 2, 1)])
+def test_actors_get_their_share_of_the_gpus(
+    case: Path, tmp_path: Path, address: str, share: str, actors: int, devices: int
+) -> None:
+    """torch finds no GPU behind the name, so the actors say that they ran on the processor."""
+    where = ("--address", address, "--gpus-per-actor", share, "--actors", str(actors))
+    run = Run(case, tmp_path / "results", *FLAGS, *where)
+    run.wait()
+    attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
+    given = {attempt["actor"]: tuple(attempt["gpus"]) for attempt in attempts}
+    assert len(given) == actors
+    assert [len(gpus) for gpus in given.values()] == [1] * actors
+    assert len(set(given.values())) == devices
+    assert {attempt["device"]["name"] for attempt in attempts} == {provenance.device("cpu")["name"]}
+
+
+def test_what_the_cluster_cannot_bring_is_said_at_once(case: Path, tmp_path: Path, address: str) -> None:
+    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "8")
+    text = run.wait(2)
+    assert "--gpus-per-actor 8" in text
+    assert not run.folder.exists()
+
+
+def test_an_address_where_nothing_is(case: Path, tmp_path: Path) -> None:
+    run = Run(case, tmp_path / "results", *FLAGS, "--address", "127.0.0.1:1")
+    assert "--address 127.0.0.1:1: no Ray cluster" in run.wait(2)

@@ -1,0 +1,223 @@
+"""What a sweep will take: memory, disk and time, from rows where there are any; and the lines of --dry-run."""
+
+import datetime
+import io
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tasks_model import write_model
+
+from orchestrator.dry_run import describe, duration, size
+from orchestrator.estimate import (
+    ROW,
+    ROW_WHILE_RUNNING,
+    TOKEN,
+    TRIAL,
+    Work,
+    disk_needed,
+    measured_seconds,
+    memory_needed,
+    parameters,
+    rough_pass_seconds,
+    seconds_needed,
+)
+from orchestrator.grid import SweepIdentity
+from orchestrator.machine import Placement
+from orchestrator.prepared import Prepared, PreparedTask
+from orchestrator.schema import ROWS
+from orchestrator.settings import SweepSettings
+from sampler.config import ModelConfig
+from sampler.loading import find_model, load_model
+from tasks.catalog import CATALOG
+from tasks.harness import Document, Provenance, Task
+from tasks.options import TaskOptions
+
+SEVEN = ModelConfig(
+    num_layers=28,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    vocab_size=152064,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    tied_embeddings=False,
+    block_size=32,
+    mask_token_id=151665,
+    eos_token_ids=(151645,),
+    pad_token_id=151645,
+)
+
+
+def row(number: int, **changes: Any) -> dict[str, Any]:
+    plain: dict[Any, Any] = {pa.string(): "gsm8k", pa.bool_(): True, pa.float64(): 0.5}
+    made = {
+        field.name: plain.get(
+            field.type, [] if pa.types.is_list(field.type) else number if pa.types.is_integer(field.type) else None
+        )
+        for field in ROWS
+    }
+    return {**made, "started_at": datetime.datetime.now(datetime.UTC), "layers": list(range(12)), **changes}
+
+
+def test_the_full_model_is_counted_right() -> None:
+    assert parameters(SEVEN) == 7_615_616_512
+    needed = memory_needed(SEVEN, "bfloat16")
+    assert 15.2e9 < needed < 16.5e9
+    assert memory_needed(SEVEN, "float32") > 30e9
+    caches = memory_needed(SEVEN, "bfloat16", batch_size=8) - needed
+    assert caches > 7 * 4096 * 57_344, "57,344 bytes of keys and values for each position"
+    assert memory_needed(SEVEN, "bfloat16", positions=10**9) == memory_needed(SEVEN, "bfloat16", positions=32_768)
+
+
+def test_a_small_model_is_counted_right(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    files = find_model(str(tmp_path))
+    loaded = load_model(files, device="cpu")
+    assert parameters(files.config) * 4 == pytest.approx((tmp_path / "model.safetensors").stat().st_size, rel=0.05)
+    assert memory_needed(files.config, "float32") > parameters(loaded.config) * 4
+
+
+@pytest.mark.parametrize("tokens", [0, 256])
+def test_bytes_on_disk_are_of_the_right_size(tokens: int) -> None:
+    rows = [
+        row(n, token_ids=[(n * 7919 * t) % 150_000 for t in range(tokens)], text="word " * tokens) for n in range(50)
+    ]
+    stream, file = io.BytesIO(), io.BytesIO()
+    with pa.ipc.new_stream(stream, ROWS) as writer:
+        for one in rows:
+            writer.write_batch(pa.RecordBatch.from_pylist([one], schema=ROWS))
+    pq.write_table(pa.Table.from_pylist(rows, schema=ROWS), file)
+    running = 50 * (ROW_WHILE_RUNNING + 2 * TOKEN * tokens)
+    assert 0.3 * running < len(stream.getvalue()) < running
+    assert len(file.getvalue()) < TRIAL + 50 * (ROW + TOKEN * tokens) < 8 * len(file.getvalue())
+
+
+def test_disk_counts_trials_rows_and_what_runs() -> None:
+    work = {"a": Work(trials=2, rows=100, tokens=0), "b": Work(trials=1, rows=10, tokens=2048)}
+    least = 3 * TRIAL + 110 * ROW + 10 * 256 * TOKEN
+    assert disk_needed(work, running=0) == least
+    assert disk_needed(work, running=50) > least + 50 * ROW_WHILE_RUNNING
+    assert disk_needed(work, running=10**9) == disk_needed(work, running=110)
+    assert disk_needed({}, running=5) == 0
+
+
+def test_rough_seconds_are_of_the_right_size() -> None:
+    """Tokens a second of the full model on a GPU at threshold 0.95 were measured to be 50."""
+    assert 30 < 2 / rough_pass_seconds(SEVEN, "bfloat16", "GPU") < 90
+    assert rough_pass_seconds(SEVEN, "float32", "CPU") > 1
+
+
+def test_measured_seconds_win_over_the_rule() -> None:
+    work = {"a": Work(trials=1, rows=10, tokens=100), "b": Work(trials=1, rows=10, tokens=0)}
+    total, rough = seconds_needed(work, {"a": 2.0}, config=SEVEN, dtype="bfloat16", device="GPU")
+    assert rough == ["b"]
+    assert total == pytest.approx(20 + 10 * 4 * rough_pass_seconds(SEVEN, "bfloat16", "GPU"))
+    total, rough = seconds_needed(work, {"a": 2.0, "b": 1.0}, config=SEVEN, dtype="bfloat16", device="GPU")
+    assert (total, rough) == (30.0, [])
+
+
+def test_seconds_are_wall_time_of_batches() -> None:
+    """Two batches of two and one of one; documents of a batch overlap."""
+    batches = [("t1", 0, 0, 4.0)] * 2 + [("t1", 0, 1, 2.0)] * 2 + [("t1", 1, 0, 1.5)]
+    rows = [
+        row(n, task="gsm8k", trial_id=trial, attempt=attempt, batch_id=batch, batch_seconds=seconds, seconds=99.0)
+        for n, (trial, attempt, batch, seconds) in enumerate(batches)
+    ]
+    rows.append(row(9, task="mmlu", trial_id="t2", attempt=0, batch_id=0, batch_seconds=0.25))
+    assert measured_seconds(pa.Table.from_pylist(rows, schema=ROWS)) == {"gsm8k": pytest.approx(1.5), "mmlu": 0.25}
+    assert measured_seconds(ROWS.empty_table()) == {}
+
+
+def prepared(documents: int, tmp_path: Path, **changes: Any) -> Prepared:
+    task = Task(
+        entry=CATALOG["gsm8k"],
+        options=TaskOptions(),
+        provenance=Provenance(source="hub", datasets={"openai/gsm8k": "a"}),
+        subtasks={},
+        documents=[
+            Document(doc_id=f"gsm8k/{index}", subtask="gsm8k", index=index, doc_hash="") for index in range(documents)
+        ],
+    )
+    settings = SweepSettings(tasks=("gsm8k",), model="x", out="/results", shard_size=1, **changes)
+    identity = SweepIdentity(
+        model="x",
+        model_revision="y",
+        depth=6,
+        dtype="float32",
+        subset_size=2,
+        data="hub",
+        datasets={"gsm8k": {"openai/gsm8k": "a"}},
+        sample=None,
+        seed=0,
+        fewshot=None,
+        chat_template=True,
+        max_new_tokens=None,
+        batch_size=1,
+        shard_size=1,
+    )
+    shards = {document.doc_id: place for place, document in enumerate(task.documents)}
+    return Prepared(
+        settings=settings,
+        asked=settings,
+        files=find_model(str(write_model(tmp_path))),
+        tasks={"gsm8k": PreparedTask(task=task, shards=shards, limit=settings.limit)},
+        identity=identity,
+        placement=Placement(actors=2, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1),
+        notices=("a notice",),
+    )
+
+
+def test_a_dry_run_says_what_there_is_to_do(tmp_path: Path) -> None:
+    ready = prepared(10, tmp_path, limit=4)
+    lines = describe(ready)
+    assert lines[:2] == ["a notice", "folder     /results/x"]
+    text = "\n".join(lines)
+    assert "gsm8k: 4 of 10 documents, 4 shards, 36 rows to do" in text
+    assert "36 to do of 36, 36 rows" in text
+    assert "a rough guess (no more than 256 tokens an answer" in text
+    done = {trial.trial_id: set(ready.documents(trial)) for trial in ready.trials[:30]}
+    text = "\n".join(describe(ready, done=done, measured={"gsm8k": 100.0}))
+    assert "6 to do of 36, 6 rows" in text
+    assert "about 5 minutes, from the rows that are there" in text
+
+
+def test_work_that_is_half_done(tmp_path: Path) -> None:
+    ready = prepared(10, tmp_path)
+    two = replace(
+        ready, tasks={"gsm8k": replace(ready.tasks["gsm8k"], shards={f"gsm8k/{n}": n // 5 for n in range(10)})}
+    )
+    first = two.trials[0]
+    half = two.work({first.trial_id: {"gsm8k/0", "gsm8k/1", "gsm8k/99"}})["gsm8k"]
+    assert (half.trials, half.rows) == (18, 9 * 10 - 2)
+
+
+def test_a_hundred_thousand_trials_are_described_quickly(tmp_path: Path) -> None:
+    ready = prepared(11_200, tmp_path)
+    began = time.process_time()
+    lines = describe(ready, done={trial.trial_id: {"x"} for trial in ready.trials[::2]})
+    assert time.process_time() - began < 10
+    assert any("100,800 to do of 100,800" in line for line in lines)
+
+
+def test_sizes_and_durations_for_people() -> None:
+    assert [size(n) for n in (5, 2_048, 5 * 2**20, 3 * 2**30, 2**42)] == [
+        "5 bytes",
+        "2 KiB",
+        "5 MiB",
+        "3 GiB",
+        "4.0 TiB",
+    ]
+    assert [duration(n) for n in (5, 119, 120, 7_200, 200_000)] == [
+        "5 seconds",
+        "119 seconds",
+        "2 minutes",
+        "2 hours",
+        "2 days",
+    ]

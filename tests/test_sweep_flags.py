@@ -1,0 +1,297 @@
+"""The sweep's command line and configuration files: which flags there are, which value wins, what is refused."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import config_file
+from orchestrator.flags import ELSEWHERE, FLAGS, Command, parse, parser
+from orchestrator.settings import SweepSettings
+from sampler import InputError
+from sampler.cli import run_command
+
+FROZEN = {
+    "Grid": "tasks k subsets reuse policies threshold small-block block-cache",
+    "Model and data": "model data limit sample fewshot chat-template no-chat-template subset-size dtype batch-size "
+    "max-new-tokens repeats seed shard-size",
+    "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor address dashboard no-dashboard",
+    "Run": "out name skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet config "
+    "save-config dry-run force",
+}
+OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typed and as read
+    "tasks": ("mmlu, gsm8k", ("mmlu", "gsm8k")),
+    "policies": ("k1,k2_5+4", ("k1", "k2_4-5")),
+    "threshold": ("0.9,1", (0.9, 1.0)),
+    "small-block": ("4,8", (4, 8)),
+    "block-cache": ("on,off", (True, False)),
+    "model": ("owner/name@main", "owner/name@main"),
+    "data": ("bundled", "bundled"),
+    "limit": ("5", 5),
+    "sample": ("6", 6),
+    "fewshot": ("0", 0),
+    "subset-size": ("3", 3),
+    "dtype": ("float32", "float32"),
+    "batch-size": ("4", 4),
+    "max-new-tokens": ("64", 64),
+    "repeats": ("2", 2),
+    "seed": ("9", 9),
+    "shard-size": ("10", 10),
+    "actors": ("3", 3),
+    "gpus-per-actor": ("0.5", 0.5),
+    "cpus-per-actor": ("2", 2.0),
+    "threads-per-actor": ("2", 2),
+    "address": ("127.0.0.1:6379", "127.0.0.1:6379"),
+    "out": ("elsewhere", "elsewhere"),
+    "name": ("mine", "mine"),
+    "margin": ("3", 3.0),
+    "speedup": ("1.5", 1.5),
+}
+
+
+def settings(*arguments: str) -> SweepSettings:
+    return parse(["--tasks", "gsm8k", *arguments]).settings
+
+
+def config(folder: Path, text: str) -> str:
+    path = folder / "sweep.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def refused(sentence: str, *arguments: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        parse(list(arguments))
+
+
+def test_the_flags_are_these() -> None:
+    """Frozen: a flag is a promise. Change this list on purpose."""
+    groups = {group.title: group for group in parser()._action_groups if group.title in FROZEN}
+    for title, names in FROZEN.items():
+        options = [option for action in groups[title]._group_actions for option in action.option_strings]
+        assert sorted(options) == sorted(f"--{name}" for name in names.split())
+
+
+def test_every_setting_has_a_flag_and_every_flag_a_setting() -> None:
+    grid = {"k", "subsets", "reuse"}
+    assert {name.replace("-", "_") for name in FLAGS.keys() - grid} == set(SweepSettings.__dataclass_fields__)
+
+
+def test_without_flags_everything_is_as_the_settings_say() -> None:
+    assert parse(["--tasks", "gsm8k"]) == Command(settings=SweepSettings(tasks=("gsm8k",)))
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("spelling", ["--{}", "underscores", "equals", "file", "file underscores"])
+def test_every_flag_in_every_spelling(name: str, spelling: str, tmp_path: Path) -> None:
+    typed, value = OTHER[name]
+    tasks = [] if name == "tasks" else ["--tasks", "gsm8k"]
+    if spelling.startswith("file"):
+        key = name.replace("-", "_") if "underscores" in spelling else name
+        arguments = ["--config", config(tmp_path, f"{key}: {typed}\n")]
+    elif spelling == "equals":
+        arguments = [f"--{name.replace('-', '_')}={typed}"]
+    else:
+        flag = f"--{name}"
+        arguments = [flag.replace("-", "_").replace("__", "--") if spelling == "underscores" else flag, typed]
+    read = parse([*tasks, *arguments]).settings
+    assert getattr(read, name.replace("-", "_")) == value
+    assert getattr(SweepSettings(tasks=("gsm8k",)), name.replace("-", "_")) != value
+
+
+@pytest.mark.parametrize("name", ["skip-unavailable", "allow-code-execution", "unsafe-code-execution", "quiet"])
+def test_switches(name: str, tmp_path: Path) -> None:
+    field = name.replace("-", "_")
+    assert not getattr(settings(), field)
+    assert getattr(settings(f"--{name}"), field)
+    assert getattr(settings(f"--{field}"), field)
+    assert getattr(settings("--config", config(tmp_path, f"{field}: yes")), field)
+
+
+@pytest.mark.parametrize("name", ["chat-template", "dashboard"])
+def test_switches_that_can_be_denied(name: str, tmp_path: Path) -> None:
+    field = name.replace("-", "_")
+    assert getattr(settings(), field)
+    assert not getattr(settings(f"--no-{name}"), field)
+    assert not getattr(settings(f"--no_{field}"), field)
+    for text in (f"{name}: off", f"no-{name}: on", f"no_{field}: true", f'{name}: "no"'):
+        assert not getattr(settings("--config", config(tmp_path, text)), field), text
+    denied = config(tmp_path, f"{name}: false")
+    assert getattr(settings("--config", denied, f"--{name}"), field), "a flag wins over the file"
+
+
+def test_lm_evals_own_names(tmp_path: Path) -> None:
+    words = "--num_fewshot 3 --output_path there --batch_size 2 --max_gen_toks 9 --confirm_run_unsafe_code"
+    made = settings(*words.split())
+    assert (made.fewshot, made.out, made.batch_size, made.max_new_tokens) == (3, "there", 2, 9)
+    assert made.allow_code_execution
+    assert not made.unsafe_code_execution
+    filed = settings("--config", config(tmp_path, "num_fewshot: 3\noutput_path: there"))
+    assert (filed.fewshot, filed.out) == (3, "there")
+
+
+def test_help_shows_one_spelling_of_each_flag_grouped_with_examples() -> None:
+    text = parser().format_help()
+    assert not re.search(r"--\w+_\w+", text.partition("examples:")[0])
+    assert not any(re.search(rf"{name}\b", text) for name in ELSEWHERE)
+    assert all(f"\n{title}:\n" in text for title in FROZEN)
+    examples = [line.split()[3:] for line in text.splitlines() if line.startswith("  python -m orchestrator.sweep ")]
+    assert len(examples) >= 4
+    for words in examples:
+        assert "--config" in words or parse(words)
+    assert max(len(line) for line in text.partition("examples:")[0].splitlines()) <= 100
+
+
+def test_policies_from_the_grid_flags() -> None:
+    assert settings("--k", "1,2", "--subsets", "first,4-9", "--reuse", "output").policies == (
+        "k1_first",
+        "k1_4-9",
+        "k2_first.output",
+        "k2_4-9.output",
+    )
+    assert settings("--k", "2").policies == ("k2_first", "k2_middle", "k2_last")
+    assert len(settings("--reuse", "residual,output").policies) == 15
+
+
+@pytest.mark.parametrize("rival", ["--k=1", "--subsets=first", "--reuse=output"])
+def test_policies_and_grid_exclude_each_other(rival: str, tmp_path: Path) -> None:
+    flag = rival.partition("=")[0]
+    refused(f"--policies and {flag} exclude each other", "--tasks", "gsm8k", "--policies", "k1", rival)
+    both = config(tmp_path, f"policies: k1\n{rival[2:].replace('=', ': ')}")
+    refused(f"--policies and {flag} exclude each other", "--tasks", "gsm8k", "--config", both)
+    filed = config(tmp_path, "policies: [k1_all]")
+    assert settings("--config", filed, rival).policies != ("k1_all",), "a flag wins over the file's other way"
+    gridded = config(tmp_path, rival[2:].replace("=", ": "))
+    assert settings("--config", gridded, "--policies", "k1_all").policies == ("k1_all",)
+
+
+def test_a_flag_wins_over_its_rival_in_the_file(tmp_path: Path) -> None:
+    filed = config(tmp_path, "limit: 5\nseed: 4")
+    made = settings("--config", filed, "--sample", "7")
+    assert (made.limit, made.sample, made.seed) == (None, 7, 4)
+
+
+def test_defaults_then_file_then_flags(tmp_path: Path) -> None:
+    filed = config(tmp_path, "tasks: [mmlu, ifeval]\nbatch-size: 4\nlimit: 10\nname: 2024\nactors: null\n")
+    made = parse(["--config", filed, "--limit", "20"]).settings
+    assert made == SweepSettings(tasks=("mmlu", "ifeval"), batch_size=4, limit=20, name="2024")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("block-cache: on", (True,)),
+        ("block_cache: [on, off]", (True, False)),
+        ("block-cache: off,on", (False, True)),
+        ("block-cache: 'off'", (False,)),
+        ("block-cache: [true]", (True,)),
+    ],
+)
+def test_yamls_on_and_off(text: str, values: tuple[bool, ...], tmp_path: Path) -> None:
+    assert settings("--config", config(tmp_path, text)).block_cache == values
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("batch-sise: 4", "'batch-sise' is no setting; did you mean batch-size?"),
+        ("zzzzzz: 4", "'zzzzzz' is no setting; known are tasks, k, subsets"),
+        ("force: true", "'force' belongs on the command line, not into a file"),
+        ("dry-run: true", "'dry-run' belongs on the command line"),
+        ("limit: 5\nlimit: 6", "'limit' is given twice; each key once is allowed"),
+        ("batch-size: 5\nbatch_size: 6", "'batch_size' is given twice; each key once is allowed"),
+        ("dashboard: on\nno-dashboard: on", "'no-dashboard' is given twice"),
+        ("limit: ten", "sweep.yaml: limit ten: a whole number is allowed"),
+        ("limit: 1.5", "sweep.yaml: limit 1.5: a whole number is allowed"),
+        ("limit: true", "sweep.yaml: limit true: a whole number is allowed"),
+        ("limit: [1]", "sweep.yaml: limit [1]: a whole number is allowed"),
+        ("margin: [5]", "sweep.yaml: margin [5]: a number is allowed"),
+        ("margin: .nan", "sweep.yaml: margin nan: a number is allowed"),
+        ("margin: yes", "sweep.yaml: margin true: a number is allowed"),
+        ("model: no", "sweep.yaml: model false: a text is allowed; in a YAML file put it in quotes"),
+        ("tasks: [gsm8k, [mmlu]]", "sweep.yaml: tasks ['mmlu']: a text is allowed"),
+        ("tasks: {gsm8k: 1}", "sweep.yaml: tasks {'gsm8k': 1}: a text is allowed"),
+        ("block-cache: maybe", "sweep.yaml: block-cache maybe: on or off is allowed"),
+        ("block-cache: 1", "sweep.yaml: block-cache 1: on or off is allowed"),
+        ("no-dashboard: 3", "no-dashboard 3: on or off is allowed"),
+        ("quiet: perhaps", "sweep.yaml: quiet perhaps: on or off is allowed"),
+        ("- gsm8k", "holds a list; keys and values such as limit: 100 are needed"),
+        ("a: b: c", "is no valid YAML (mapping values are not allowed here"),
+        ("tasks: !!python/object:os.system x", "is no valid YAML (could not determine a constructor"),
+        ("? [a]\n: b", "is no valid YAML"),
+        ("\0", "is no valid YAML"),
+    ],
+)
+def test_a_file_that_is_not_right(text: str, sentence: str, tmp_path: Path) -> None:
+    refused(sentence, "--config", config(tmp_path, text), *([] if "tasks" in text else ["--tasks", "gsm8k"]))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    refused(f"--config {tmp_path} cannot be read (Is a directory)", "--config", str(tmp_path))
+    refused("cannot be read (No such file or directory); a YAML file is needed", "--config", str(tmp_path / "x"))
+    (tmp_path / "latin").write_bytes(b"name: \xff\xfe")
+    refused("is no valid YAML", "--config", str(tmp_path / "latin"))
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    assert settings("--config", config(tmp_path, "# nothing\n")) == settings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "--tasks is missing: name tasks such as gsm8k,minerva_math"),
+        (["--tasks", ""], "--tasks is empty"),
+        (["--tasks", "a,"], "--tasks holds an empty name"),
+        (["--tasks", "a", "--limit", "ten"], "--limit ten: a whole number is allowed"),
+        (["--tasks", "a", "--limit", "0.1"], "--limit 0.1: a whole number is allowed"),
+        (["--tasks", "a", "--k", "1,x"], "--k x: a whole number is allowed"),
+        (["--tasks", "a", "--k", "0"], "policy k0: k must be at least 1"),
+        (["--tasks", "a", "--threshold", "0.9,high"], "--threshold high: a number is allowed"),
+        (["--tasks", "a", "--margin", "-5"], "--margin -5.0: percentage points above 0"),
+        (["--tasks", "a", "--margin", "inf"], "--margin inf: a number is allowed"),
+        (["--tasks", "a", "--block-cache", "both"], "--block-cache both: on or off is allowed"),
+        (["--tasks", "a", "--lim", "5"], "unrecognized arguments: --lim 5"),
+        (["--tasks", "a", "--limit"], "argument --limit: expected one argument"),
+        (["--tasks", "a", "--policies", "k1", "--force", "k2_middle"], "--force k2_middle: this sweep has k1"),
+        (["--tasks", "a", "--force", "x"], "unknown policy 'x'"),
+        (["a"], "unrecognized arguments: a"),
+    ],
+)
+def test_a_command_that_is_not_right(arguments: list[str], sentence: str) -> None:
+    refused(sentence, *arguments)
+
+
+def test_all_unreadable_values_are_told_at_once() -> None:
+    with pytest.raises(InputError) as error:
+        settings("--limit", "x", "--margin", "y", "--k", "z")
+    assert len(error.value.sentences) == 3
+
+
+def test_what_to_do_beside_the_settings() -> None:
+    assert parse(["--tasks", "a", "--force"]).force == ()
+    assert parse(["--tasks", "a"]).force is None
+    assert parse(["--tasks", "a", "--force", "k1_first", "k2_last,k3_last"]).force == ("k1_first", "k2_last", "k3_last")
+    assert parse(["--tasks", "a", "--dry-run"]).dry_run
+    assert parse(["--tasks", "a", "--save_config", "x.yaml"]).save_config == Path("x.yaml")
+
+
+def test_a_saved_configuration_is_the_same_sweep(tmp_path: Path) -> None:
+    words = [word for name, (typed, _) in OTHER.items() if name != "sample" for word in (f"--{name}", typed)]
+    made = parse([*words, "--no-dashboard", "--skip-unavailable"]).settings
+    path = tmp_path / "saved.yaml"
+    config_file.save(path, made.as_dict())
+    assert parse(["--config", str(path)]).settings == made
+    assert [entry.name for entry in tmp_path.iterdir()] == ["saved.yaml"]
+    with pytest.raises(InputError, match=r"--save-config .* cannot be written \(No such file or directory\)"):
+        config_file.save(tmp_path / "no" / "x.yaml", made.as_dict())
+
+
+def test_problems_end_a_command_with_a_line_each_and_exit_2(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: print(parse(["--tasks", "a", "--limit", "0", "--margin", "0", "--name", "a\nb"])))
+    assert ended.value.code == 2
+    captured = capfd.readouterr()
+    assert [line.partition(":")[0] for line in captured.err.splitlines()] == ["error"] * 3
+    assert captured.out == ""

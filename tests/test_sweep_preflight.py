@@ -1,0 +1,279 @@
+"""Before a model is loaded: all problems at once, tasks left out on request, and what a prepared sweep holds."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tasks_model import write_model
+from test_tasks_model import mmlu_row
+from test_tasks_sources import gsm8k_folder, write_dataset
+
+import orchestrator.preflight
+from orchestrator.fingerprint import PIECE, WHOLE, folder_revision
+from orchestrator.machine import Machine
+from orchestrator.preflight import prepare, sweep_folder
+from orchestrator.prepared import Prepared, default_name
+from orchestrator.request import combine
+from orchestrator.schema import DOCUMENTS
+from orchestrator.settings import SweepSettings
+from sampler import InputError
+from tasks.opening import open_task
+
+TWO = Machine(cpus=2)
+Prepare = Callable[..., Prepared]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    gsm8k_folder(root, 30)
+    rows = [mmlu_row(number) for number in range(20)]
+    write_dataset(root, "cais/mmlu", "anatomy", {"dev": rows[:5], "test": rows[5:]}, suffix="parquet")
+    return root
+
+
+@pytest.fixture
+def prepared(model: Path, data: Path, tmp_path: Path) -> Prepare:
+    def prepared(machine: Machine = TWO, stored: Any = None, **changes: Any) -> Prepared:
+        common = {"tasks": ("gsm8k",), "model": str(model), "data": str(data), "max_new_tokens": 64}
+        settings = SweepSettings(**{**common, "out": str(tmp_path / "out"), **changes})
+        return prepare(settings, machine, stored)
+
+    return prepared
+
+
+def sentences(prepared: Prepare, **changes: Any) -> list[str]:
+    with pytest.raises(InputError) as error:
+        prepared(**changes)
+    return list(error.value.sentences)
+
+
+def test_a_prepared_sweep(prepared: Prepare, model: Path, data: Path, tmp_path: Path) -> None:
+    ready = prepared(tasks=("gsm8k", "mmlu_anatomy"), limit=12, shard_size=5, threshold=(0.9, 0.95))
+    assert (ready.identity.model, ready.identity.depth, ready.identity.subset_size) == ("small", 6, 2)
+    assert (ready.identity.dtype, ready.identity.data) == ("float32", "folder")
+    assert ready.identity.datasets.keys() == {"gsm8k", "mmlu_anatomy"}
+    assert ready.folder == tmp_path / "out" / "small" == sweep_folder(ready.asked, TWO)
+    assert (ready.placement.actors, ready.notices) == (2, ())
+    assert len(ready.trials) == 3 * 9 * 2 + 3 * 9, "options are scored whatever the threshold"
+    assert [len(ids) for ids in ready.tasks["gsm8k"].by_shard.values()] == [5, 5, 2]
+    taken = [doc_id for trial in ready.trials if trial.policy == "k1_first" for doc_id in ready.documents(trial)]
+    assert len(taken) == 2 * 12 + 12
+    assert not (tmp_path / "out").exists(), "nothing is written"
+    assert ready.model_source == str(model)
+    assert ready.options.data == str(data)
+    assert ready.options.limit is None
+    assert ready.options.revisions == ()
+
+
+def test_a_limit_takes_what_the_task_itself_would(prepared: Prepare) -> None:
+    for limit in (1, 7, None):
+        task = prepared(limit=limit).tasks["gsm8k"]
+        assert list(task.wanted) == open_task("gsm8k", replace(task.task.options, limit=limit)).documents
+
+
+def test_a_sample_is_what_shards_are_made_of(prepared: Prepare) -> None:
+    ready = prepared(sample=11, seed=3, shard_size=4)
+    task = ready.tasks["gsm8k"]
+    assert [len(ids) for ids in task.by_shard.values()] == [4, 4, 3]
+    assert len(task.wanted) == 11
+    assert ready.identity.seed == 3
+
+
+def test_a_larger_limit_keeps_the_trials(prepared: Prepare) -> None:
+    small, large = prepared(limit=3), prepared(limit=30)
+    known = {trial.trial_id: trial for trial in large.trials}
+    for trial in small.trials:
+        assert set(small.documents(trial)) < set(large.documents(known[trial.trial_id]))
+
+
+def test_documents_tables(prepared: Prepare) -> None:
+    ready = prepared(tasks=("gsm8k", "mmlu_anatomy"), limit=3, shard_size=2)
+    table = ready.tasks["gsm8k"].table(4)
+    assert table.schema.equals(DOCUMENTS, check_metadata=True)
+    assert table.column("doc_id").to_pylist() == [f"gsm8k/{index}" for index in range(4)]
+    assert table.column("shard").to_pylist() == [0, 0, 1, 1]
+    assert table.column("level").null_count == 4
+    assert "What is 0 + 1?" in table.column("question")[0].as_py()
+    options = ready.tasks["mmlu_anatomy"].table(1).to_pylist()[0]
+    assert (options["choices"], options["gold"]) == (["A", "B", "C", "D"], "A")
+
+
+def test_levels_come_from_the_dataset(prepared: Prepare, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"problem": f"{n} + 1?", "solution": f"\\boxed{{{n + 1}}}", "level": f"Level {n}", "type": "Algebra"}
+        for n in range(1, 4)
+    ]
+    write_dataset(tmp_path, "EleutherAI/hendrycks_math", "algebra", {"test": rows, "train": rows})
+    table = prepared(tasks=("minerva_math_algebra",), data=str(tmp_path)).tasks["minerva_math_algebra"].table(None)
+    assert table.column("level").to_pylist() == ["Level 1", "Level 2", "Level 3"]
+
+
+def test_all_problems_are_told_at_once(prepared: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = sentences(
+        prepared,
+        tasks=("gsm8k", "gsm8l", "humaneval", "ifeval"),
+        policies=("k1", "k2_9", "k2_middle"),
+        subset_size=7,
+        small_block=(8, 5),
+        dtype="float16",
+        actors=9,
+        out=str(tmp_path / "file" / "x"),
+        fewshot=0,
+    )
+    expected = (
+        "--actors 9: with 1 CPU each there is room for 2",
+        "--dtype float16 is not supported on a CPU",
+        f"--out {tmp_path / 'file' / 'x'}: {tmp_path / 'file'} is a file; a folder is allowed",
+        "unknown task 'gsm8l': did you mean gsm8k",
+        "task humaneval runs programs that a model wrote: allow it with --allow-code-execution",
+        "subset size 7 does not fit a model of 6 layers; 1 to 5 are allowed",
+        "policy k2_9: layer 9 is outside the model, whose layers are 0 to 5",
+        "small block 5 does not divide the model's block of 32 tokens",
+    )
+    for sentence in expected:
+        assert any(line.startswith(sentence) for line in told), sentence
+    assert sum("ifeval" in line or "IFEval" in line for line in told) == 1
+    assert len(told) == len(expected) + 1
+
+
+def test_a_model_that_is_not_there_does_not_hide_the_rest(prepared: Prepare, tmp_path: Path) -> None:
+    told = sentences(prepared, model=str(tmp_path), tasks=("nonsense_task",))
+    assert any("has no config.json" in line for line in told)
+    assert any("unknown task 'nonsense_task'" in line for line in told)
+
+
+def test_tasks_that_cannot_be_had_are_left_out_on_request(prepared: Prepare) -> None:
+    ready = prepared(tasks=("mmlu_virology", "gsm8k", "humaneval"), skip_unavailable=True)
+    assert ready.settings.tasks == ("gsm8k",)
+    assert ready.request()["settings"]["tasks"] == ["gsm8k"]
+    assert {trial.task for trial in ready.trials} == {"gsm8k"}
+    assert len(ready.notices) == 2
+    assert all(notice.startswith("left out: ") for notice in ready.notices)
+    told = sentences(prepared, tasks=("mmlu_virology", "humaneval"), skip_unavailable=True)
+    assert len(told) == 2, "none is left"
+
+
+def test_prompts_that_do_not_fit_the_model(prepared: Prepare, model: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(model, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 256}))
+    prepared(model=str(short), max_new_tokens=32)
+    (sentence,) = sentences(prepared, model=str(short), max_new_tokens=200)
+    assert "task gsm8k, document gsm8k/0: " in sentence
+    assert "do not fit the model's 256 positions" in sentence
+    assert len(sentences(prepared, model=str(short), max_new_tokens=32, fewshot=5)) == 1
+
+
+def test_a_model_without_chat_template(prepared: Prepare, model: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(model, plain)
+    (plain / "chat_template.jinja").unlink()
+    assert sentences(prepared, model=str(plain)) == [
+        "the model's tokenizer has no chat template; --no-chat-template asks in plain text"
+    ]
+    assert prepared(model=str(plain), chat_template=False).identity.chat_template is False
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    (sentence,) = sentences(prepared, model=str(bare), chat_template=False)
+    assert "holds no tokenizer" in sentence
+
+
+def test_a_folder_that_cannot_be_written(prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    (sentence,) = sentences(prepared)
+    assert sentence.endswith(f"{tmp_path} cannot be written to; a folder of your own is allowed")
+
+
+def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(orchestrator.preflight.shutil, "disk_usage", lambda _: usage)
+    (sentence,) = sentences(prepared)
+    assert "MiB are needed there and 0 MiB are free; name another folder, or a smaller --limit" in sentence
+
+
+def test_what_the_folder_says_is_compared(prepared: Prepare) -> None:
+    stored = combine(None, prepared(limit=5).request())
+    again = prepared(stored=stored, limit=5)
+    assert combine(stored, again.request()) == stored
+    assert prepared(stored=stored, policies=("k2_all",)).settings.policies == ("k2_all",)
+    told = sentences(prepared, stored=stored, batch_size=2, shard_size=7, small_block=(5,))
+    assert any("--batch-size 1 (now 2), --shard-size 50 (now 7)" in line for line in told)
+    assert len(told) == 2, "beside what else is wrong"
+
+
+def test_auto_continues_with_the_model_there_was(prepared: Prepare) -> None:
+    stored = combine(None, prepared().request())
+    again = prepared(stored=stored, model="auto", data="auto", name="small")
+    assert again.identity == prepared().identity
+    assert again.notices == ()
+
+
+def test_other_weights_in_the_same_folder_are_another_model(prepared: Prepare, model: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "small"
+    shutil.copytree(model, moved)
+    stored = prepared().request()
+    assert prepared(model=str(moved), stored=stored).identity == prepared().identity, "wherever it lies"
+    write_model(moved, seed=1)
+    (sentence,) = sentences(prepared, model=str(moved), stored=stored)
+    assert "the model's revision sha256:" in sentence
+
+
+def test_a_large_file_is_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(WHOLE + 3 * PIECE))
+    first = folder_revision(tmp_path)
+    assert folder_revision(tmp_path) == first
+    for place in (0, WHOLE + 3 * PIECE - 1):
+        changed = bytearray(WHOLE + 3 * PIECE)
+        changed[place] = 1
+        path.write_bytes(changed)
+        assert folder_revision(tmp_path) != first
+    path.write_bytes(bytes(WHOLE + 4 * PIECE))
+    assert folder_revision(tmp_path) != first
+
+
+def test_relative_folders_are_named_in_full(
+    prepared: Prepare, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    ready = prepared(model="small", data=os.path.relpath(data), out="out")
+    assert ready.settings.model == str(model)
+    assert ready.settings.data == str(data)
+    assert ready.folder == model.parent / "out" / "small"
+    assert ready.asked.model == "small"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("owner/name_7B", "name_7B"),
+        ("tiny", "tiny"),
+        ("a b", "a-b"),
+        (".hidden", "hidden"),
+        ("é", "sweep"),
+        ("x" * 200, "x" * 100),
+    ],
+)
+def test_a_sweep_is_called_like_its_model(model: str, name: str) -> None:
+    assert default_name(model) == name
+
+
+def test_where_a_sweep_lies() -> None:
+    settings = SweepSettings(tasks=("gsm8k",), out="/x")
+    assert sweep_folder(replace(settings, name="mine"), TWO) == Path("/x/mine")
+    assert sweep_folder(replace(settings, model="owner/name@v2"), TWO) == Path("/x/name")
+    assert sweep_folder(settings, TWO) == Path("/x/tiny")
+    assert sweep_folder(settings, replace(TWO, gpus=1)) == Path("/x/Fast_dLLM_v2_7B")

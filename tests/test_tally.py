@@ -1,0 +1,212 @@
+"""A tally by record batches and one from the table agree, and both with sums done by hand."""
+
+import json
+import math
+import random
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from made_rows import made_rows
+from scipy.stats import binomtest
+
+from orchestrator.tally import COLUMNS, KEYS, Configuration, Sums, Tally, Totals, tally_of, trial_sums, wilson
+
+
+def configuration(task: str, policy: str, **settings: Any) -> Configuration:
+    return Configuration(
+        **{"threshold": 0.95, "small_block": 8, "block_cache": True, "task": task, "policy": policy, **settings}
+    )
+
+
+def row(
+    trial: str, policy: str, *, tokens: int = 10, seconds: float = 1.0, batch: int = 0, **fields: Any
+) -> dict[str, Any]:
+    k = int(policy[1]) if policy[0] == "k" else None
+    return {
+        "trial_id": trial, "task": "gsm8k", "policy": policy, "k": k, "tokens": tokens, "batch_id": batch,
+        "batch_seconds": seconds, "layer_positions": 100, "correct": True, **fields,
+    }  # fmt: skip
+
+
+def numbers(totals: Totals) -> list[float]:
+    return [math.nan if value is None else value for name, value in totals.as_json().items() if name not in KEYS]
+
+
+def both(rows: list[dict[str, Any]], at_once: int = 3) -> dict[str, Totals]:
+    """Totals by policy, after checking that the two ways agree."""
+    table = made_rows(rows)
+    tally = Tally()
+    for batch in table.to_batches(max_chunksize=at_once):
+        tally.add(batch)
+    grown = {totals.configuration: totals for totals in tally.totals()}
+    whole = {totals.configuration: totals for totals in tally_of(table)}
+    assert grown.keys() == whole.keys()
+    for name in whole:
+        assert numbers(grown[name]) == pytest.approx(numbers(whole[name]), rel=1e-12, nan_ok=True)
+    return {totals.configuration.policy: totals for totals in tally_of(table)}
+
+
+def test_a_batch_of_several_documents_is_timed_once() -> None:
+    rows = [row("a", "k1", batch=batch, seconds=2.0 + batch, tokens=7) for batch in (0, 0, 0, 1)]
+    rows += [row("a", "k1", batch=0, attempt=1, seconds=10.0)]  # the next attempt counts its batches from zero
+    totals = both(rows)["k1"]
+    assert (totals.documents, totals.tokens, totals.seconds) == (5, 38, 15.0)
+    assert totals.tokens_per_s == pytest.approx(38 / 15)
+
+
+def test_a_speed_up_divides_each_trial_by_its_calibration() -> None:
+    rows = [
+        row("a", "k1_first", seconds=1.0, calibration=10.0),
+        row("b", "k1_last", seconds=2.0, calibration=5.0),  # the actor was slow at that moment
+        row("c", "k2_middle", seconds=1.0, calibration=5.0),
+        row("d", "k2_middle", seconds=0.5, calibration=10.0, batch=3),
+    ]
+    totals = both(rows)
+    assert totals["k1_first"].speedup == totals["k1_last"].speedup == pytest.approx(1.0)
+    assert totals["k2_middle"].speedup == pytest.approx(2.0)
+    assert totals["k2_middle"].calibration == pytest.approx(7.5)
+
+
+def test_the_baseline_is_all_k1_of_the_same_task_and_settings() -> None:
+    rows = [
+        row("a", "k1_first", seconds=1.0),
+        row("b", "k1_last", seconds=3.0),
+        row("c", "k1_last", seconds=50.0, threshold=0.5),
+        row("d", "k1_last", seconds=50.0, task="other"),
+        row("e", "k2_middle", seconds=1.0),
+    ]
+    table = made_rows(rows)
+    totals = {(t.configuration.task, t.configuration.policy, t.configuration.threshold): t for t in tally_of(table)}
+    assert totals["gsm8k", "k2_middle", 0.95].speedup == pytest.approx(2.0)  # 10 tokens/s against 20 in 4 s
+    assert totals["gsm8k", "k1_last", 0.5].speedup == pytest.approx(1.0)
+    both(rows)
+
+
+def test_layer_positions_are_for_each_token() -> None:
+    rows = [row("a", "k1", tokens=10, layer_positions=1000), row("b", "k3_last", tokens=20, layer_positions=1000)]
+    assert both(rows)["k3_last"].layer_positions == pytest.approx(0.5)
+
+
+def test_scored_options_have_no_speed() -> None:
+    rows = [
+        row("a", "k1", tokens=0, layer_positions=10),
+        row("b", "k2_first", tokens=0, layer_positions=15),
+        row("b", "k2_first", tokens=0, layer_positions=15, correct=False, batch=1),
+    ]
+    totals = both(rows)["k2_first"]
+    assert (totals.tokens_per_s, totals.speedup, totals.accuracy) == (None, None, 0.5)
+    assert totals.layer_positions == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("calibration", [0.0, math.nan])
+def test_without_calibration_there_is_no_speed_up(calibration: float) -> None:
+    rows = [row("a", "k1"), row("b", "k2_first"), row("c", "k2_first", calibration=calibration)]
+    totals = {totals.configuration.policy: totals for totals in tally_of(made_rows(rows))}
+    assert totals["k2_first"].speedup is None
+    assert totals["k1"].speedup == pytest.approx(1.0)
+    assert totals["k2_first"].tokens_per_s == pytest.approx(10.0)
+
+
+def test_a_null_is_neither_right_nor_wrong() -> None:
+    rows = [row("a", "k1", correct=value) for value in (True, None, False, None)]
+    totals = both(rows)["k1"]
+    assert (totals.documents, totals.scored, totals.correct, totals.accuracy) == (4, 2, 1, 0.5)
+    assert both([row("a", "k1", correct=None)])["k1"].accuracy is None
+
+
+def test_repeating_documents_does_not_narrow_the_interval() -> None:
+    once = [row("a", "k1", batch=i, correct=i % 2 == 0) for i in range(10)]
+    again = [{**fields, "trial_id": "b", "repeat": 1} for fields in once]
+    one, two = both(once)["k1"], both(once + again)["k1"]
+    assert two.documents == 20
+    assert (two.accuracy_low, two.accuracy_high) == (one.accuracy_low, one.accuracy_high)
+
+
+def test_a_policy_without_k_has_totals_but_is_no_baseline() -> None:
+    totals = both([row("a", "adaptive=0.15_middle")])
+    assert totals["adaptive=0.15_middle"].speedup is None
+    assert totals["adaptive=0.15_middle"].documents == 1
+
+
+def test_wanted_configurations_appear_before_their_rows() -> None:
+    plan = {configuration("gsm8k", "k2_last"): 100, configuration("gsm8k", "k1"): 100}
+    rows = [row("a", "k1"), row("b", "k9_all")]
+    shown = [(t.configuration.policy, t.documents, t.wanted) for t in tally_of(made_rows(rows), plan)]
+    assert shown == [("k2_last", 0, 100), ("k1", 1, 100), ("k9_all", 1, 1)]
+    assert all(
+        value is None for name, value in tally_of(made_rows([]), plan)[0].as_json().items() if name == "accuracy"
+    )
+
+
+@pytest.mark.parametrize("calibration", [40.0, math.nan])
+def test_sums_of_finished_trials_add_up_through_json(calibration: float) -> None:
+    rows = [
+        row("a", "k1"),
+        row("b", "k2_first", correct=None),
+        row("b", "k2_first", attempt=1, calibration=calibration),
+    ]
+    tally = Tally()
+    for trial, policy in (("a", "k1"), ("b", "k2_first")):
+        sums = trial_sums(made_rows([fields for fields in rows if fields["trial_id"] == trial]))
+        stored = json.loads(json.dumps(sums.as_json(), allow_nan=False))
+        tally.add_sums(configuration("gsm8k", policy), Sums.from_json(stored))
+    expected = {totals.configuration: totals for totals in tally_of(made_rows(rows))}
+    for totals in tally.totals():
+        assert numbers(totals) == pytest.approx(numbers(expected[totals.configuration]), nan_ok=True)
+
+
+@pytest.mark.parametrize(("correct", "count"), [(0, 1), (1, 1), (0, 20), (7, 20), (20, 20), (1054, 1319)])
+def test_wilson_is_scipys(correct: int, count: int) -> None:
+    theirs = binomtest(correct, count).proportion_ci(method="wilson")
+    assert wilson(correct, count) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+
+
+def many(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    rows = []
+    for trial in range(count // 20):
+        policy, settings = f"k{trial % 3 + 1}_middle", {"threshold": rng.choice([0.9, 0.95]), "task": rng.choice("ab")}
+        for attempt in (0, 1):
+            speed = rng.uniform(20, 60)
+            for batch in range(10):
+                fields = {
+                    "tokens": rng.randrange(300),
+                    "correct": rng.choice([True, False, None]),
+                    "calibration": speed,
+                }
+                seconds = rng.random()
+                rows += [row(str(trial), policy, batch=batch // 2, seconds=0, attempt=attempt, **settings, **fields)]
+                rows[-1]["batch_seconds"] = seconds if batch % 2 == 0 else rows[-2]["batch_seconds"]
+    return rows
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7, 1000])
+def test_the_order_and_size_of_batches_do_not_matter(at_once: int) -> None:
+    rows = many(600)
+    both(rows, at_once)
+    straight = {totals.configuration: numbers(totals) for totals in tally_of(made_rows(rows))}
+    random.Random(1).shuffle(rows)
+    both(rows, at_once)
+    for totals in tally_of(made_rows(rows)):
+        assert numbers(totals) == pytest.approx(straight[totals.configuration], rel=1e-12, nan_ok=True)
+
+
+def test_names_may_come_as_dictionaries() -> None:
+    table = made_rows(many(100))
+    encoded = table
+    for name in ("trial_id", "task", "policy"):
+        encoded = encoded.set_column(encoded.schema.get_field_index(name), name, encoded[name].dictionary_encode())
+    expected = {t.configuration: t.documents for t in tally_of(table)}
+    assert {t.configuration: t.documents for t in tally_of(pa.concat_tables([encoded]))} == expected
+
+
+def test_a_million_rows_take_under_two_seconds() -> None:
+    part = made_rows(many(10_000)).select([name for name in COLUMNS if name != "trial_id"])
+    trials = [pa.array([f"{i}-{j // 20}" for j in range(10_000)]) for i in range(100)]
+    table = pa.concat_tables([part.append_column("trial_id", names) for names in trials])
+    started = time.process_time()
+    totals = tally_of(table)
+    assert time.process_time() - started < 4.0  # of both cores together
+    assert sum(t.documents for t in totals) == 1_000_000

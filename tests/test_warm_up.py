@@ -1,0 +1,52 @@
+"""A warm-up runs every kind of pass, stops when nothing gets faster, and stops anyway."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import torch
+
+from sampler.random_model import TINY, random_model
+from sampler.warm_up import MOST_ROUNDS, settled, warm_up
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("layers", [1, 4])
+def test_every_kind_of_pass_is_run_in_every_row(batch_size: int, layers: int) -> None:
+    done = warm_up(random_model(replace(TINY, num_layers=layers)), batch_size=batch_size)
+    rounds = len(done.rounds)
+    assert 4 <= rounds <= MOST_ROUNDS
+    passes = done.counters
+    assert (passes.prefill, passes.commit) == (rounds * batch_size, rounds * batch_size)
+    assert (passes.full, passes.small) == (2 * rounds * batch_size, 2 * rounds * batch_size)
+    assert passes.replayed == 2 * rounds * batch_size
+    assert done.seconds >= sum(done.rounds) > 0
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([1.0, 1.0, 1.0], False),  # too few to tell
+        ([2.0, 1.0, 1.0, 1.0], False),  # the last three were a gain
+        ([2.0, 1.0, 1.0, 1.0, 1.0], True),
+        ([2.0, 1.0, 5.0, 1.0, 9.0], True),  # slow ones in between prove nothing
+        ([5.0, 4.0, 3.0, 2.0, 1.0], False),
+    ],
+)
+def test_times_have_settled_when_three_rounds_bring_nothing(rounds: list[float], expected: bool) -> None:
+    assert settled(rounds) is expected
+
+
+def ever_faster(step: float) -> Callable[[], float]:
+    return accumulate(step * 0.9**i for i in range(10_000)).__next__
+
+
+def test_a_warm_up_that_never_settles_is_bounded() -> None:
+    model = random_model(replace(TINY, num_layers=1))
+    assert len(warm_up(model, clock=ever_faster(1.0)).rounds) == MOST_ROUNDS
+    slow = warm_up(model, clock=ever_faster(50.0))
+    assert len(slow.rounds) == 1
+    assert not slow.settled

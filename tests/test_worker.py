@@ -1,0 +1,157 @@
+"""A worker turns trials into rows: right ones, timed without scoring, the same whatever ran before."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from sweep_cases import NEW_TOKENS, context, gsm8k_ids, trial, worker_settings, write_case
+
+from orchestrator import provenance
+from orchestrator.rows import Account
+from orchestrator.schema import ROWS
+from orchestrator.worker import CALIBRATION_DOCUMENTS, CALIBRATION_TOKENS, Worker, wait_for_memory
+from sampler import DecodeSettings, InputError, ReusePolicy
+from tasks.decoder import Sampler
+from tasks.evaluate import evaluate
+from tasks.harness import Task
+from tasks.opening import open_task
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def worker(root: Path) -> Worker:
+    return Worker(worker_settings(root))
+
+
+def rows_of(worker: Worker, spec: Any, documents: list[str]) -> list[dict[str, Any]]:
+    batches = list(worker.run(spec, documents, context()))
+    return pa.Table.from_batches(batches, ROWS).to_pylist()
+
+
+def test_rows_say_what_the_sampler_did(worker: Worker, root: Path) -> None:
+    rows = rows_of(worker, trial("k2_middle"), gsm8k_ids([3, 1, 2]))
+    assert [row["doc_id"] for row in rows] == gsm8k_ids([3, 1, 2])
+    task = open_task("gsm8k", worker_settings(root).options)
+    sampler = Sampler(model=worker.model, policy=ReusePolicy.parse("k2_middle"), settings=DecodeSettings())
+    expected = evaluate(task, [task.documents[number] for number in (3, 1, 2)], sampler)
+    for row, result in zip(rows, expected, strict=True):
+        assert tuple(row["token_ids"]) == result.token_ids
+        assert row["text"] == result.text
+        assert row["doc_hash"] == result.document.doc_hash
+        assert json.loads(row["metrics"]) == result.metrics
+        assert row["correct"] is result.correct
+        counters = result.counters
+        assert row["layers_reused"] == counters.layers_reused > 0
+        assert (row["passes_full"], row["passes_small"]) == (counters.full, counters.small)
+        assert (row["k"], row["subset"], row["mode"], row["layers"]) == (2, "middle", "residual", [2, 3])
+        assert row["tokens"] == len(row["token_ids"]) <= NEW_TOKENS
+        assert (row["calibration"], row["actor"], row["dtype"]) == (100.0, "worker-1", "float32")
+        assert row["device"] == provenance.device("cpu")["name"]
+
+
+def test_a_policy_without_layers_has_no_subset_and_no_mode(worker: Worker) -> None:
+    (row,) = rows_of(worker, trial("k1"), gsm8k_ids([0]))
+    assert (row["k"], row["subset"], row["mode"], row["layers"]) == (1, None, None, [])
+
+
+def test_a_trial_does_not_depend_on_those_before_it(worker: Worker, root: Path) -> None:
+    """Reuse caches and prefix caches would show in the tokens of a random model."""
+    kept = ("token_ids", "layers_reused", "layer_positions", "passes_full", "passes_small")
+    first = rows_of(Worker(worker_settings(root)), trial("k3_last"), gsm8k_ids(range(4)))
+    for policy in ("k1", "k2_first.output", "k2_all"):
+        rows_of(worker, trial(policy), gsm8k_ids([4, 5]))
+    later = rows_of(worker, trial("k3_last"), gsm8k_ids(range(4)))
+    assert [[row[name] for name in kept] for row in first] == [[row[name] for name in kept] for row in later]
+
+
+def test_batches_have_as_many_rows_as_are_decoded_together(root: Path) -> None:
+    worker = Worker(worker_settings(root, batch_size=3))
+    batches = list(worker.run(trial("k2_last"), gsm8k_ids(range(7)), context()))
+    assert [batch.num_rows for batch in batches] == [3, 3, 1]
+    assert all(batch.schema.equals(ROWS, check_metadata=True) for batch in batches)
+    for number, batch in enumerate(batches):
+        assert set(batch.column("batch_id").to_pylist()) == {number}
+        assert len(set(batch.column("batch_seconds").to_pylist())) == 1
+        assert batch.column("batch_seconds")[0].as_py() > 0
+    alone = rows_of(Worker(worker_settings(root)), trial("k2_last"), gsm8k_ids(range(7)))
+    together = {row["doc_id"]: row for row in pa.Table.from_batches(batches, ROWS).to_pylist()}
+    assert {row["doc_id"]: row["token_ids"] for row in alone} == {d: row["token_ids"] for d, row in together.items()}
+
+
+def test_only_decoding_is_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = Task.score
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return score(*arguments)
+
+    monkeypatch.setattr(Task, "score", slowly)
+    began = time.perf_counter()
+    rows = rows_of(worker, trial("k1"), gsm8k_ids(range(3)))
+    spent = time.perf_counter() - began
+    counted = sum(row["batch_seconds"] for row in rows)
+    assert sum(row["seconds"] for row in rows) <= counted <= spent - 3 * 0.2
+
+
+def test_calibration_is_the_same_work_every_time(worker: Worker, root: Path) -> None:
+    first = worker.calibrate()
+    rows_of(worker, trial("k3_first"), gsm8k_ids([0]))
+    assert worker.calibrate().tokens == first.tokens == Worker(worker_settings(root)).calibrate().tokens
+    assert 0 < first.tokens <= CALIBRATION_DOCUMENTS * CALIBRATION_TOKENS
+    assert first.speed == pytest.approx(first.tokens / first.seconds)
+
+
+def test_scored_tasks_calibrate_by_decoding_too(root: Path) -> None:
+    worker = Worker(worker_settings(root, calibration_task="mmlu_anatomy"))
+    assert worker.calibrate().tokens > 0
+    rows = rows_of(worker, trial("k2_middle", "mmlu_anatomy"), ["mmlu_anatomy/0", "mmlu_anatomy/4"])
+    assert [len(row["scores"]) for row in rows] == [4, 4]
+    assert [row["finish"] for row in rows] == [None, None]
+    assert all(row["batch_seconds"] > 0 for row in rows)
+    account = Account()
+    for batch in worker.run(trial("k1", "mmlu_anatomy"), ["mmlu_anatomy/0"], context()):
+        account.add(batch)
+    assert (account.documents, account.tokens, account.tokens_per_s) == (1, 0, 0.0)
+
+
+def test_facts_are_plain_and_complete(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_a-secret-that-nobody-may-see")
+    facts = worker.facts(trial("k2_first", threshold=0.9), worker.calibrate())
+    text = json.dumps(facts)
+    assert json.loads(text) == facts
+    assert "secret" not in text
+    assert facts["layers"] == [1, 2]
+    assert facts["settings"]["threshold"] == 0.9
+    assert facts["settings"]["max_new_tokens"] == NEW_TOKENS
+    assert facts["device"]["name"]
+    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["process"] == os.getpid()
+    assert min(facts[f"{name}_seconds"] for name in ("load", "warm_up", "calibration")) > 0
+    assert worker.peak_memory() > 10 * 2**20
+
+
+def test_other_documents_than_planned_are_refused(root: Path) -> None:
+    datasets = {"gsm8k": {"openai/gsm8k": "sha256:0"}}
+    with pytest.raises(InputError, match="other data"):
+        Worker(worker_settings(root, datasets=datasets))
+    worker = Worker(worker_settings(root))
+    with pytest.raises(InputError, match="no document gsm8k/999"):
+        worker.run(trial("k1"), ["gsm8k/0", "gsm8k/999"], context())
+
+
+def test_a_worker_waits_for_memory_but_not_for_ever() -> None:
+    offered = iter([1, 2, 5])
+    wait_for_memory(4, lambda: next(offered), step=0.0)
+    assert next(offered, None) is None
+    began = time.monotonic()
+    wait_for_memory(4, lambda: 1, seconds=0.2, step=0.01)
+    assert 0.2 <= time.monotonic() - began < 30
