@@ -45,7 +45,7 @@ def local(placement: Placement, machine: Machine, *, dashboard: bool) -> Iterato
         _remove(temporary)
 
 
-def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 2) -> str | None:
+def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 3) -> str | None:
     """On a machine that is very busy Ray may not be up in the time it gives itself; a second start finds its files."""
     try:
         context = ray.init(

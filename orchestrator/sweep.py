@@ -33,9 +33,8 @@ def main() -> None:
     environment.prepare(local=command.settings.address is None)
     try:
         failed = _run(command, arguments, stop)
-    except Interrupted as interrupted:
-        print(stop.farewell, file=sys.stderr)
-        sys.exit(interrupted.exit_code)
+    except Interrupted:
+        stop.leave()
     except Aborted as aborted:
         print(f"error: {aborted}; continue with: {repeated}", file=sys.stderr)
         sys.exit(1)
