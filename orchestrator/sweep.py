@@ -84,14 +84,14 @@ def _run(command: Command, arguments: list[str], stop: Stop) -> int:
 def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) -> int:
     from orchestrator import cluster, driver
 
-    placement = prepared.placement
+    placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
     cluster.check_memory(prepared.memory, placement, remote=prepared.settings.address is not None)
     with SweepView(quiet=prepared.settings.quiet) as view:
         for notice in made.notices:
             view.note(notice)
         view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {placement.actors} actors")
         if dashboard is not None:
-            view.note(f"dashboard: http://{dashboard}")
+            view.note(f"dashboard: http://{dashboard} (its token is in ~/.ray/auth_token)")
         results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)
         failed = driver.run_trials(
             made.trials,
