@@ -44,20 +44,25 @@ class Machine:
         return max(self.gpus, self.most_gpus or 0)
 
 
-def resolve_model(model: str, machine: Machine, address: str | None) -> tuple[str, str | None]:
-    """The model that `auto` means, and a notice where that is the bundled one. On a cluster it never is."""
+def resolve_model(model: str, machine: Machine, address: str | None) -> str:
+    """The model that `auto` means: the full one where GPUs are or may come, else the bundled one, but on a cluster."""
     if model != "auto":
-        return model, None
+        return model
     if machine.driver_gpus or machine.all_gpus:
-        return FULL_MODEL, None
+        return FULL_MODEL
     if address is None:
-        return BUNDLED_MODEL, (
-            "no GPU here: running the small bundled model on the bundled documents; "
-            f"--model {FULL_MODEL} runs the real one"
-        )
+        return BUNDLED_MODEL
     raise InputError(
         f"--model auto: the cluster at {address} has no GPU and can bring none; name a model that runs without"
     )
+
+
+def notice_of(asked: SweepSettings, settings: SweepSettings) -> list[str]:
+    """A line for whoever gets the bundled model without having named it."""
+    if asked.model != "auto" or settings.model != BUNDLED_MODEL:
+        return []
+    documents = "the bundled documents" if settings.data == "bundled" else f"documents from {settings.data}"
+    return [f"no GPU here: running the small bundled model on {documents}; --model {FULL_MODEL} runs the real one"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from orchestrator.estimate import disk_needed
 from orchestrator.fingerprint import folder_revision
 from orchestrator.fits import check_model
 from orchestrator.grid import SweepIdentity, shard_of
-from orchestrator.machine import Machine, Placement, place, resolve_model
+from orchestrator.machine import Machine, Placement, notice_of, place, resolve_model
 from orchestrator.prepared import Prepared, PreparedTask, default_name, task_options
 from orchestrator.problems import Problems
 from orchestrator.request import Request, adopt, combine
@@ -33,14 +33,15 @@ def prepare(settings: SweepSettings, machine: Machine, stored: Request | None = 
     files: ModelFiles | None = None
     placement = STAND_IN
     with problems.noted():
-        model, notice = resolve_model(settings.model, machine, settings.address)
-        notices += [notice] if notice else []
+        model = resolve_model(settings.model, machine, settings.address)
         settings = replace(settings, model=model, data=resolve_auto(settings.data, model))
+        notices += notice_of(asked, settings)
         files = find_model(settings.model, weights=False)
     with problems.noted():
         placement = place(settings, machine)
     with problems.noted():
-        settings = replace(settings, dtype=machine.dtype if settings.dtype == "auto" else settings.dtype)
+        dtype = machine.dtype if placement.gpus_per_actor else "float32"
+        settings = replace(settings, dtype=dtype if settings.dtype == "auto" else settings.dtype)
         _check_dtype(settings, machine)
     with problems.noted():
         _check_folder(Path(settings.out))
@@ -71,7 +72,7 @@ def sweep_folder(settings: SweepSettings, machine: Machine) -> Path:
     settings = _named(settings)
     name = settings.name
     if name is None:
-        model, _ = resolve_model(settings.model, machine, settings.address)
+        model = resolve_model(settings.model, machine, settings.address)
         name = default_name(model if os.path.isdir(model) else model.partition("@")[0])
     return Path(settings.out) / name
 

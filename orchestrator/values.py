@@ -1,6 +1,7 @@
 """Turns what was typed, or what a YAML file holds, into values. Knows no flag; `label` says which one is meant."""
 
 import math
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -40,6 +41,8 @@ def text(label: str, raw: Any) -> str:
         return str(raw)  # a name such as 2024 is a number to YAML
     if not isinstance(raw, str):
         raise InputError(f"{label} {shown(raw)}: a text is allowed; in a YAML file put it in quotes")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in raw):
+        raise InputError(f"{label} {raw!r}: a text without control characters is allowed")
     return raw.strip()
 
 

@@ -1,13 +1,17 @@
 """The sweep's command line and configuration files: which flags there are, which value wins, what is refused."""
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as run
+from hypothesis import strategies as st
 
 from orchestrator import config_file
-from orchestrator.flags import ELSEWHERE, FLAGS, Command, parse, parser
+from orchestrator.flags import ELSEWHERE, FLAGS, Command, parse, parser, settings_of
 from orchestrator.settings import SweepSettings
 from sampler import InputError
 from sampler.cli import run_command
@@ -209,6 +213,7 @@ def test_yamls_on_and_off(text: str, values: tuple[bool, ...], tmp_path: Path) -
         ("margin: [5]", "sweep.yaml: margin [5]: a number is allowed"),
         ("margin: .nan", "sweep.yaml: margin nan: a number is allowed"),
         ("margin: yes", "sweep.yaml: margin true: a number is allowed"),
+        ('name: "a\\0b"', "sweep.yaml: name 'a\\x00b': a text without control characters is allowed"),
         ("model: no", "sweep.yaml: model false: a text is allowed; in a YAML file put it in quotes"),
         ("tasks: [gsm8k, [mmlu]]", "sweep.yaml: tasks ['mmlu']: a text is allowed"),
         ("tasks: {gsm8k: 1}", "sweep.yaml: tasks {'gsm8k': 1}: a text is allowed"),
@@ -263,6 +268,20 @@ def test_a_command_that_is_not_right(arguments: list[str], sentence: str) -> Non
     refused(sentence, *arguments)
 
 
+@run(deadline=None)
+@given(st.sampled_from([name for name, flag in FLAGS.items() if flag.shown]), st.text(max_size=12), st.data())
+def test_whatever_is_typed_or_filed_is_read_or_refused(name: str, typed: str, data: st.DataObject) -> None:
+    """Never a traceback: settings, or an InputError of sentences."""
+    filed = data.draw(
+        st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), st.lists)
+    )
+    for raw in (typed, filed):
+        with contextlib.suppress(InputError):
+            settings_of({"tasks": "gsm8k", name: raw}, {})
+        with contextlib.suppress(InputError):
+            settings_of({"tasks": "gsm8k"}, {} if raw is None else {name: raw}, "file")
+
+
 def test_all_unreadable_values_are_told_at_once() -> None:
     with pytest.raises(InputError) as error:
         settings("--limit", "x", "--margin", "y", "--k", "z")
@@ -290,7 +309,7 @@ def test_a_saved_configuration_is_the_same_sweep(tmp_path: Path) -> None:
 
 def test_problems_end_a_command_with_a_line_each_and_exit_2(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        run_command(lambda: print(parse(["--tasks", "a", "--limit", "0", "--margin", "0", "--name", "a\nb"])))
+        run_command(lambda: print(parse(["--tasks", "a", "--limit", "0", "--margin", "0", "--name", "a b"])))
     assert ended.value.code == 2
     captured = capfd.readouterr()
     assert [line.partition(":")[0] for line in captured.err.splitlines()] == ["error"] * 3

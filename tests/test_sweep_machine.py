@@ -1,11 +1,12 @@
 """Which model auto means, and how many actors fit; facts come in, so every machine can be tried here."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from orchestrator.machine import FULL_MODEL, Machine, Placement, place, resolve_model
+from orchestrator.machine import FULL_MODEL, Machine, Placement, notice_of, place, resolve_model
 from orchestrator.settings import SweepSettings
 from sampler import InputError
 from sampler.errors import InputErrors
@@ -20,16 +21,20 @@ def placed(machine: Machine, **asked: Any) -> Placement:
 
 def test_auto_is_the_full_model_where_gpus_are_or_may_come() -> None:
     assert FULL_MODEL == "Efficient-Large-Model/Fast_dLLM_v2_7B"
-    assert resolve_model("auto", Machine(cpus=2, gpus=1, driver_gpus=1), None) == (FULL_MODEL, None)
+    assert resolve_model("auto", Machine(cpus=2, gpus=1, driver_gpus=1), None) == FULL_MODEL
     for cluster in (CLUSTER, SCALING, Machine(cpus=2, driver_gpus=1)):
-        assert resolve_model("auto", cluster, "10.0.0.1:6379") == (FULL_MODEL, None)
+        assert resolve_model("auto", cluster, "10.0.0.1:6379") == FULL_MODEL
 
 
 def test_auto_is_the_bundled_model_on_a_bare_machine_and_says_so() -> None:
-    model, notice = resolve_model("auto", BARE, None)
-    assert model == "tiny"
-    assert notice is not None
-    assert notice.startswith("no GPU here: running the small bundled model on the bundled documents")
+    assert resolve_model("auto", BARE, None) == "tiny"
+    asked = SweepSettings(tasks=("gsm8k",))
+    (notice,) = notice_of(asked, replace(asked, model="tiny", data="bundled"))
+    assert notice.startswith("no GPU here: running the small bundled model on the bundled documents; --model Effi")
+    (notice,) = notice_of(asked, replace(asked, model="tiny", data="hub"))
+    assert "on documents from hub" in notice
+    assert notice_of(replace(asked, model="tiny"), replace(asked, model="tiny")) == [], "it was named"
+    assert notice_of(asked, replace(asked, model=FULL_MODEL)) == []
 
 
 def test_auto_is_never_the_bundled_model_on_a_cluster() -> None:
@@ -39,7 +44,7 @@ def test_auto_is_never_the_bundled_model_on_a_cluster() -> None:
 
 @pytest.mark.parametrize("machine", [BARE, CLUSTER])
 def test_a_named_model_is_left_alone(machine: Machine) -> None:
-    assert resolve_model("owner/name", machine, "auto") == ("owner/name", None)
+    assert resolve_model("owner/name", machine, "auto") == "owner/name"
 
 
 @pytest.mark.parametrize(

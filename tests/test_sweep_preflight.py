@@ -214,6 +214,18 @@ def test_what_the_folder_says_is_compared(prepared: Prepare) -> None:
     assert len(told) == 2, "beside what else is wrong"
 
 
+def test_what_auto_means_for_dtype(prepared: Prepare) -> None:
+    gpu = Machine(cpus=4, gpus=1, dtype="bfloat16")
+    assert prepared(gpu).identity.dtype == "bfloat16"
+    assert prepared(gpu, gpus_per_actor=0.0).identity.dtype == "float32"
+    assert prepared(gpu, dtype="float16").identity.dtype == "float16"
+    assert sentences(prepared, machine=gpu, gpus_per_actor=0.0, dtype="float16") == [
+        "--dtype float16 is not supported on a CPU: float32 and bfloat16 are allowed"
+    ]
+    stored = prepared(gpu).request()
+    assert prepared(stored=stored).identity.dtype == "bfloat16", "as the sweep began"
+
+
 def test_auto_continues_with_the_model_there_was(prepared: Prepare) -> None:
     stored = combine(None, prepared().request())
     again = prepared(stored=stored, model="auto", data="auto", name="small")
