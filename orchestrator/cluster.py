@@ -17,6 +17,7 @@ from typing import Any
 import ray
 import torch
 from ray._private.state import state as cluster_state  # the only place where the autoscaler's limits are told
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.environment import TUNE
@@ -30,6 +31,7 @@ from sampler.loading import pick_device, pick_dtype
 OBJECT_STORE = 160 * 2**20  # rows are small, and weights never pass through Ray
 LONGEST_TEMPORARY = 40  # characters: Ray puts sockets into it, whose names may have 107 in all
 PROBE_SECONDS = 900.0  # an autoscaler may have to bring a machine first
+RESULT_SECONDS = 600.0  # it reads every finished trial first
 RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
 
 
@@ -45,7 +47,7 @@ def local(placement: Placement, machine: Machine, *, dashboard: bool) -> Iterato
         _remove(temporary)
 
 
-def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 2) -> str | None:
+def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 3) -> str | None:
     """On a machine that is very busy Ray may not be up in the time it gives itself; a second start finds its files."""
     try:
         context = ray.init(
@@ -169,7 +171,7 @@ def free_memory() -> int:
 def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:
     """The result actor, on the machine where the folder is: that of this process. Ray brings it back if it dies."""
     here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-    return (
+    results = (
         ray.remote(Results)
         .options(
             name="results",
@@ -181,3 +183,8 @@ def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:
         )
         .remote(plan, actors=actors, metrics=metrics)
     )
+    try:
+        ray.get(results.progress.remote(), timeout=RESULT_SECONDS)
+    except (RayActorError, GetTimeoutError) as error:  # the last line of its trace says why: perhaps it is in use
+        raise Aborted(f"{plan.folder} could not be opened: {str(error).strip().splitlines()[-1]}") from None
+    return results

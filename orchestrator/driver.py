@@ -24,7 +24,8 @@ from orchestrator.worker import WorkerSettings
 
 MAX_FAILURES = 2  # a trial is tried three times
 LOOK = 0.5  # seconds between looks at the result actor
-ANSWER = 5.0  # seconds it has to answer
+ANSWER = 2.0  # seconds it has to answer
+MARKED = 60.0  # seconds until failures are on disk
 
 
 def run_trials(
@@ -65,6 +66,7 @@ def run_trials(
         )
         with Looking(results, view, notes), stop.deferred():
             tuner.fit()
+    ray.get(watch.marks, timeout=MARKED)
     return watch.failed
 
 
@@ -78,6 +80,7 @@ class Watch(tune.Callback):  # type: ignore[misc]
     def __init__(self, *, results: Any, labels: dict[str, str], notes: "queue.SimpleQueue[str]", stop: Stop) -> None:
         self._results, self._labels, self._notes, self._stop = results, labels, notes, stop
         self.failed: dict[str, str] = {}
+        self.marks: list[Any] = []  # answers to come: that failures are on disk
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune keeps a copy of itself, which nobody reads
@@ -93,7 +96,7 @@ class Watch(tune.Callback):  # type: ignore[misc]
 
     def on_trial_error(self, *, trial: Any, **_: Any) -> None:
         trial_id, reason = _name_of(trial), self._reason(trial)
-        self._results.fail.remote(trial_id, reason)
+        self.marks.append(self._results.fail.remote(trial_id, reason))
         self._note_failure(trial_id, reason)
 
     def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
@@ -114,10 +117,10 @@ class Watch(tune.Callback):  # type: ignore[misc]
 
 def describe(error: BaseException | None) -> str:
     """What went wrong with a worker, in one line."""
-    if isinstance(error, RayTaskError) and error.cause is not None:
-        error = error.cause
     if isinstance(error, RayActorError):
         return "its worker died"
+    if isinstance(error, RayTaskError) and error.cause is not None:
+        error = error.cause
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:500] if error is not None else "no reason is known"
 
@@ -137,14 +140,18 @@ class Looking:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(ANSWER)
+        self._tell()
 
     def _look(self) -> None:
         while not self._ended.wait(LOOK):
             progress = progress_of(self._results)
             if progress is not None:
                 self._view.update(progress)
-            while not self._notes.empty():
-                self._view.note(self._notes.get())
+            self._tell()
+
+    def _tell(self) -> None:
+        while not self._notes.empty():
+            self._view.note(self._notes.get())
 
 
 def progress_of(results: Any) -> Progress | None:

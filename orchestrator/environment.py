@@ -7,6 +7,7 @@ QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` workers would start in a copy of the folder
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own future default, and it warns until it is set
     "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on the machine go first, and be measured
 }
 TUNE = {
     "RAY_AIR_NEW_OUTPUT": "0",  # whose table of the configuration no verbosity silences

@@ -182,15 +182,13 @@ def _create(locks: Path, number: int) -> int | None:
     """The next lock file, if nobody else was faster."""
     path = _path_of(locks, number)
     try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+        with path.open("x") as file:  # closed at once: a network file system shows it to others only then
+            json.dump(Holder.this_process().as_dict(), file)
     except FileExistsError:
         return None
-    os.write(handle, json.dumps(Holder.this_process().as_dict()).encode())
-    os.fsync(handle)
     if max(_generations(locks))[1] == path:
-        return handle
-    os.close(handle)  # so slow that this number had come, gone and been followed by others
-    path.unlink(missing_ok=True)
+        return os.open(path, os.O_RDONLY)
+    path.unlink(missing_ok=True)  # so slow that this number had come, gone and been followed by others
     return None
 
 

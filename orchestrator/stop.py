@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 CLEAR_UP = 8.0  # seconds
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -68,14 +69,18 @@ class Stop:
         if self.asked is not None:
             return
         self.asked = number
-        timer = threading.Timer(self._seconds, self._give_up)
+        timer = threading.Timer(self._seconds, self.leave)
         timer.daemon = True
         timer.start()
         if not self._deferred:
             raise Interrupted(number)
 
-    def _give_up(self) -> None:
-        """Ray's processes on this machine notice that this one is gone."""
+    def leave(self) -> NoReturn:
+        """Ends the process without Python's own clearing up, in which threads of libraries may keep it waiting.
+
+        Ray's processes on this machine notice that it is gone, those that were not told before as well.
+        """
         assert self.asked is not None
+        sys.stdout.flush()
         os.write(sys.stderr.fileno(), f"{self.farewell}\n".encode())
-        os._exit(128 + self.asked)
+        os._exit(Interrupted(self.asked).exit_code)

@@ -33,9 +33,8 @@ def main() -> None:
     environment.prepare(local=command.settings.address is None)
     try:
         failed = _run(command, arguments, stop)
-    except Interrupted as interrupted:
-        print(stop.farewell, file=sys.stderr)
-        sys.exit(interrupted.exit_code)
+    except Interrupted:
+        stop.leave()
     except Aborted as aborted:
         print(f"error: {aborted}; continue with: {repeated}", file=sys.stderr)
         sys.exit(1)
@@ -85,14 +84,14 @@ def _run(command: Command, arguments: list[str], stop: Stop) -> int:
 def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) -> int:
     from orchestrator import cluster, driver
 
-    placement = prepared.placement
+    placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
     cluster.check_memory(prepared.memory, placement, remote=prepared.settings.address is not None)
     with SweepView(quiet=prepared.settings.quiet) as view:
         for notice in made.notices:
             view.note(notice)
         view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {placement.actors} actors")
         if dashboard is not None:
-            view.note(f"dashboard: http://{dashboard}")
+            view.note(f"dashboard: http://{dashboard} (its token is in ~/.ray/auth_token)")
         results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)
         failed = driver.run_trials(
             made.trials,

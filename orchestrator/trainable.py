@@ -1,5 +1,6 @@
 """The shell that Ray Tune drives: one worker for the life of an actor, one trial for each step. Knows no decoding."""
 
+import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
     def setup(self, config: dict[str, Any], *, results: Any, settings: WorkerSettings, sweep: str) -> None:
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         here = ray.get_runtime_context()
-        self._place = {"node": here.get_node_id(), "gpus": here.get_accelerator_ids().get("GPU", [])}
+        self._place = {"node": socket.gethostname(), "gpus": here.get_accelerator_ids().get("GPU", [])}
         self._name, pause = ray.get(results.register.remote(self._trial))
         time.sleep(pause)
         self._worker = Worker(settings)

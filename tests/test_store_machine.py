@@ -16,9 +16,11 @@ from orchestrator.store_errors import StoreError
 from orchestrator.writer import StoreWriter
 from tests.store_fakes import CrashingDisk, PowerCut, found, make_rows, spec
 
-TRIALS = st.sampled_from(["aa", "bb"])
+TRIALS = ("aa", "bb")
+TRIAL = st.sampled_from(TRIALS)
 DOCUMENTS = st.lists(st.sampled_from([f"d{n}" for n in range(6)]), min_size=1, max_size=3)
-CALLS = st.one_of(st.none(), st.integers(0, 25))  # before the power goes, if it does
+CALLS = st.one_of(st.integers(0, 5), st.integers(0, 25), st.none())  # before the power goes, if it does
+COLUMNS = ["trial_id", "doc_id", "tokens"]
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -31,12 +33,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.disk = CrashingDisk(self.place / "scratch")
         self.rows: dict[tuple[str, str], int] = {}
         self.maybe: dict[tuple[str, str], int] = {}
-        self.attempts: dict[str, int] = {}
+        self.attempts = dict.fromkeys(TRIALS, 0)
         self.mark = 0
         self.writer = StoreWriter(self.folder, disk=self.disk)
         self.writer.write_request({"sweep": "machine"})
         self.reader = Store(self.folder)
         self.disk.watch = self.read_meanwhile
+        for trial_id in TRIALS:
+            self.begin_attempt(trial_id)
 
     def teardown(self) -> None:
         self.disk.watch = lambda: None
@@ -45,7 +49,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def read_meanwhile(self) -> None:
         """Before each call of the disk: what was acknowledged can be read, and nothing is made up."""
-        seen = found(self.reader.rows())
+        seen = found(self.reader.rows(columns=COLUMNS))
         assert self.rows.items() <= seen.items()
         assert seen.items() <= {**self.maybe, **self.rows}.items()
 
@@ -71,23 +75,33 @@ class StoreMachine(RuleBasedStateMachine):
     def done(self, trial_id: str) -> list[str]:
         return sorted(doc_id for owner, doc_id in self.rows if owner == trial_id)
 
-    @rule(trial_id=TRIALS, calls=CALLS)
+    @rule(trial_id=TRIAL, calls=CALLS)
     def begin(self, trial_id: str, calls: int | None) -> None:
-        def act() -> None:
-            attempt = self.writer.begin(spec(trial_id), {"actor": "worker"})
-            assert attempt >= self.attempts.get(trial_id, 0)
-            self.attempts[trial_id] = attempt + 1
+        self.survive(calls, lambda: self.begin_attempt(trial_id))
 
-        self.survive(calls, act)
+    def begin_attempt(self, trial_id: str) -> None:
+        attempt = self.writer.begin(spec(trial_id), {"actor": "worker"})
+        assert attempt >= self.attempts[trial_id]
+        self.attempts[trial_id] = attempt + 1
 
-    @precondition(lambda self: self.attempts)
-    @rule(trial_id=TRIALS, doc_ids=DOCUMENTS, calls=CALLS, late=st.booleans())
-    def append(self, trial_id: str, doc_ids: list[str], calls: int | None, late: bool) -> None:
-        """Also replays: documents that have a row come again with another mark, which must not be kept."""
-        if trial_id not in self.attempts:
-            return
+    @rule(trial_id=TRIAL, doc_ids=DOCUMENTS, calls=CALLS)
+    def append(self, trial_id: str, doc_ids: list[str], calls: int | None) -> None:
+        self.append_rows(trial_id, doc_ids, calls, self.attempts[trial_id] - 1)
+
+    @rule(trial_id=TRIAL, doc_ids=DOCUMENTS, calls=CALLS)
+    def append_late(self, trial_id: str, doc_ids: list[str], calls: int | None) -> None:
+        """From a worker that was thought dead."""
+        self.append_rows(trial_id, doc_ids, calls, 0)
+
+    @precondition(lambda self: self.rows)
+    @rule(trial_id=TRIAL)
+    def replay(self, trial_id: str) -> None:
+        """Documents that have a row come again with another mark, which must not be kept."""
+        if doc_ids := self.done(trial_id):
+            self.append_rows(trial_id, doc_ids, None, self.attempts[trial_id] - 1)
+
+    def append_rows(self, trial_id: str, doc_ids: list[str], calls: int | None, attempt: int) -> None:
         self.mark += 1
-        attempt = 0 if late else self.attempts[trial_id] - 1
         batch = make_rows(doc_ids, trial_id=trial_id, attempt=attempt, tokens=self.mark)
         new = {(trial_id, doc_id) for doc_id in doc_ids} - self.rows.keys()
         self.maybe = dict.fromkeys(new, self.mark)
@@ -99,48 +113,30 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.survive(calls, act)
 
-    @precondition(lambda self: self.attempts)
-    @rule(trial_id=TRIALS, calls=CALLS)
+    @rule(trial_id=TRIAL, calls=CALLS)
     def finish(self, trial_id: str, calls: int | None) -> None:
-        if trial_id not in self.attempts:
-            return
-
         def act() -> None:
             wanted = self.done(trial_id)
             self.writer.finish(trial_id, {"peak_memory": 1}, wanted)
             facts = self.reader.trials()[trial_id]
             assert (facts["status"], facts["rows"]) == ("finished", len(wanted))
-            assert [path.name for path in sorted((self.folder / "trials" / trial_id).iterdir())] == [
-                "rows.parquet",
-                "trial.json",
-            ]
+            names = sorted(path.name for path in (self.folder / "trials" / trial_id).iterdir())
+            assert names == ["rows.parquet", "trial.json"]
 
         self.survive(calls, act)
 
-    @precondition(lambda self: self.attempts)
-    @rule(trial_id=TRIALS)
-    def refuse_to_finish(self, trial_id: str) -> None:
-        if trial_id in self.attempts:
-            with pytest.raises(StoreError, match="has no row for 1 documents, elsewhere the first"):
-                self.writer.finish(trial_id, {}, [*self.done(trial_id), "elsewhere"])
-
-    @precondition(lambda self: self.attempts)
-    @rule(trial_id=TRIALS, calls=CALLS)
+    @rule(trial_id=TRIAL, calls=CALLS)
     def fail(self, trial_id: str, calls: int | None) -> None:
-        if trial_id in self.attempts:
-            self.survive(calls, lambda: self.writer.fail(trial_id, "out of memory"))
+        with pytest.raises(StoreError, match="has no row for 1 documents, elsewhere the first"):
+            self.writer.finish(trial_id, {}, [*self.done(trial_id), "elsewhere"])
+        self.survive(calls, lambda: self.writer.fail(trial_id, "out of memory"))
 
     @rule(calls=CALLS)
     def close_and_open(self, calls: int | None) -> None:
+        assert self.writer.check() == []
         self.writer.close()
+        assert self.reader.check() == []
         self.survive(calls, self.reopen)
-
-    @rule(calls=CALLS)
-    def check(self, calls: int | None) -> None:
-        def act() -> None:
-            assert self.writer.check() == []
-
-        self.survive(calls, act)
 
     @precondition(lambda self: self.rows)
     @rule(seed=st.integers(0, 1 << 30), whole=st.booleans(), calls=CALLS)
@@ -160,6 +156,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert {key for key in self.maybe_rows.keys() - kept.keys() if key[0] != path.parent.name} == set()
         assert any(bytes(data) == other.read_bytes() for other in (self.folder / "set-aside").glob("*/*"))
         self.rows = kept
+        if path.parent.name not in self.reader.trials():  # no row was there to say what the trial is
+            self.attempts[path.parent.name] = 0
+            self.begin_attempt(path.parent.name)
 
     def may_lose(self, trial_id: str) -> None:
         self.maybe_rows = dict(self.rows)
@@ -172,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_documents_done(self) -> None:
-        for trial_id in self.attempts:
+        for trial_id in TRIALS:
             assert sorted(self.writer.done(trial_id)) == sorted(self.reader.done(trial_id)) == self.done(trial_id)
 
 

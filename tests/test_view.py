@@ -244,6 +244,16 @@ def test_the_cursor_comes_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
 
 
+def test_a_drawing_goes_when_its_sweep_has_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with SweepView(stream=stream) as view:
+        view.update(progress())
+        drawing = stream.getvalue()
+    assert "\x1b[2K" in stream.getvalue()[len(drawing) :]  # lines are erased
+    assert "k3_last" not in stream.getvalue()[len(drawing) :].rpartition("\x1b[2K")[2]
+
+
 def test_a_resized_terminal_is_drawn_afresh() -> None:
     controller, terminal = pty.openpty()
     resize(terminal, 80)

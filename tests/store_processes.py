@@ -1,0 +1,44 @@
+"""What tests run in processes of their own, to be killed or stopped there."""
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from orchestrator.lock import FolderInUse, FolderLock
+from orchestrator.writer import StoreWriter
+from tests.store_fakes import TRIAL, make_rows, spec
+
+PROCESSES = multiprocessing.get_context("forkserver")  # no fork of a process with threads, and imports only once
+PROCESSES.set_forkserver_preload(["tests.store_processes"])
+
+
+def hold_lock(folder: Path, said: Connection) -> None:
+    FolderLock.acquire(folder)
+    said.send("held")
+    time.sleep(600)
+
+
+def race_for_lock(folder: Path, start: Barrier, said: Connection) -> None:
+    """Says whether it got the lock, and keeps it until all have tried."""
+    start.wait()
+    try:
+        FolderLock.acquire(folder)
+        said.send(True)
+    except FolderInUse:
+        said.send(False)
+    start.wait()
+
+
+def append_for_ever(folder: Path, said: Connection, first: int) -> None:
+    """Says each document's number once the store has acknowledged it; finishes the trial now and then."""
+    writer = StoreWriter(folder)
+    writer.write_request({"sweep": "killed"})
+    attempt = writer.begin(spec(), {})
+    for number in range(first, first + 10_000):
+        writer.append(TRIAL, attempt, make_rows([f"d{number}"], attempt=attempt, tokens=number))
+        said.send(number)
+        if number % 7 == 6:
+            writer.finish(TRIAL, {}, [f"d{number}"])
+            attempt = writer.begin(spec(), {})

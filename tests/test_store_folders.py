@@ -1,0 +1,139 @@
+"""Folders a sweep cannot use: one clear sentence, and nothing in them is touched."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.schema import ROWS
+from orchestrator.sealed_json import encode_object
+from orchestrator.sealed_parquet import encode_table
+from orchestrator.store import Store
+from orchestrator.writer import StoreWriter
+from sampler.errors import InputError
+from tests.store_fakes import TRIAL, make_rows, spec
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def change(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
+    def act(folder: Path) -> None:
+        data = encode_object({"schema": 1, "sweep": "mine", "margin": 5.0})
+        assert old in data
+        (folder / name).write_bytes(data.replace(old, new))
+
+    return act
+
+
+def write(name: str, data: bytes) -> Callable[[Path], None]:
+    def act(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+
+    return act
+
+
+BAD = {
+    "not a sweep's": (write("thesis.tex", b"x"), r"is not empty \(it holds thesis.tex\) and has no sweep.json"),
+    "rows without a request": (write("trials/x", b""), r"is not empty \(it holds trials\) and has no sweep.json"),
+    "newer": (write("sweep.json", b'{"schema": 99}'), "has schema 99, written by a newer version; .* up to 1"),
+    "no schema": (write("sweep.json", b"{}"), "states no schema number"),
+    "a strange schema": (write("sweep.json", b'{"schema": true}'), "states no schema number"),
+    "no JSON": (write("sweep.json", b'{"schema": 1,'), "sweep.json is not readable JSON"),
+    "not text": (write("sweep.json", b"\xff\xfe\x00"), "sweep.json is not readable JSON"),
+    "a list": (write("sweep.json", b"[1]"), "is JSON, but not an object"),
+    "empty": (write("sweep.json", b""), "is not readable JSON"),
+    "edited": (change("sweep.json", b"5.0", b"9.0"), "does not match its own checksum: .* put sweep.copy.json in its"),
+    "a folder": (lambda folder: (folder / "sweep.json").mkdir(), "cannot be read: Is a directory"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_folder_is_refused_and_not_touched(tmp_path: Path, case: str) -> None:
+    make, sentence = BAD[case]
+    make(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        StoreWriter(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        Store(tmp_path).read_request()
+    assert contents(tmp_path) == before
+
+
+def test_a_request_written_by_hand_is_read(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "sweep": "by hand"}))
+    assert Store(tmp_path).read_request() == {"schema": 1, "sweep": "by hand"}
+    StoreWriter(tmp_path).close()
+
+
+def test_the_copy_of_the_request_can_take_its_place(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer:
+        writer.write_request({"sweep": "mine"})
+    (tmp_path / "sweep.json").write_bytes(b"damaged")
+    (tmp_path / "sweep.copy.json").replace(tmp_path / "sweep.json")
+    assert Store(tmp_path).read_request() == {"schema": 1, "sweep": "mine"}
+
+
+def test_a_sweep_left_before_its_request_was_written_can_begin_again(tmp_path: Path) -> None:
+    StoreWriter(tmp_path / "new" / "deep").close()
+    assert Store(tmp_path / "new" / "deep").read_request() is None
+    StoreWriter(tmp_path / "new" / "deep").close()
+
+
+def test_a_file_in_the_folders_place(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(InputError, match="is a file; a sweep needs a folder"):
+            StoreWriter(place)
+
+
+def test_a_reader_of_nothing_finds_nothing(tmp_path: Path) -> None:
+    reader = Store(tmp_path / "nowhere")
+    assert reader.read_request() is None
+    assert reader.trials() == {}
+    assert len(reader.rows()) == 0
+    assert reader.rows().schema.equals(ROWS)
+    assert reader.done(TRIAL) == set()
+    assert reader.check() == []
+    with pytest.raises(InputError, match=r"gsm8k\.parquet does not exist"):
+        reader.documents("gsm8k")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "sweep") as writer:
+        writer.write_request({"sweep": "mine"})
+        writer.append(TRIAL, writer.begin(spec(), {}), make_rows(["d0"]))
+    bind = ["mount", "--bind", "-o", "ro", tmp_path, tmp_path]
+    if subprocess.run(bind, capture_output=True).returncode:
+        pytest.skip("a read-only file system cannot be mounted here")
+    try:
+        before = contents(tmp_path)
+        with pytest.raises(InputError, match="sweep cannot be written to: Read-only file system"):
+            StoreWriter(tmp_path / "sweep")
+        with pytest.raises(InputError, match="new cannot be written to: Read-only file system"):
+            StoreWriter(tmp_path / "new")
+        assert len(Store(tmp_path / "sweep").rows()) == 1
+        assert contents(tmp_path) == before
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_undamaged_rows_of_other_columns_are_refused_not_replaced(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer:
+        writer.write_request({"sweep": "mine"})
+        writer.append(TRIAL, writer.begin(spec(), {}), make_rows(["d0"]))
+        writer.finish(TRIAL, {}, ["d0"])
+        rows = writer.rows()
+    path = tmp_path / "trials" / TRIAL / "rows.parquet"
+    path.write_bytes(encode_table(rows.append_column("novel", [[1]])))
+    sentence = r"rows\.parquet is undamaged, but has other columns than this version writes"
+    with pytest.raises(InputError, match=sentence):
+        Store(tmp_path).rows()
+    with pytest.raises(InputError, match=sentence):
+        StoreWriter(tmp_path)
+    assert path.exists()

@@ -1,0 +1,191 @@
+"""One writer per folder: the living are not disturbed, the dead are replaced at once, and only by one."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.lock import FolderInUse, FolderLock, Holder, writer_of
+from orchestrator.store_errors import StoreError
+from orchestrator.writer import StoreWriter
+from tests.store_fakes import TRIAL, make_rows, spec
+from tests.store_processes import PROCESSES, hold_lock, race_for_lock
+
+
+def start_holder(folder: Path) -> BaseProcess:
+    said, says = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=hold_lock, args=(folder, says))
+    process.start()
+    assert said.recv() == "held"
+    return process
+
+
+def leave_lock(folder: Path, **changes: object) -> Path:
+    """A lock file as another writer would have left it."""
+    path = folder / "lock" / "000001.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**Holder.this_process().as_dict(), **changes}))
+    return path
+
+
+def grow_old(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_a_folder_is_free_again_after_release(tmp_path: Path) -> None:
+    for _ in range(3):
+        lock = FolderLock.acquire(tmp_path)
+        holder = writer_of(tmp_path)
+        assert holder is not None
+        assert holder.pid == os.getpid()
+        lock.release()
+        lock.release()
+        assert writer_of(tmp_path) is None
+    assert len(list((tmp_path / "lock").iterdir())) == 1
+
+
+def test_a_living_writer_is_named_and_left_alone_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
+    process = start_holder(tmp_path)
+    refusal = rf"{re.escape(str(tmp_path))} is in use: process {process.pid} on .* has been writing to it since 20.*"
+    with pytest.raises(FolderInUse, match=refusal + rf"stop it \(kill {process.pid}\)"):
+        FolderLock.acquire(tmp_path)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)  # stopped is not dead, however old its last sign of life
+    grow_old(tmp_path / "lock" / "000001.json", 3600)
+    with pytest.raises(FolderInUse):
+        StoreWriter(tmp_path)
+    process.kill()
+    process.join()
+    FolderLock.acquire(tmp_path).release()
+
+
+def test_a_reused_process_number_does_not_keep_a_folder(tmp_path: Path) -> None:
+    leave_lock(tmp_path, start="1")
+    FolderLock.acquire(tmp_path).release()
+
+
+def test_a_writer_elsewhere_lives_as_long_as_it_gives_signs_of_life(tmp_path: Path) -> None:
+    path = leave_lock(tmp_path, machine="another", host="node7", pid=5)
+    with pytest.raises(FolderInUse, match="process 5 on node7 .* gave a sign of life 0 s ago; wait .* 60 s"):
+        FolderLock.acquire(tmp_path)
+    grow_old(path, 50)
+    with pytest.raises(FolderInUse, match="sign of life 5[01] s ago"):
+        FolderLock.acquire(tmp_path)
+    grow_old(path, 70)
+    assert writer_of(tmp_path) is None
+    FolderLock.acquire(tmp_path).release()
+
+
+def test_signs_of_life_are_given(tmp_path: Path) -> None:
+    lock = FolderLock.acquire(tmp_path, stale=0.3)
+    path = tmp_path / "lock" / "000001.json"
+    grow_old(path, 100)
+    deadline = time.monotonic() + 20
+    while time.time() - path.stat().st_mtime > 50:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    lock.release()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"host": "a', b"[]", b'{"pid": {}}'])
+def test_an_unreadable_lock_file_counts_while_it_is_fresh(tmp_path: Path, content: bytes) -> None:
+    path = leave_lock(tmp_path)
+    path.write_bytes(content)
+    with pytest.raises(FolderInUse):
+        FolderLock.acquire(tmp_path)
+    grow_old(path, 70)
+    FolderLock.acquire(tmp_path).release()
+
+
+def test_who_was_taken_for_dead_writes_no_more(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path)
+    writer.write_request({"sweep": "x"})
+    attempt = writer.begin(spec(), {})
+    (path,) = (tmp_path / "lock").iterdir()
+    path.write_text(json.dumps({**Holder.this_process().as_dict(), "machine": "another"}))
+    grow_old(path, 70)
+    other = StoreWriter(tmp_path)
+    with pytest.raises(StoreError, match="another process has taken over"):
+        writer.append(TRIAL, attempt, make_rows(["d0"]))
+    writer.close()
+    other.append(TRIAL, attempt, make_rows(["d0"]))
+    other.close()
+
+
+def test_a_lock_folder_removed_by_hand_ends_the_writer(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path)
+    (path,) = (tmp_path / "lock").iterdir()
+    path.unlink()
+    with pytest.raises(StoreError, match="taken over"):
+        writer.write_request({"sweep": "x"})
+    writer.close()
+
+
+def race(folder: Path, racers: int) -> list[bool]:
+    start = PROCESSES.Barrier(racers)
+    pipes: list[tuple[Connection, Connection]] = [PROCESSES.Pipe(duplex=False) for _ in range(racers)]
+    processes = [PROCESSES.Process(target=race_for_lock, args=(folder, start, says)) for _, says in pipes]
+    for process in processes:
+        process.start()
+    results = [said.recv() for said, _ in pipes]
+    for process in processes:
+        process.join()
+    return results
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_of_many_that_take_over_at_once_one_succeeds(tmp_path: Path, stale: bool) -> None:
+    """Round after round, each on the lock that the dead winner of the last one left, or on none."""
+    for number in range(6):
+        folder = tmp_path if stale else tmp_path / str(number)
+        folder.mkdir(exist_ok=True)
+        assert sum(race(folder, 4)) == 1
+
+
+def test_threads_that_take_and_release_never_hold_together(tmp_path: Path) -> None:
+    inside = threading.Lock()
+    taken, together = [], []
+
+    def work() -> None:
+        for _ in range(15):
+            try:
+                lock = FolderLock.acquire(tmp_path)
+            except FolderInUse:
+                continue
+            if not inside.acquire(blocking=False):
+                together.append(True)
+            else:
+                taken.append(True)
+                inside.release()
+            lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == []
+    assert len(taken) >= 5
+
+
+def test_a_slow_taker_that_wakes_up_late_steps_back(tmp_path: Path) -> None:
+    """It had decided on number 2; since then 2 came and went and 3 is held."""
+    from orchestrator import lock as locks
+
+    leave_lock(tmp_path, start="1")
+    for _ in range(2):
+        held = FolderLock.acquire(tmp_path)
+        held.release()
+    held = FolderLock.acquire(tmp_path)
+    before = sorted((tmp_path / "lock").iterdir())
+    assert locks._create(tmp_path / "lock", 2) is None
+    assert sorted((tmp_path / "lock").iterdir()) == before
+    assert not held.lost()
+    held.release()
