@@ -60,10 +60,13 @@ def numbers(column: pa.ChunkedArray) -> Array:
 
 
 def codes(column: pa.ChunkedArray) -> tuple[Array, tuple[Any, ...]]:
-    """A column of names as codes into its distinct values; null is a value, None."""
+    """A column of names as codes into its distinct values in sorted order; null is a value, None, and the last one."""
     encoded = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     encoded = encoded.dictionary_encode(null_encoding="encode")
-    return encoded.indices.to_numpy(zero_copy_only=False), tuple(encoded.dictionary.to_pylist())
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    rank = np.empty(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order))
+    return rank[encoded.indices.to_numpy()], tuple(encoded.dictionary.take(pa.array(order)).to_pylist())
 
 
 def grouped(*keys: Array) -> tuple[Array, int]:

@@ -138,7 +138,7 @@ def _sentence(label: str, found: Mapping[str, float | None]) -> str:
         f"{value['replayed_share']:.0%} of its denoising passes replayed some; prefill and commit passes, "
         f"{1 - value['denoising_share']:.0%} of all, never do)",
         f"it took {_change(1 / value['passes'], 'fewer', 'as many')} passes per token",
-        f"a computed layer, with its share of what is no layer, took {_change(1 / value['rest'], 'less', 'the same')} time",
+        f"a layer, with its share of what is no layer, took {_change(1 / value['rest'], 'less', 'the same')} time",
     ]
     return f"{start}: {'; '.join(parts)}."
 

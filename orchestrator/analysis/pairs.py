@@ -13,6 +13,7 @@ import pyarrow as pa
 from orchestrator.analysis.columns import NAMES, NUMBERS, Array, codes, grouped, numbers, score_of, wall_time
 
 Settings = tuple[float, int, bool]
+SUBSETS = ("first", "middle", "last", "all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,12 +109,13 @@ class TaskRows:
 
 
 def split(rows: pa.Table, marks: Array, primary: Mapping[str, str]) -> list[TaskRows]:
-    """The table by task, in the order in which tasks first appear; `marks` are the fingerprints of its answers."""
+    """The table by task, in the order of `primary`'s tasks; `marks` are the fingerprints of its answers."""
     code, tasks = codes(rows["task"])
+    asked = [task for task in primary if task in tasks]
     narrow = rows.select([*NUMBERS, *NAMES, "correct", "metrics", "layers"])
     result = []
-    for number, task in enumerate(tasks):
-        places = np.flatnonzero(code == number)
+    for task in (*asked, *(task for task in tasks if task not in asked)):
+        places = np.flatnonzero(code == tasks.index(task))
         part = narrow if len(tasks) == 1 else narrow.take(pa.array(places))
         result.append(task_rows(task, part, marks[places], places, primary.get(task, "")))
     return result
@@ -138,7 +140,7 @@ def task_rows(task: str, rows: pa.Table, marks: Array, places: Array, primary: s
         (columns[f"passes_{kind}"] for kind in ("prefill", "full", "small", "commit")), np.zeros(len(rows), np.int64)
     )
     columns["steps"] = columns["passes_full"].astype(np.int64) + columns["passes_small"]
-    configuration, first = _configurations(columns)
+    configuration, first = _configurations(columns, names)
     run, runs = grouped(configuration, columns["repeat"])
     cell = np.full((runs, len(names["doc_id"])), -1, dtype=np.int64)
     backwards = np.arange(len(rows))[::-1]  # so that of two rows for one document the first one stays
@@ -163,10 +165,12 @@ def task_rows(task: str, rows: pa.Table, marks: Array, places: Array, primary: s
     )
 
 
-def _configurations(columns: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Each row's configuration, k=1 first, and a row of each configuration."""
+def _configurations(columns: Mapping[str, Array], names: Mapping[str, tuple[str | None, ...]]) -> tuple[Array, Array]:
+    """Each row's configuration, k=1 first and then as a model's layers lie, and a row of each configuration."""
     k = np.nan_to_num(columns["k"].astype(np.float64), nan=np.inf)
-    key, count = grouped(columns["threshold"], columns["small_block"], columns["block_cache"], k, columns["policy"])
+    rank = np.array([SUBSETS.index(name) if name in SUBSETS else len(SUBSETS) for name in names["subset"]])
+    keys = (*(columns[axis] for axis in ("threshold", "small_block", "block_cache")), k, rank[columns["subset"]])
+    key, count = grouped(*keys, columns["policy"])
     first = np.zeros(count, dtype=np.int64)
     first[key[::-1]] = np.arange(len(key))[::-1]
     return key, first

@@ -1,0 +1,216 @@
+"""Each gate fires on a table made to break it, and on no clean one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from analysis_tables import NINE, Truth, World, asked, changed, described, draw, grid
+
+from orchestrator.analysis.columns import fingerprints
+from orchestrator.analysis.findings import Evidence, Finding
+from orchestrator.analysis.gates import GATES, check
+from orchestrator.analysis.pairs import split
+from orchestrator.analysis.shapes import timeline
+
+OUTPUT = {f"k{k}_{subset}.output": Truth(speedup=1.3) for k in (2, 3) for subset in ("first", "last")}
+WORLD = World(
+    policies={**dict.fromkeys(NINE, Truth()), **OUTPUT}, documents=60, shard=20, length_noise=0.02, document_noise=0.02
+)
+
+
+def evidence(table: pa.Table, **changes: Any) -> Evidence:
+    tasks = split(table, fingerprints(table), {"gsm8k": "exact_match"})
+    request = {**asked(WORLD), **changes.pop("request", {})}
+    given = {"documents": described(WORLD), **changes}
+    return Evidence(table=table, tasks=tasks, timeline=timeline(tasks, table), request=request, **given)
+
+
+@pytest.fixture(scope="module")
+def clean() -> pa.Table:
+    return draw(WORLD, 1)
+
+
+def failures(found: tuple[Finding, ...]) -> set[str]:
+    return {finding.gate for finding in found if not finding.ok}
+
+
+def where(table: pa.Table, policy: str, documents: int = 60) -> np.ndarray:
+    """The first documents of a policy."""
+    rows = np.array(table["policy"].to_pylist()) == policy
+    return rows & (np.cumsum(rows) <= documents)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["generate", "loglikelihood"])
+def test_no_gate_fires_on_a_clean_table(seed: int, kind: str) -> None:
+    world = World(documents=60, shard=20, subtasks=3, length_noise=0.02, kind=kind, policies=grid(Truth(lost=0.1)))
+    table = draw(world, seed)
+    tasks = split(table, fingerprints(table), {})
+    found = check(
+        Evidence(
+            table=table,
+            tasks=tasks,
+            timeline=timeline(tasks, table),
+            documents=described(world),
+            request=asked(world),
+        )
+    )
+    assert [finding.sentence for finding in found if not finding.ok] == []
+    assert [finding.gate for finding in found] == list(GATES)
+
+
+def test_no_gate_fires_with_output_mode(clean: pa.Table) -> None:
+    assert failures(check(evidence(clean))) == set()
+
+
+def _cold(table: pa.Table) -> pa.Table:
+    """The trial that began first on its actor takes twice as long."""
+    trial = table["trial_id"][int(np.argmin(table["started_at"].to_numpy()))].as_py()
+    slow = np.array(table["trial_id"].to_pylist()) == trial
+    seconds = np.where(slow, 2.2, 1.0) * table["batch_seconds"].to_numpy()
+    return table.set_column(
+        table.schema.get_field_index("batch_seconds"), table.schema.field("batch_seconds"), pa.array(seconds)
+    )
+
+
+def _longer(table: pa.Table, policy: str, factor: float) -> pa.Table:
+    tokens = np.where(where(table, policy), factor, 1.0) * table["tokens"].to_numpy()
+    kind = table.schema.field("tokens")
+    return table.set_column(table.schema.get_field_index("tokens"), kind, pa.array(tokens.astype(np.int32)))
+
+
+BROKEN: dict[str, tuple[str, str, Callable[[pa.Table], pa.Table]]] = {
+    "a pass that did not replay": (
+        "replay",
+        "to replay layers and did not",
+        lambda t: changed(t, "replayed", where(t, "k2_first", 3), 0),
+    ),
+    "a replay at k=1": ("replay", "at k=1", lambda t: changed(t, "replayed", where(t, "k1_last", 1), 2)),
+    "reused layers at k=1": ("replay", "at k=1", lambda t: changed(t, "layers_reused", where(t, "k1_last", 1), 12)),
+    "a policy that never acts": (
+        "replay",
+        "k1 by another name".replace("k1", "k=1"),
+        lambda t: changed(changed(t, "eligible", where(t, "k3_last"), 0), "replayed", where(t, "k3_last"), 0),
+    ),
+    "another answer at k=1": (
+        "agreement at k=1",
+        "different answers to 1 documents",
+        lambda t: changed(t, "token_ids", where(t, "k1_middle", 1), [1, 2, 3]),
+    ),
+    "a subset that matters in output mode": (
+        "output mode",
+        "different answers to 2 documents",
+        lambda t: changed(t, "token_ids", where(t, "k3_last.output", 2), [1, 2, 3]),
+    ),
+    "another threshold": ("settings", "threshold 0.9", lambda t: changed(t, "threshold", where(t, "k2_last"), 0.9)),
+    "two dtypes": ("settings", "more than one dtype", lambda t: changed(t, "dtype", where(t, "k2_last"), "bfloat16")),
+    "two batch sizes": ("settings", "batch size", lambda t: changed(t, "batch_size", where(t, "k2_last"), 4)),
+    "a device that is not named": (
+        "settings",
+        "do not say",
+        lambda t: changed(t, "device", where(t, "k2_last", 5), ""),
+    ),
+    "a device that changes in a trial": (
+        "settings",
+        "changed within a trial",
+        lambda t: changed(t, "device", where(t, "k2_last", 5), "gpu"),
+    ),
+    "longer answers": ("output length", "% longer than", lambda t: _longer(t, "k3_first", 1.2)),
+    "shorter answers": ("output length", "shorter", lambda t: _longer(t, "k3_first", 0.8)),
+    "answers that are cut": (
+        "output length",
+        "hit the longest length",
+        lambda t: changed(t, "finish", where(t, "k3_first", 3), "length"),
+    ),
+    "a document twice": (
+        "every document once",
+        "1 documents are there more than once",
+        lambda t: pa.concat_tables([t, t.slice(5, 1)]),
+    ),
+    "a missing document": (
+        "every document once",
+        "1 of 13 runs lack documents (the shortest has 59 of 60)",
+        lambda t: t.slice(1),
+    ),
+    "another document under the same name": (
+        "every document once",
+        "1 rows answer documents that are not",
+        lambda t: changed(t, "doc_hash", where(t, "k2_first", 1), "other"),
+    ),
+    "a cold start": ("cold start", "2.2 times slower per pass", _cold),
+    "a score that is no number": (
+        "metrics",
+        "no finite score",
+        lambda t: changed(
+            changed(t, "correct", where(t, "k2_first", 1), None),
+            "metrics",
+            where(t, "k2_first", 1),
+            '{"exact_match": NaN}',
+        ),
+    ),
+    "a metric that is no number beside a right answer": (
+        "metrics",
+        "no finite score",
+        lambda t: changed(t, "metrics", where(t, "k2_first", 1), '{"exact_match": 1.0, "other": NaN}'),
+    ),
+    "no calibration": ("metrics", "no calibration", lambda t: changed(t, "calibration", where(t, "k2_first", 1), 0.0)),
+    "no time": ("metrics", "no time", lambda t: changed(t, "batch_seconds", where(t, "k2_first", 1), float("nan"))),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_gate_fires_on_a_table_made_to_break_it(fault: str, clean: pa.Table) -> None:
+    gate, said, break_it = BROKEN[fault]
+    found = [finding for finding in check(evidence(break_it(clean))) if not finding.ok]
+    assert gate in {finding.gate for finding in found}
+    told = [finding for finding in found if finding.gate == gate and said in finding.sentence]
+    assert told, [finding.sentence for finding in found]
+    assert told[0].trials
+    assert set(told[0].trials) <= set(clean["trial_id"].to_pylist())
+
+
+def test_only_the_broken_gate_fires(clean: pa.Table) -> None:
+    """Faults that touch one thing are told by one gate."""
+    for fault in ("a pass that did not replay", "another answer at k=1", "a cold start", "a missing document"):
+        gate, _, break_it = BROKEN[fault]
+        assert failures(check(evidence(break_it(clean)))) == {gate}, fault
+
+
+def test_disagreement_between_devices_is_none(clean: pa.Table) -> None:
+    """k=1 agrees token for token within a type of device; between types rounding may differ."""
+    table = changed(clean, "device", where(clean, "k1_middle"), "gpu")
+    table = changed(table, "token_ids", where(table, "k1_middle", 9), [1, 2, 3])
+    assert "agreement at k=1" not in failures(check(evidence(table)))
+
+
+def test_options_are_compared_by_the_one_that_scored_highest() -> None:
+    world = World(documents=40, kind="loglikelihood", policies=grid(Truth()))
+    table = draw(world, 0)
+    closer = changed(table, "scores", where(table, "k1_last", 4), [-0.5, -0.6, -2.0, -3.0])
+    other = changed(table, "scores", where(table, "k1_last", 4), [-0.5, -0.4, -2.0, -3.0])
+    for rows, agrees in ((closer, True), (other, False)):
+        found = check(evidence(rows, documents=described(world), request=asked(world)))
+        assert ("agreement at k=1" not in failures(found)) == agrees
+
+
+def test_two_versions_of_the_code(clean: pa.Table) -> None:
+    commands = [{"code": {"commit": commit, "dirty": False}} for commit in ("a" * 40, "b" * 40)]
+    found = check(evidence(clean, request={"commands": commands}))
+    assert [f.sentence for f in found if not f.ok] == [
+        "rows were made by 2 versions of the code: aaaaaaaaaaaa, bbbbbbbbbbbb."
+    ]
+    dirty = [{"code": {"commit": "a" * 40, "dirty": True}}]
+    assert failures(check(evidence(clean, request={"commands": dirty}))) == {"one version"}
+
+
+def test_versions_of_trials_count_before_those_of_commands(clean: pa.Table) -> None:
+    trials = {
+        "k2_first-0-000": {"attempts": [{"code": {"commit": "a" * 40, "dirty": False}}]},
+        "k2_first-0-001": {"attempts": [{"code": {"commit": "b" * 40, "dirty": False}, "model_revision": "other"}]},
+    }
+    found = [finding for finding in check(evidence(clean, trials=trials)) if not finding.ok]
+    assert [finding.gate for finding in found] == ["one version", "one version"]
+    assert found[0].trials == ("k2_first-0-001",)
+    assert "2 revisions of the model: abc, other" in found[1].sentence
