@@ -15,7 +15,7 @@ import pyarrow as pa
 from orchestrator.store import Store
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 400  # a sweep of these tests takes twenty on a machine with nothing else to do
+SECONDS = 900  # a sweep of these tests takes twenty on a machine with nothing else to do
 SECRET = "hf_a-secret-that-nobody-may-see"  # stands in the environment of every run
 # What may differ between two runs of the same trial.
 OF_THE_MOMENT = {
