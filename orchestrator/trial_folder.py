@@ -1,7 +1,8 @@
 """Reads one trial's folder: trial.json, rows.parquet, rows-<n>.arrows. Changes nothing; knows no locks.
 
 Files may come and go meanwhile, since a writer compacts. It puts rows.parquet in place before it removes the streams it
-was made of, so a reader that lists first and opens after sees each row, if it begins again whenever a file is gone.
+was made of, so a reader that lists first and opens after sees each row, if it begins again whenever a file is gone or
+rows.parquet is another one than before (then a stream may be another one, too: numbers come again).
 """
 
 import os
@@ -69,14 +70,26 @@ def is_compact(folder: Path) -> bool:
 def read_rows(folder: Path, columns: Sequence[str] | None = None, *, verify: bool = True) -> Reading:
     """Each document's first row. Without `verify` only Parquet's page checksums protect rows.parquet."""
     for _ in range(TRIES):
+        before = _identity(folder / TABLE)
         try:
-            return _read_once(folder, columns, verify)
+            reading = _read_once(folder, columns, verify)
         except FileNotFoundError:
             if not folder.is_dir():
                 break
+            continue
+        if _identity(folder / TABLE) == before:
+            return reading
     else:
         raise StoreError(f"{folder} changes too quickly to be read")
     return Reading(rows=_project(ROWS.empty_table(), columns))
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _read_once(folder: Path, columns: Sequence[str] | None, verify: bool) -> Reading:

@@ -18,7 +18,7 @@ from orchestrator.store_errors import Damaged
 from sampler.errors import InputError
 from tests.store_fakes import make_rows
 
-BATCHES = [make_rows([f"d{n}"], tokens=n, text="word " * n) for n in range(3)]
+BATCHES = [make_rows([f"d{n}"], tokens=n, text="word " * n) for n in range(2)]
 TABLE = pa.Table.from_batches(BATCHES)
 FACTS = {"schema": 1, "trial": {"trial_id": "ab"}, "status": "finished", "rows": 3, "text": "reuse-sweep-check:00"}
 
@@ -60,7 +60,7 @@ def test_a_whole_stream_is_believed() -> None:
 
 def test_a_stream_cut_anywhere_keeps_the_batches_before_the_cut() -> None:
     data = encode_segment(TABLE)
-    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(4)]
+    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(3)]
     for size in range(len(data)):
         segment = decode_segment(data[:size])
         whole = sum(size >= end for end in ends[1:])
@@ -71,7 +71,7 @@ def test_a_stream_cut_anywhere_keeps_the_batches_before_the_cut() -> None:
 
 def check_changed_stream(thorough: bool) -> None:
     data = encode_segment(TABLE)
-    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(4)]
+    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(3)]
     for at, changed in changes(data, thorough=thorough):
         segment = decode_segment(changed)
         before = max(sum(at >= end for end in ends) - 1, 0)
@@ -88,10 +88,10 @@ def test_a_stream_with_any_bit_changed_is_believed_up_to_that_batch() -> None:
     check_changed_stream(thorough=True)
 
 
-@pytest.mark.parametrize("order", [(1, 2), (0, 2), (1, 0, 2), (0, 0, 1)])
+@pytest.mark.parametrize("order", [(1,), (1, 0), (0, 0, 1), (0, 1, 1)])
 def test_batches_taken_out_moved_or_repeated_are_noticed(order: tuple[int, ...]) -> None:
     data = encode_segment(TABLE)
-    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(4)]
+    ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(3)]
     moved = data[: ends[0]] + b"".join(data[ends[n] : ends[n + 1]] for n in order)
     segment = decode_segment(moved)
     assert segment.problem is not None
@@ -159,7 +159,7 @@ def test_a_whole_table_is_believed(tmp_path: Path) -> None:
 def test_reading_a_changed_table_unverified_gives_a_table_or_damage_and_nothing_else(tmp_path: Path) -> None:
     """Pages are protected by Parquet; headers and footer may lie, which is why reading verifies unless told not to."""
     path = tmp_path / "rows.parquet"
-    for at in changed_files(path, encode_table(TABLE), thorough=False, share=0.1):
+    for at in changed_files(path, encode_table(TABLE), thorough=False, share=0.04):
         try:
             rows = read_table(path, ROWS)
         except (Damaged, InputError):

@@ -182,7 +182,7 @@ def test_the_store_is_a_dict() -> None:
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=CHECKS, derandomize=True
+            max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=CHECKS, derandomize=True
         ),
     )
 
@@ -191,5 +191,5 @@ def test_the_store_is_a_dict() -> None:
 def test_the_store_is_a_dict_for_long() -> None:
     run_state_machine_as_test(
         StoreMachine,
-        settings=settings(max_examples=1000, stateful_step_count=40, deadline=None, suppress_health_check=CHECKS),
+        settings=settings(max_examples=300, stateful_step_count=30, deadline=None, suppress_health_check=CHECKS),
     )
