@@ -1,0 +1,190 @@
+"""A table of rows as numpy columns: codes, primary metric, wall time, fingerprints of answers. Knows no pairing.
+
+Text columns are never touched: a million answers would not fit. An answer is known by a 64-bit fingerprint of its
+tokens, or by the option that scored highest.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+NUMBERS = (
+    "k",
+    "threshold",
+    "small_block",
+    "block_cache",
+    "batch_size",
+    "repeat",
+    "attempt",
+    "batch_id",
+    "prompt_tokens",
+    "tokens",
+    "seconds",
+    "batch_seconds",
+    "passes_prefill",
+    "passes_full",
+    "passes_small",
+    "passes_commit",
+    "layers_computed",
+    "layers_reused",
+    "layer_positions",
+    "prefill_tokens",
+    "eligible",
+    "replayed",
+    "calibration",
+)
+NAMES = ("trial_id", "policy", "subset", "mode", "dtype", "doc_id", "subtask", "finish", "actor", "device")
+OTHERS = ("sweep", "task", "doc_hash", "correct", "metrics", "layers", "token_ids", "scores", "started_at")
+COLUMNS = (*NUMBERS, *NAMES, *OTHERS)  # all that an analysis reads; a caller need not load others
+
+SPAN = 40_000  # rows whose tokens are spread out at a time
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def numbers(column: pa.ChunkedArray) -> Array:
+    """A column of numbers or truths as numpy; null becomes NaN."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    if column.null_count:
+        column = column.cast(pa.float64()).fill_null(math.nan)
+    values: Array = column.to_numpy()
+    return values
+
+
+def codes(column: pa.ChunkedArray) -> tuple[Array, tuple[Any, ...]]:
+    """A column of names as codes into its distinct values; null is a value, None."""
+    encoded = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    encoded = encoded.dictionary_encode(null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False), tuple(encoded.dictionary.to_pylist())
+
+
+def grouped(*keys: Array) -> tuple[Array, int]:
+    """One code from 0 on for each distinct combination of the keys, in their sorted order."""
+    combined, span = np.zeros(len(keys[0]), dtype=np.int64), 1
+    for key in keys:
+        place, values = _ranked(key)
+        if span * values > 2**62:
+            combined, span = _dense(combined, span)
+        combined, span = combined * values + place, span * values
+    return _dense(combined, span)
+
+
+def _ranked(key: Array) -> tuple[Array, int]:
+    """A key as small whole numbers in the same order, and how many there may be."""
+    if key.dtype.kind in "iub" and len(key) and key.min() >= 0 and key.max() < 2**31:
+        return key.astype(np.int64), int(key.max()) + 1
+    values, place = np.unique(key, return_inverse=True)
+    return place.reshape(-1), max(1, len(values))
+
+
+def _dense(combined: Array, span: int) -> tuple[Array, int]:
+    """Codes without gaps; by counting where that takes little room, else by sorting."""
+    if span <= 8 * len(combined) + 1024:
+        used = np.bincount(combined, minlength=span) > 0
+        return (np.cumsum(used) - 1)[combined], int(used.sum())
+    values, place = np.unique(combined, return_inverse=True)
+    return place.reshape(-1), len(values)
+
+
+def score_of(rows: pa.Table, primary: str) -> Array:
+    """Each row's primary metric: 1 or 0 for right or wrong, else the number in its metrics; NaN where there is none."""
+    values = numbers(rows["correct"]).astype(np.float64)
+    unclear = np.flatnonzero(np.isnan(values))
+    if len(unclear):
+        code, texts = codes(rows["metrics"].take(pa.array(unclear)))
+        values[unclear] = np.array([_number(text, primary) for text in texts])[code]
+    return values
+
+
+def _number(text: str, primary: str) -> float:
+    try:
+        metrics = json.loads(text)
+    except ValueError:
+        return math.nan
+    if not isinstance(metrics, Mapping):
+        return math.nan
+    value = metrics.get(primary)
+    if value is None and len(metrics) == 1:
+        value = next(iter(metrics.values()))
+    return float(value) if isinstance(value, bool | int | float) else math.nan
+
+
+def has_nan(rows: pa.Table) -> Array:
+    """Rows whose metrics hold a number that is none."""
+    return numbers(pc.match_substring_regex(rows["metrics"], r"NaN|Infinity")).astype(bool)
+
+
+def wall_time(trial: Array, attempt: Array, batch: Array, batch_seconds: Array, tokens: Array) -> Array:
+    """Each row's part of its batch's wall time, by the tokens it delivered, equal parts where there are none.
+
+    The parts of a batch add up to its time once, so sums over rows are tokens ÷ wall time whatever the batch size;
+    with one document in a batch they are its own time.
+    """
+    group, groups = grouped(trial, attempt, batch)
+    delivered = np.bincount(group, weights=tokens, minlength=groups)
+    members = np.bincount(group, minlength=groups)
+    share = np.where(delivered[group] > 0, tokens / np.maximum(delivered[group], 1), 1 / members[group])
+    result: Array = batch_seconds * share
+    return result
+
+
+def fingerprints(rows: pa.Table) -> Array:
+    """A number per row that is equal for equal answers: of its tokens, else of its highest option's place."""
+    result = np.zeros(rows.num_rows, dtype=np.uint64)
+    done = 0
+    for batch in rows.select(["token_ids", "scores"]).to_batches(max_chunksize=SPAN):
+        tokens, scores = batch.column(0), batch.column(1)
+        marks = _mark_tokens(tokens)
+        if len(scores.flatten()):
+            marks = np.where(_lengths(tokens) == 0, _highest(scores) + np.uint64(1), marks)
+        result[done : done + batch.num_rows] = marks
+        done += batch.num_rows
+    return result
+
+
+def _lengths(lists: pa.Array) -> Array:
+    return numbers(pa.chunked_array([pc.list_value_length(lists)])).astype(np.int64)
+
+
+def _mark_tokens(lists: pa.Array) -> Array:
+    """A polynomial in the token ids, modulo 2⁶⁴, with a mixed final step; 0 for no tokens."""
+    lengths = _lengths(lists)
+    flat = numbers(pa.chunked_array([lists.flatten()])).astype(np.uint64)
+    marks = np.zeros(len(lengths), dtype=np.uint64)
+    filled = np.flatnonzero(lengths)
+    if not len(filled):
+        return marks
+    starts = np.concatenate(([0], np.cumsum(lengths[filled])[:-1]))
+    place = np.arange(len(flat)) - np.repeat(starts, lengths[filled])
+    powers = np.cumprod(np.full(int(lengths.max()), MULTIPLIER, dtype=np.uint64), dtype=np.uint64)
+    mixed = flat + np.uint64(1)
+    mixed ^= mixed << np.uint64(21)
+    mixed *= powers[place]
+    total = np.add.reduceat(mixed, starts)
+    total ^= total >> np.uint64(31)
+    marks[filled] = total * MULTIPLIER + lengths[filled].astype(np.uint64)
+    return marks
+
+
+def _highest(lists: pa.Array) -> Array:
+    """The place of the highest score in each row, 0 where there is none."""
+    lengths = _lengths(lists)
+    flat = numbers(pa.chunked_array([lists.flatten()]))
+    result = np.zeros(len(lengths), dtype=np.uint64)
+    filled = np.flatnonzero(lengths)
+    if not len(filled):
+        return result
+    starts = np.concatenate(([0], np.cumsum(lengths[filled])[:-1]))
+    owner = np.repeat(np.arange(len(filled)), lengths[filled])
+    best = np.maximum.reduceat(flat, starts)
+    places = np.where(flat == best[owner], np.arange(len(flat)) - starts[owner], len(flat))
+    result[filled] = np.minimum.reduceat(places, starts).astype(np.uint64)
+    return result

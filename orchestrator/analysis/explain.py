@@ -1,0 +1,140 @@
+"""Why a speed-up is what it is: what the policy could save at best, what it saved, and where the rest went.
+
+A document's time is its passes × the layers computed in a pass × the time of a layer. Each factor's ratio against k=1
+multiplies to the measured speed-up, so nothing is left over; the last one holds all that is no layer: embedding, head,
+choosing tokens, starting kernels. Knows no clock.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from orchestrator.analysis.columns import Array
+from orchestrator.analysis.pairs import Configuration, TaskRows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Ratios against k=1, above 1 is a gain. passes × layers × rest = measured."""
+
+    ideal: float | None  # the named layers left out on every denoising pass but each k-th, nothing else changed
+    measured: float  # of tokens/s, calibrated
+    passes: float  # passes per token: below 1 means more of them
+    layers: float  # layers computed per pass
+    rest: float  # time per computed layer
+    from_executions: float  # what layer executions alone would give: passes × layers
+    from_positions: float  # what layer-positions alone would give
+    replayed_share: float  # of the denoising passes
+    denoising_share: float  # full and small passes among all of them; only these can replay
+    outside_layers: float | None  # part of a pass at k=1 that is no layer, fitted over this table; None: not to be told
+    flops_per_token: float | None
+    sentence: str
+
+
+def ideal(configuration: Configuration, depth: int | None) -> float | None:
+    """1 / (1 − (k−1)/k · layers/depth): 1.20 for 12 of 36 layers at k=2. Output mode leaves out every layer."""
+    if configuration.k is None or configuration.k < 2 or not depth:
+        return None
+    layers = depth if configuration.mode == "output" else len(configuration.layers)
+    left = 1 - (configuration.k - 1) / configuration.k * layers / depth
+    return 1 / left if left > 0 else None
+
+
+def explain(
+    rows: TaskRows, runs: Array, against: Array, number: int, measured: float, model: Mapping[str, Any], outside: float | None
+) -> Explanation | None:
+    """None where the two sides share no document, or one delivered no token."""
+    both = rows.present(runs) & rows.present(against)
+    ours, base = _totals(rows, runs, both), _totals(rows, against, both)
+    if not all(side[name] > 0 for side in (ours, base) for name in ("tokens", "passes", "layers_computed")):
+        return None
+    per_token = {name: (base[name] / base["tokens"]) / (ours[name] / ours["tokens"]) for name in ("passes", "layer_positions", "layers_computed")}
+    configuration = rows.configurations[number]
+    best = ideal(configuration, depth_of(model, base))
+    executions = per_token["layers_computed"]
+    result = {
+        "ideal": best,
+        "measured": measured,
+        "passes": per_token["passes"],
+        "layers": executions / per_token["passes"],
+        "rest": measured / executions,
+        "from_executions": executions,
+        "from_positions": per_token["layer_positions"],
+        "replayed_share": ours["replayed"] / max(1.0, ours["steps"]),
+        "denoising_share": ours["steps"] / ours["passes"],
+    }
+    return Explanation(
+        **result,  # type: ignore[arg-type]
+        outside_layers=outside,
+        flops_per_token=flops_per_token(ours["layer_positions"] / ours["tokens"], model),
+        sentence=_sentence(configuration.label, result),
+    )
+
+
+def _totals(rows: TaskRows, runs: Array, documents: Array) -> dict[str, float]:
+    names = ("tokens", "passes", "layers_computed", "layers_reused", "layer_positions", "replayed", "steps")
+    return {name: float(rows.mean(runs, name)[documents].sum()) for name in names}
+
+
+def depth_of(model: Mapping[str, Any], base: Mapping[str, float] | None = None) -> int | None:
+    """The model's layers: as stated, else as k=1 ran them in each pass."""
+    stated = model.get("depth", model.get("num_layers"))
+    if stated:
+        return int(stated)
+    return round(base["layers_computed"] / base["passes"]) if base and base["passes"] else None
+
+
+def outside_layers(rows: TaskRows, depth: int | None) -> float | None:
+    """The part of a computed pass that no layer accounts for: time fitted as a · layers + b · passes, all documents."""
+    taken = rows.rows_of(list(rows.all_runs))
+    layers, passes = (rows.columns[name][taken].astype(float) for name in ("layers_computed", "passes"))
+    work = rows.columns["work"][taken]
+    if not depth or len(taken) < 3 or not (rows.columns["layers_reused"][taken] > 0).any():
+        return None
+    normal = np.array([[layers @ layers, layers @ passes], [layers @ passes, passes @ passes]])
+    if np.linalg.cond(normal / normal.max()) > 1e8:
+        return None
+    layer, single = np.linalg.solve(normal, np.array([layers @ work, passes @ work]))
+    whole = depth * layer + single
+    return float(min(1.0, max(0.0, single / whole))) if whole > 0 else None
+
+
+def flops_per_token(positions_per_token: float, model: Mapping[str, Any]) -> float | None:
+    """Two operations per weight of the layers run; attention over the context and the head are left out."""
+    weights = layer_weights(model)
+    return None if weights is None else 2 * weights * positions_per_token
+
+
+def layer_weights(model: Mapping[str, Any]) -> float | None:
+    """Weights of one layer, from the shape if the model's description has it, else an even share of all of them."""
+    hidden, inner = model.get("hidden_size"), model.get("intermediate_size")
+    heads = model.get("num_heads", model.get("num_attention_heads"))
+    shared = model.get("num_kv_heads", model.get("num_key_value_heads", heads))
+    if hidden and inner and heads:
+        size = model.get("head_dim") or hidden // heads
+        return float(2 * hidden * heads * size + 2 * hidden * shared * size + 3 * hidden * inner)
+    depth, parameters = depth_of(model), model.get("parameters")
+    return parameters / depth if depth and isinstance(parameters, int | float) else None
+
+
+def _sentence(label: str, found: Mapping[str, float | None]) -> str:
+    best = found["ideal"]
+    value = {name: float(number) for name, number in found.items() if number is not None}
+    start = f"{label} runs at {value['measured']:.2f}× the speed of k=1"
+    start += f" where {best:.2f}× would be ideal" if best is not None else ""
+    parts = [
+        f"it computed {_change(1 / value['layers'])} layers per pass ({value['replayed_share']:.0%} of its denoising "
+        f"passes replayed some; prefill and commit passes, {1 - value['denoising_share']:.0%} of all, never do)",
+        f"it took {_change(1 / value['passes'])} passes per token",
+        f"each computed layer, with its share of everything else, took {_change(1 / value['rest'])} time",
+    ]
+    return f"{start}: {'; '.join(parts)}."
+
+
+def _change(ratio: float) -> str:
+    if not math.isfinite(ratio) or abs(ratio - 1) < 0.005:
+        return "as many" if math.isfinite(ratio) else "uncounted"
+    return f"{abs(ratio - 1):.0%} {'more' if ratio > 1 else 'fewer'}"

@@ -1,0 +1,212 @@
+"""Rows of one task as runs × documents: which configuration answered which document, and at what cost.
+
+A configuration is a policy with its decode settings; a run is one repeat of it. The baseline of a configuration is
+every run at k=1 with the same decode settings, pooled: they are the same by definition. Knows no statistics.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from orchestrator.analysis.columns import NAMES, NUMBERS, Array, codes, grouped, numbers, score_of, wall_time
+
+Settings = tuple[float, int, bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configuration:
+    """A policy with its decode settings; `layers` are the indices it names in this model."""
+
+    policy: str
+    k: int | None
+    subset: str | None
+    mode: str | None
+    layers: tuple[int, ...]
+    threshold: float
+    small_block: int
+    block_cache: bool
+    label: str  # the policy, with the settings that vary in this table
+
+    @property
+    def settings(self) -> Settings:
+        return self.threshold, self.small_block, self.block_cache
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.k == 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TaskRows:
+    """One task's rows. `cell` is runs × documents: a row's place in the columns, −1 where there is none."""
+
+    task: str
+    configurations: tuple[Configuration, ...]
+    owner: Array  # run → configuration
+    repeat: Array  # run → repeat
+    cell: Array
+    doc_ids: Array
+    strata: Array  # document → subtask
+    subtasks: tuple[str, ...]
+    columns: Mapping[str, Array]  # per row of this task; names are codes into `names`
+    names: Mapping[str, tuple[str | None, ...]]
+    run: Array  # place in the columns → run
+    row: Array  # place in the columns → place in the table of all tasks
+
+    @property
+    def documents(self) -> int:
+        return len(self.doc_ids)
+
+    def runs_of(self, configuration: int) -> Array:
+        return np.flatnonzero(self.owner == configuration)
+
+    def baseline_runs(self, settings: Settings) -> Array:
+        """The runs at k=1 with these decode settings; none if there is no such run."""
+        return np.flatnonzero([self.is_baseline_run(run) and self._settings(run) == settings for run in self.all_runs])
+
+    @property
+    def all_runs(self) -> range:
+        return range(len(self.owner))
+
+    def is_baseline_run(self, run: int) -> bool:
+        return self.configurations[self.owner[run]].is_baseline
+
+    def _settings(self, run: int) -> Settings:
+        return self.configurations[self.owner[run]].settings
+
+    def run_label(self, run: int) -> str:
+        repeat = int(self.repeat[run])
+        return self.configurations[self.owner[run]].label + (f".r{repeat}" if repeat else "")
+
+    def present(self, runs: Sequence[int] | Array) -> Array:
+        """Documents that at least one of the runs has."""
+        result: Array = (self.cell[np.asarray(runs, dtype=int)] >= 0).any(axis=0)
+        return result
+
+    def values(self, runs: Sequence[int] | Array, column: str) -> Array:
+        """Runs × documents, NaN where a run lacks a document."""
+        cells = self.cell[np.asarray(runs, dtype=int)]
+        return np.where(cells >= 0, self.columns[column][cells], np.nan)
+
+    def mean(self, runs: Sequence[int] | Array, column: str) -> Array:
+        """Per document the mean over those of the runs that have it, NaN where none has."""
+        cells = self.cell[np.asarray(runs, dtype=int)]
+        found = cells >= 0
+        total = np.where(found, self.columns[column][cells], 0).sum(axis=0, dtype=np.float64)
+        count = found.sum(axis=0)
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+    def rows_of(self, runs: Sequence[int] | Array) -> Array:
+        """Places in the columns of all rows of the runs."""
+        cells = self.cell[np.asarray(runs, dtype=int)]
+        return cells[cells >= 0]
+
+
+def split(rows: pa.Table, marks: Array, primary: Mapping[str, str]) -> list[TaskRows]:
+    """The table by task, in the order in which tasks first appear; `marks` are the fingerprints of its answers."""
+    code, tasks = codes(rows["task"])
+    narrow = rows.select([*NUMBERS, *NAMES, "correct", "metrics", "layers"])
+    result = []
+    for number, task in enumerate(tasks):
+        places = np.flatnonzero(code == number)
+        part = narrow if len(tasks) == 1 else narrow.take(pa.array(places))
+        result.append(task_rows(task, part, marks[places], places, primary.get(task, "")))
+    return result
+
+
+def task_rows(task: str, rows: pa.Table, marks: Array, places: Array, primary: str) -> TaskRows:
+    columns: dict[str, Array] = {name: numbers(rows[name]) for name in NUMBERS}
+    names: dict[str, tuple[str | None, ...]] = {}
+    for name in NAMES:
+        columns[name], names[name] = codes(rows[name])
+    columns["mark"] = marks
+    columns["score"] = score_of(rows, primary)
+    columns["wall"] = wall_time(
+        columns["trial_id"],
+        columns["attempt"],
+        columns["batch_id"],
+        columns["batch_seconds"],
+        columns["tokens"],
+    )
+    columns["work"] = columns["wall"] * columns["calibration"]  # seconds in units of what this actor does in one
+    columns["passes"] = sum(
+        (columns[f"passes_{kind}"] for kind in ("prefill", "full", "small", "commit")), np.zeros(len(rows), np.int64)
+    )
+    columns["steps"] = columns["passes_full"].astype(np.int64) + columns["passes_small"]
+    configuration, first = _configurations(columns)
+    run, runs = grouped(configuration, columns["repeat"])
+    cell = np.full((runs, len(names["doc_id"])), -1, dtype=np.int64)
+    backwards = np.arange(len(rows))[::-1]  # so that of two rows for one document the first one stays
+    cell[run[backwards], columns["doc_id"][backwards]] = backwards
+    example = np.zeros(runs, dtype=np.int64)
+    example[run[backwards]] = backwards
+    strata = np.zeros(len(names["doc_id"]), dtype=np.int64)
+    strata[columns["doc_id"]] = columns["subtask"]
+    return TaskRows(
+        task=task,
+        configurations=_described(rows, columns, names, first),
+        owner=configuration[example],
+        repeat=columns["repeat"][example],
+        cell=cell,
+        doc_ids=np.array(names["doc_id"], dtype=object),
+        strata=strata,
+        subtasks=tuple(str(name) for name in names["subtask"]),
+        columns=columns,
+        names=names,
+        run=run,
+        row=places,
+    )
+
+
+def _configurations(columns: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Each row's configuration, k=1 first, and a row of each configuration."""
+    k = np.nan_to_num(columns["k"].astype(np.float64), nan=np.inf)
+    key, count = grouped(columns["threshold"], columns["small_block"], columns["block_cache"], k, columns["policy"])
+    first = np.zeros(count, dtype=np.int64)
+    first[key[::-1]] = np.arange(len(key))[::-1]
+    return key, first
+
+
+def _described(
+    rows: pa.Table, columns: Mapping[str, Array], names: Mapping[str, tuple[str | None, ...]], first: Array
+) -> tuple[Configuration, ...]:
+    axes = ("threshold", "small_block", "block_cache")
+    varying = [axis for axis in axes if len(np.unique(columns[axis])) > 1]
+    layers = rows["layers"].take(pa.array(first)).to_pylist()
+    return tuple(_describe(columns, names, int(row), tuple(layers[i]), varying) for i, row in enumerate(first))
+
+
+def _describe(
+    columns: Mapping[str, Array],
+    names: Mapping[str, tuple[str | None, ...]],
+    row: int,
+    layers: tuple[int, ...],
+    varying: Sequence[str],
+) -> Configuration:
+    policy = str(names["policy"][columns["policy"][row]])
+    k = float(columns["k"][row])
+    values = {
+        "threshold": float(columns["threshold"][row]),
+        "small_block": int(columns["small_block"][row]),
+        "block_cache": bool(columns["block_cache"][row]),
+    }
+    said = "".join(f" {axis.replace('_', ' ')} {_plain(values[axis])}" for axis in varying)
+    return Configuration(
+        policy=policy,
+        k=None if np.isnan(k) else int(k),
+        subset=names["subset"][columns["subset"][row]],
+        mode=names["mode"][columns["mode"][row]],
+        layers=layers,
+        label=policy + said,
+        threshold=values["threshold"],
+        small_block=int(values["small_block"]),
+        block_cache=bool(values["block_cache"]),
+    )
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}"
