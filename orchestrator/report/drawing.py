@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from orchestrator.report.svg import embed
@@ -83,9 +84,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 def finish(figure: Figure, *, name: str, title: str, caption: str) -> Picture:
     """The figure as files and as part of a page. The same data gives the same bytes."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # places found so far stay: finding them again would take most of the time
     text, image = io.StringIO(), io.BytesIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    figure.savefig(image, format="png", dpi=DPI, metadata={"Software": None})
+    FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None})
+    figure.dpi = DPI
+    FigureCanvasAgg(figure).print_png(image, metadata={"Software": None})
     return Picture(
         name=name,
         title=title,
