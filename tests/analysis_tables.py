@@ -86,13 +86,13 @@ def _run(s: _Shared, policy: str, truth: Truth, repeat: int, rng: np.random.Gene
     won = ~s.right & (u < truth.won * s.factor / (1 - world.right))
     correct = (s.right & ~lost) | won
     same = k == 1
-    own = np.ones(n) if same else rng.lognormal(-world.length_noise**2 / 2, world.length_noise, n) * truth.length
+    own = np.ones(n) if same else rng.lognormal(-(world.length_noise**2) / 2, world.length_noise, n) * truth.length
     tokens = np.maximum(1, np.round(s.length * own)).astype(int) if not same else np.round(s.length).astype(int)
     shard = np.arange(n) // world.shard
     trial_effect = rng.normal(0, world.trial_noise, shard.max() + 1)[shard]
     calibration = np.where(np.arange(shard.max() + 1) % 2, 50.0, 40.0)[shard]
     # true seconds: exact tokens ratio, so that the expected speed-up is the truth's
-    pace = s.pace * tokens / truth.speedup * rng.lognormal(-world.document_noise**2 / 2, world.document_noise, n)
+    pace = s.pace * tokens / truth.speedup * rng.lognormal(-(world.document_noise**2) / 2, world.document_noise, n)
     seconds = pace * 45 / calibration * np.exp(trial_effect)
     if world.kind == "loglikelihood":
         tokens = np.zeros(n, dtype=int)
@@ -104,7 +104,11 @@ def _run(s: _Shared, policy: str, truth: Truth, repeat: int, rng: np.random.Gene
     if world.batch > 1:
         seconds = _per_batch(seconds, shard * 10_000 + batch)
     trial = np.array([f"{policy}-{repeat}-{number:03d}" for number in range(shard.max() + 1)])[shard]
-    started = 1_700_000_000_000_000 + (repeat * 1_000_000 + np.arange(n) * 10 + NINE.index(policy) % 9 if policy in NINE else np.arange(n)) * 1_000_000
+    started = (
+        1_700_000_000_000_000
+        + (repeat * 1_000_000 + np.arange(n) * 10 + NINE.index(policy) % 9 if policy in NINE else np.arange(n))
+        * 1_000_000
+    )
     column: dict[str, Any] = {
         "sweep": "sim-00000000",
         "trial_id": trial,
@@ -215,7 +219,13 @@ def asked(*worlds: World, margin: float = 5.0, speedup: float = 1.2) -> dict[str
     request = {
         "schema": 1,
         "sweep": "sim-00000000",
-        "identity": {"model": "tiny", "model_revision": "abc", "depth": DEPTH, "dtype": "float32", "batch_size": worlds[0].batch},
+        "identity": {
+            "model": "tiny",
+            "model_revision": "abc",
+            "depth": DEPTH,
+            "dtype": "float32",
+            "batch_size": worlds[0].batch,
+        },
         "settings": {
             "policies": list(dict.fromkeys(policy for world in worlds for policy in world.policies)),
             "threshold": sorted({world.threshold for world in worlds}),
@@ -228,7 +238,9 @@ def asked(*worlds: World, margin: float = 5.0, speedup: float = 1.2) -> dict[str
         "tasks": {
             world.task: {"kind": world.kind, "primary": "exact_match", "documents": world.documents} for world in worlds
         },
-        "commands": [{"argv": ["sweep"], "at": "2026-01-01T00:00:00Z", "code": {"commit": "0123456789abcdef", "dirty": False}}],
+        "commands": [
+            {"argv": ["sweep"], "at": "2026-01-01T00:00:00Z", "code": {"commit": "0123456789abcdef", "dirty": False}}
+        ],
     }
     return json.loads(json.dumps(request))
 

@@ -1,4 +1,4 @@
-"""From a sweep's rows to a verdict a reviewer would accept. Pure: Arrow tables in, frozen values out; no files, no Ray."""
+"""From a sweep's rows to verdicts. Pure: Arrow tables in, frozen values out; knows no files and no Ray."""
 
 from orchestrator.analysis.analyse import analyse
 from orchestrator.analysis.columns import COLUMNS

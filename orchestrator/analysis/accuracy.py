@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from orchestrator.analysis.columns import Array
 from orchestrator.analysis.resample import DRAWS, LEVEL, Estimate, degrees, join_small, percentile
@@ -70,7 +70,7 @@ def mcnemar(lost: int, won: int) -> float:
     disagreeing = lost + won
     if disagreeing == 0:
         return 1.0
-    return float(min(1.0, 2 * stats.binom.cdf(min(lost, won), disagreeing, 0.5)))
+    return float(min(1.0, 2 * special.bdtr(min(lost, won), disagreeing, 0.5)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -85,7 +85,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def wilson(right: float, documents: int, level: float = LEVEL) -> Estimate:
     """Wilson's interval of an accuracy between 0 and 1; `right` need not be whole (a mean over repeats)."""
     assert documents > 0, "an accuracy needs documents"
-    z = float(stats.norm.ppf((1 + level) / 2))
+    z = float(special.ndtri((1 + level) / 2))
     share = right / documents
     centre = (share + z * z / (2 * documents)) / (1 + z * z / documents)
     half = z / (1 + z * z / documents) * math.sqrt(share * (1 - share) / documents + z * z / (4 * documents**2))
@@ -99,7 +99,7 @@ def mean_interval(scores: Array, level: float = LEVEL) -> Estimate:
         return wilson(float(scores.sum()), documents, level)
     half = 0.0
     if documents > 1:
-        half = float(stats.t.ppf((1 + level) / 2, documents - 1) * scores.std(ddof=1) / math.sqrt(documents))
+        half = float(special.stdtrit(documents - 1, (1 + level) / 2) * scores.std(ddof=1) / math.sqrt(documents))
     return Estimate(value=value, low=value - half, high=value + half, level=level)
 
 
@@ -107,14 +107,14 @@ def few_documents_interval(lost: int, won: int, documents: int, level: float = L
     """Bonett and Price's interval of a paired difference, in closed form: for the many small parts of a breakdown."""
     n = documents + 2
     a, b = (lost + 1) / n, (won + 1) / n
-    half = float(stats.norm.ppf((1 + level) / 2)) * math.sqrt((a + b - (b - a) ** 2) / n)
+    half = float(special.ndtri((1 + level) / 2)) * math.sqrt((a + b - (b - a) ** 2) / n)
     value = (won - lost) / documents
     return Estimate(value=value, low=max(-1.0, min(value, b - a - half)), high=min(1.0, max(value, b - a + half)))
 
 
 def detectable(documents: int, disagreement: float) -> float:
     """The smallest difference, between 0 and 1, that a paired test of so many documents finds with 80 % power."""
-    reach = float(stats.norm.ppf(1 - SIGNIFICANCE / 2) + stats.norm.ppf(POWER))
+    reach = float(special.ndtri(1 - SIGNIFICANCE / 2) + special.ndtri(POWER))
     return min(1.0, reach * math.sqrt(disagreement / documents))
 
 

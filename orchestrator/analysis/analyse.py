@@ -1,29 +1,24 @@
 """From rows to verdicts: the one way in. Reads tables and the request, nothing from disk."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from orchestrator.analysis import gates
-from orchestrator.analysis.accuracy import USUAL_DISAGREEMENT, Difference, detectable, difference, holm, mean_interval
-from orchestrator.analysis.breakdown import breakdown, levels_of
-from orchestrator.analysis.breaks import breaks
-from orchestrator.analysis.columns import COLUMNS, Array, fingerprints
-from orchestrator.analysis.explain import depth_of, explain, outside_layers
-from orchestrator.analysis.pairs import Settings, TaskRows, split
-from orchestrator.analysis.pareto import front
+from orchestrator.analysis.columns import COLUMNS, fingerprints
+from orchestrator.analysis.findings import Evidence
+from orchestrator.analysis.gates_rows import metrics
+from orchestrator.analysis.pairs import TaskRows, split
 from orchestrator.analysis.resample import DRAWS
-from orchestrator.analysis.results import Analysis, Baseline, Comparison, ConfigurationResult, TaskResult
-from orchestrator.analysis.shapes import agreement, histograms, timeline
-from orchestrator.analysis.speed import Against, Speeds, baseline, speeds, speedup, throughput
-from orchestrator.analysis.verdict import Criteria, hypothesis, judge, withheld
+from orchestrator.analysis.results import Analysis
+from orchestrator.analysis.shapes import timeline
+from orchestrator.analysis.task import TaskAnalysis
+from orchestrator.analysis.verdict import Criteria
 from sampler.errors import InputError
 
-GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
 MARGIN, SPEEDUP = 5.0, 1.2  # where a request declares none
 
 
@@ -38,7 +33,7 @@ def analyse(
     draws: int = DRAWS,
     trials: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Analysis:
-    """Analyses the rows of one or several sweeps of one identity. `request` is sweep.json, `trials` the trial.json files.
+    """Analyses rows of one or several sweeps of one identity; `request` is sweep.json, `trials` the trial.json files.
 
     `margin` and `speedup` other than those declared in the request make every verdict exploratory. The same rows and
     seed give the same analysis.
@@ -48,7 +43,7 @@ def analyse(
     criteria = _criteria(declared, margin, speedup)
     primary = {task: str(entry.get("primary", "")) for task, entry in request.get("tasks", {}).items()}
     tasks = split(rows, fingerprints(rows), primary)
-    evidence = gates.Evidence(
+    evidence = Evidence(
         table=rows,
         tasks=tasks,
         timeline=timeline(tasks, rows),
@@ -59,7 +54,9 @@ def analyse(
     _check_comparable(tasks, evidence)
     findings = gates.check(evidence)
     results = [
-        _Task(rows=part, evidence=evidence, criteria=criteria, findings=findings, seed=seed, draws=draws).result()
+        TaskAnalysis(
+            rows=part, evidence=evidence, criteria=criteria, findings=findings, seed=seed, draws=draws
+        ).result()
         for part in tasks
     ]
     return Analysis(
@@ -76,20 +73,26 @@ def analyse(
 def _check_columns(rows: pa.Table) -> None:
     absent = [name for name in COLUMNS if name not in rows.column_names]
     if absent:
-        raise InputError(f"the rows lack the columns {', '.join(absent)}; rows of this version of the program are needed")
+        raise InputError(
+            f"the rows lack the columns {', '.join(absent)}; rows of this version of the program are needed"
+        )
     if not rows.num_rows:
         raise InputError("there are no rows to analyse yet; let a sweep finish some documents first")
 
 
-def _check_comparable(tasks: Sequence[TaskRows], evidence: gates.Evidence) -> None:
+def _check_comparable(tasks: Sequence[TaskRows], evidence: Evidence) -> None:
     """What no report can be made of, in one sentence each."""
     policies = sorted({configuration.policy for rows in tasks for configuration in rows.configurations})
     with_baseline = [rows for rows in tasks if any(c.is_baseline for c in rows.configurations)]
     if not with_baseline:
-        raise InputError(f"no rows at k=1 among {', '.join(policies)}; a comparison needs the baseline: run policy k1 too")
+        raise InputError(
+            f"no rows at k=1 among {', '.join(policies)}; a comparison needs the baseline: run policy k1 too"
+        )
     if not any(len({c.is_baseline for c in rows.configurations}) > 1 for rows in with_baseline):
-        raise InputError(f"only {', '.join(policies)} here; a comparison needs another policy beside k=1 in the same task")
-    for finding in gates.metrics(evidence):
+        raise InputError(
+            f"only {', '.join(policies)} here; a comparison needs another policy beside k=1 in the same task"
+        )
+    for finding in metrics(evidence):
         raise InputError(f"{finding.sentence.rstrip('.')}: no statistic can be made of them; run these trials again")
 
 
@@ -110,188 +113,3 @@ def _criteria(declared: Criteria, margin: float | None, speedup: float | None) -
         speedup=declared.speedup if speedup is None else speedup,
     )
     return replace(chosen, exploratory=chosen != declared)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Task:
-    """One task on its way from rows to a result."""
-
-    rows: TaskRows
-    evidence: gates.Evidence
-    criteria: Criteria
-    findings: Sequence[gates.Finding]
-    seed: int
-    draws: int
-
-    def result(self) -> TaskResult:
-        rows, rng = self.rows, np.random.default_rng([self.seed, *self.rows.task.encode()])
-        bootstrap = speeds(rows, rng, self.draws)
-        against = {
-            settings: baseline(bootstrap, rows.baseline_runs(settings))
-            for settings in dict.fromkeys(c.settings for c in rows.configurations)
-            if len(rows.baseline_runs(settings))
-        }
-        compared = [
-            number
-            for number, configuration in enumerate(rows.configurations)
-            if not configuration.is_baseline
-            and configuration.settings in against
-            and self._paired(number, against[configuration.settings]).any()
-        ]
-        differences = self._differences(compared, against, rng)
-        comparisons = dict(self._comparisons(compared, against, differences, bootstrap))
-        results = self._configurations(bootstrap, comparisons)
-        verdicts = [(r.label, r.comparison.verdict) for r in results if r.comparison is not None]
-        low, high = (100 * detectable(rows.documents, share) for share in USUAL_DISAGREEMENT)
-        return TaskResult(
-            task=rows.task,
-            kind=self.kind,
-            primary=str(self._entry.get("primary", "")),
-            wanted=self._wanted,
-            documents=rows.documents,
-            family=len(compared),
-            detectable=(low, high),
-            baselines=tuple(self._baseline(bootstrap, settings, side) for settings, side in against.items()),
-            configurations=results,
-            hypothesis=hypothesis(rows.task, verdicts, self.criteria),
-            agreement=agreement(rows),
-            missing=tuple(self._missing(against)),
-        )
-
-    @property
-    def _entry(self) -> Mapping[str, Any]:
-        entry: Mapping[str, Any] = self.evidence.request.get("tasks", {}).get(self.rows.task, {})
-        return entry
-
-    @property
-    def kind(self) -> str:
-        stated = self._entry.get("kind")
-        return str(stated) if stated else (GENERATE if self.rows.columns["tokens"].any() else LOGLIKELIHOOD)
-
-    @property
-    def _wanted(self) -> int:
-        return gates.wanted_documents(
-            self.rows, self.evidence.documents.get(self.rows.task), self.evidence.request
-        )
-
-    def _paired(self, number: int, against: Against) -> Array:
-        return self.rows.present(self.rows.runs_of(number)) & self.rows.present(against.runs)
-
-    def _differences(
-        self, compared: Sequence[int], against: Mapping[Settings, Against], rng: np.random.Generator
-    ) -> list[Difference]:
-        rows, found = self.rows, []
-        for number in compared:
-            side = against[rows.configurations[number].settings]
-            both = self._paired(number, side)
-            base, ours = rows.mean(side.runs, "score")[both], rows.mean(rows.runs_of(number), "score")[both]
-            found.append(
-                difference(base, ours, rows.strata[both], rng=rng, family=len(compared), draws=self.draws)
-            )
-        adjusted = holm([one.p_value for one in found])
-        return [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
-
-    def _comparisons(
-        self,
-        compared: Sequence[int],
-        against: Mapping[Settings, Against],
-        differences: Sequence[Difference],
-        bootstrap: Speeds,
-    ) -> Iterator[tuple[int, Comparison]]:
-        rows, model = self.rows, self.evidence.request.get("model", {})
-        outside = outside_layers(rows, depth_of(model))
-        level, levels = levels_of(rows, self.evidence.documents.get(rows.task))
-        for number, found in zip(compared, differences, strict=True):
-            configuration, runs = rows.configurations[number], rows.runs_of(number)
-            side = against[configuration.settings]
-            faster = speedup(bootstrap, side, runs, len(compared))
-            judged = faster if self.kind == GENERATE else None
-            verdict = judge(configuration.label, found, judged, side.floor, self.criteria, generates=self.kind == GENERATE)
-            measured = faster.tokens.value if judged is not None and faster is not None else None
-            yield number, Comparison(
-                documents=found.documents,
-                unpaired=int((rows.present(runs) ^ rows.present(side.runs)).sum()),
-                difference=found,
-                speedup=faster,
-                verdict=withheld(verdict, self._failed_gates(np.concatenate((runs, side.runs)))),
-                explanation=None
-                if measured is None
-                else explain(rows, runs, side.runs, number, measured, model, outside),
-                breaks=breaks(rows, self.evidence.table, runs, side.runs),
-                breakdown=breakdown(rows, runs, side.runs, level, levels),
-            )
-
-    def _failed_gates(self, runs: Array) -> list[str]:
-        """Gates that take a verdict on these runs away."""
-        concerned = set(gates.trials_of(self.rows, self.rows.rows_of(runs)))
-        failed = [f for f in self.findings if not f.ok and f.withholds and (not f.trials or concerned & set(f.trials))]
-        return list(dict.fromkeys(finding.gate for finding in failed))
-
-    def _configurations(
-        self, bootstrap: Speeds, comparisons: Mapping[int, Comparison]
-    ) -> tuple[ConfigurationResult, ...]:
-        rows = self.rows
-        steps, lengths = histograms(rows, "steps"), histograms(rows, "tokens")
-        found = []
-        for number, configuration in enumerate(rows.configurations):
-            runs = rows.runs_of(number)
-            scores = rows.mean(runs, "score")
-            found.append(
-                ConfigurationResult(
-                    configuration=configuration,
-                    repeats=len(runs),
-                    trials=len(gates.trials_of(rows, rows.rows_of(runs))),
-                    documents=int(rows.present(runs).sum()),
-                    wanted=self._wanted,
-                    accuracy=mean_interval(scores[~np.isnan(scores)]),
-                    throughput=throughput(bootstrap, runs),
-                    steps=steps[number],
-                    lengths=lengths[number],
-                    comparison=comparisons.get(number),
-                    pareto=False,
-                )
-            )
-        return _with_front(found)
-
-    def _baseline(self, bootstrap: Speeds, settings: Settings, side: Against) -> Baseline:
-        rows = self.rows
-        scores = rows.mean(side.runs, "score")
-        threshold, small_block, block_cache = settings
-        return Baseline(
-            threshold=threshold,
-            small_block=small_block,
-            block_cache=block_cache,
-            labels=tuple(rows.run_label(int(run)) for run in side.runs),
-            documents=int(rows.present(side.runs).sum()),
-            accuracy=mean_interval(scores[~np.isnan(scores)]),
-            throughput=throughput(bootstrap, side.runs),
-            floor=side.floor,
-        )
-
-    def _missing(self, against: Mapping[Settings, Against]) -> Iterator[str]:
-        rows = self.rows
-        for configuration in rows.configurations:
-            if not configuration.is_baseline and configuration.settings not in against:
-                yield f"{configuration.label} has no run at k=1 with the same settings, so it is compared with nothing."
-        for run in rows.all_runs:
-            have = int((rows.cell[run] >= 0).sum())
-            if have < self._wanted:
-                yield f"{rows.run_label(run)} has {have} of {self._wanted} documents."
-        asked = self.evidence.request.get("settings", {}).get("policies", ())
-        absent = sorted(set(asked) - {configuration.policy for configuration in rows.configurations})
-        if absent:
-            yield f"No rows yet of {', '.join(absent)}."
-
-
-def _with_front(results: Sequence[ConfigurationResult]) -> tuple[ConfigurationResult, ...]:
-    """Marks the front over accuracy and speed-up; k=1 stands at 1."""
-    points = []
-    for result in results:
-        faster = result.comparison.speedup if result.comparison is not None else None
-        ours = 1.0 if result.configuration.is_baseline else faster.tokens.value if faster is not None else None
-        points.append(None if ours is None else (result.accuracy.value, ours))
-    standing = iter(front([point for point in points if point is not None]))
-    return tuple(
-        replace(result, pareto=point is not None and next(standing))
-        for result, point in zip(results, points, strict=True)
-    )

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orchestrator.analysis.accuracy import few_documents_interval, mean_interval
-from orchestrator.analysis.columns import Array
+from orchestrator.analysis.columns import Array, numbers
 from orchestrator.analysis.pairs import TaskRows
 from orchestrator.analysis.resample import Estimate
 
@@ -37,15 +38,14 @@ def levels_of(rows: TaskRows, documents: pa.Table | None) -> tuple[Array, tuple[
     result = np.full(rows.documents, -1, dtype=np.int64)
     if documents is None or "level" not in documents.column_names:
         return result, ()
-    stated = {
-        doc: level
-        for doc, level in zip(documents["doc_id"].to_pylist(), documents["level"].to_pylist(), strict=True)
-        if level is not None
-    }
-    names = tuple(sorted(set(stated.values())))
-    place = {name: number for number, name in enumerate(names)}
-    result[:] = [place[stated[doc]] if doc in stated else -1 for doc in rows.doc_ids]
-    return result, names
+    found = pc.index_in(pa.array(rows.doc_ids, pa.string()), value_set=documents["doc_id"].combine_chunks())
+    stated = documents["level"].combine_chunks().take(found).dictionary_encode()
+    names = stated.dictionary.to_pylist()
+    order = sorted(range(len(names)), key=lambda code: str(names[code]))
+    rank = np.argsort(np.array(order, dtype=np.int64)) if order else np.zeros(0, dtype=np.int64)
+    known = np.flatnonzero(numbers(pa.chunked_array([stated.is_valid()])))
+    result[known] = rank[stated.indices.drop_null().to_numpy()]
+    return result, tuple(str(names[code]) for code in order)
 
 
 def breakdown(rows: TaskRows, runs: Array, against: Array, level: Array, levels: Sequence[str]) -> Breakdown:

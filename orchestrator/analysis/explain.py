@@ -44,14 +44,23 @@ def ideal(configuration: Configuration, depth: int | None) -> float | None:
 
 
 def explain(
-    rows: TaskRows, runs: Array, against: Array, number: int, measured: float, model: Mapping[str, Any], outside: float | None
+    rows: TaskRows,
+    runs: Array,
+    against: Array,
+    number: int,
+    measured: float,
+    model: Mapping[str, Any],
+    outside: float | None,
 ) -> Explanation | None:
     """None where the two sides share no document, or one delivered no token."""
     both = rows.present(runs) & rows.present(against)
     ours, base = _totals(rows, runs, both), _totals(rows, against, both)
     if not all(side[name] > 0 for side in (ours, base) for name in ("tokens", "passes", "layers_computed")):
         return None
-    per_token = {name: (base[name] / base["tokens"]) / (ours[name] / ours["tokens"]) for name in ("passes", "layer_positions", "layers_computed")}
+    per_token = {
+        name: (base[name] / base["tokens"]) / (ours[name] / ours["tokens"])
+        for name in ("passes", "layer_positions", "layers_computed")
+    }
     configuration = rows.configurations[number]
     best = ideal(configuration, depth_of(model, base))
     executions = per_token["layers_computed"]

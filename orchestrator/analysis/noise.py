@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from orchestrator.analysis.columns import Array
 from orchestrator.analysis.pairs import TaskRows
@@ -25,7 +25,7 @@ class TrialNoise:
 
     def half_width(self, trials: float, replicates: float, level: float) -> float:
         """What it adds to the log speed-up of a configuration of so many trials against so many pooled runs."""
-        reach = float(stats.t.ppf((1 + level) / 2, self.freedom))
+        reach = float(special.stdtrit(self.freedom, (1 + level) / 2))
         return reach * self.deviation * math.sqrt((1 + 1 / replicates) / trials)
 
 
@@ -62,7 +62,9 @@ def trial_noise(rows: TaskRows, runs: Array) -> TrialNoise:
     off = np.log(work) - np.log(work).mean(axis=0)
     weight = work.mean(axis=0)
     trial = rows.columns["trial_id"][rows.cell[runs][:, everywhere]]
-    group = np.unique(trial, axis=1, return_inverse=True)[1].reshape(-1)  # documents that share their trials in all runs
+    group = np.unique(trial, axis=1, return_inverse=True)[1].reshape(
+        -1
+    )  # documents that share their trials in all runs
     weight = weight / np.bincount(group, weights=weight)[group]
     blocks, concentration = int(group.max()) + 1, np.bincount(group, weights=weight**2)
     means = np.stack([np.bincount(group, weights=weight * row) for row in off])

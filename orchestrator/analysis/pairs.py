@@ -64,21 +64,23 @@ class TaskRows:
 
     def baseline_runs(self, settings: Settings) -> Array:
         """The runs at k=1 with these decode settings; none if there is no such run."""
-        return np.flatnonzero([self.is_baseline_run(run) and self._settings(run) == settings for run in self.all_runs])
+        return np.flatnonzero(
+            [self.is_baseline_run(run) and self._of(run).settings == settings for run in self.all_runs]
+        )
 
     @property
     def all_runs(self) -> range:
         return range(len(self.owner))
 
     def is_baseline_run(self, run: int) -> bool:
-        return self.configurations[self.owner[run]].is_baseline
+        return self._of(run).is_baseline
 
-    def _settings(self, run: int) -> Settings:
-        return self.configurations[self.owner[run]].settings
+    def _of(self, run: int) -> Configuration:
+        return self.configurations[int(self.owner[run])]
 
     def run_label(self, run: int) -> str:
         repeat = int(self.repeat[run])
-        return self.configurations[self.owner[run]].label + (f".r{repeat}" if repeat else "")
+        return self._of(run).label + (f".r{repeat}" if repeat else "")
 
     def present(self, runs: Sequence[int] | Array) -> Array:
         """Documents that at least one of the runs has."""
@@ -101,7 +103,8 @@ class TaskRows:
     def rows_of(self, runs: Sequence[int] | Array) -> Array:
         """Places in the columns of all rows of the runs."""
         cells = self.cell[np.asarray(runs, dtype=int)]
-        return cells[cells >= 0]
+        result: Array = cells[cells >= 0]
+        return result
 
 
 def split(rows: pa.Table, marks: Array, primary: Mapping[str, str]) -> list[TaskRows]:

@@ -2,7 +2,7 @@
 
 Three things keep a nominal 95 % near 95 % when documents or their strata are few:
 - a stratum of n resampled as n−1 draws that count n/(n−1) each, so that its variance is not too small (Rao and Wu);
-- a stratum of fewer than `FEW` documents has no variance of its own worth the name and is joined with the others like it;
+- strata of fewer than `FEW` documents have no variance of their own worth the name and are joined;
 - percentiles a little further out than asked, as Student's t lies further out than the normal (Hesterberg's expanded
   percentile interval).
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from orchestrator.analysis.columns import Array
 
@@ -44,7 +44,7 @@ def exp(estimate: Estimate) -> Estimate:
 
 
 def join_small(strata: Array) -> tuple[Array, Array]:
-    """Codes from 0 on with small strata joined, and the size of each; a joined one still too small joins the largest."""
+    """Codes from 0 on with small strata joined, and the size of each; what is still too small joins the largest."""
     _, code, sizes = np.unique(strata, return_inverse=True, return_counts=True)
     code = code.reshape(-1)
     if len(sizes) > 1 and (sizes < FEW).any():
@@ -63,7 +63,7 @@ def degrees(sizes: Array) -> int:
 
 def percentile(draws: Array, level: float, freedom: int) -> tuple[float, float]:
     """The ends of the expanded percentile interval of bootstrap draws."""
-    tail = float(stats.norm.cdf(stats.t.ppf((1 - level) / 2, freedom)))
+    tail = float(special.ndtr(special.stdtrit(freedom, (1 - level) / 2)))
     low, high = np.quantile(draws, [tail, 1 - tail])
     return float(low), float(high)
 

@@ -8,7 +8,7 @@ from orchestrator.analysis.accuracy import Difference
 from orchestrator.analysis.breakdown import Breakdown
 from orchestrator.analysis.breaks import Breaks
 from orchestrator.analysis.explain import Explanation
-from orchestrator.analysis.gates import Finding
+from orchestrator.analysis.findings import Finding
 from orchestrator.analysis.noise import NoiseFloor
 from orchestrator.analysis.pairs import Configuration
 from orchestrator.analysis.resample import Estimate

@@ -130,7 +130,8 @@ def throughput(bootstrap: Speeds, runs: Array) -> Throughput:
 def cut(rows: TaskRows) -> Array:
     """Rows that ended at the longest length allowed."""
     names = rows.names["finish"]
-    return rows.columns["finish"] == (names.index("length") if "length" in names else -1)
+    result: Array = rows.columns["finish"] == (names.index("length") if "length" in names else -1)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -145,7 +146,7 @@ class Against:
 def baseline(bootstrap: Speeds, runs: Array) -> Against:
     rows = bootstrap.rows
     noise = trial_noise(rows, runs)
-    everywhere = (rows.cell[runs] >= 0).all(axis=0)
+    everywhere: Array = np.logical_and.reduce(rows.cell[runs] >= 0)
     if len(runs) < 2 or not everywhere.any() or not (rows.columns["work"][rows.rows_of(runs)] > 0).all():
         return Against(runs=runs, noise=noise, floor=None)
     sums = bootstrap.sums(np.where(everywhere, rows.values(runs, "work"), 0.0))
@@ -173,7 +174,7 @@ def speedup(bootstrap: Speeds, against: Against, runs: Array, family: int = 1) -
     levels = (LEVEL, simultaneous_level(family))
     trials = trials_per_run(rows, runs) * len(runs)
     halves = [against.noise.half_width(trials, len(against.runs) / len(runs), level) for level in levels]
-    alone, together = ([_widened(bootstrap, draws, levels, halves) for draws in (per_token, faster)])
+    alone, together = [_widened(bootstrap, draws, levels, halves) for draws in (per_token, faster)]
     more = float(np.nanmean(_cut_share(rows, runs)[both]) - np.nanmean(_cut_share(rows, against.runs)[both]))
     ratio = float(tokens / base_tokens) if generates else math.nan
     return Speedup(

@@ -2,7 +2,7 @@
 
 confirmed   the speed-up's low end lies above the declared one and the noise floor, and the worst end of the accuracy
             difference lies above minus the margin
-rejected    the speed-up's high end lies below the declared one, or the best end of the difference below minus the margin
+rejected    the speed-up's high end lies below the declared one, or the difference's best end below minus the margin
 undecided   otherwise: the intervals do not settle it
 
 The intervals are simultaneous: with m configurations compared in a task each holds at 1 − 5 %/m (Bonferroni). A bad

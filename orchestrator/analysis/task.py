@@ -1,0 +1,208 @@
+"""One task from rows to its result: what is compared with what, in which order. Reads nothing from disk."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from orchestrator.analysis.accuracy import USUAL_DISAGREEMENT, Difference, detectable, difference, holm, mean_interval
+from orchestrator.analysis.breakdown import breakdown, levels_of
+from orchestrator.analysis.breaks import breaks
+from orchestrator.analysis.columns import Array
+from orchestrator.analysis.explain import depth_of, explain, outside_layers
+from orchestrator.analysis.findings import Evidence, Finding, trials_of, wanted_documents
+from orchestrator.analysis.pairs import Settings, TaskRows
+from orchestrator.analysis.pareto import front
+from orchestrator.analysis.results import Baseline, Comparison, ConfigurationResult, TaskResult
+from orchestrator.analysis.shapes import agreement, histograms
+from orchestrator.analysis.speed import Against, Speeds, baseline, speeds, speedup, throughput
+from orchestrator.analysis.verdict import Criteria, hypothesis, judge, withheld
+
+GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TaskAnalysis:
+    """One task on its way from rows to a result."""
+
+    rows: TaskRows
+    evidence: Evidence
+    criteria: Criteria
+    findings: Sequence[Finding]
+    seed: int
+    draws: int
+
+    def result(self) -> TaskResult:
+        rows, rng = self.rows, np.random.default_rng([self.seed, *self.rows.task.encode()])
+        bootstrap = speeds(rows, rng, self.draws)
+        against = {
+            settings: baseline(bootstrap, rows.baseline_runs(settings))
+            for settings in dict.fromkeys(c.settings for c in rows.configurations)
+            if len(rows.baseline_runs(settings))
+        }
+        compared = [
+            number
+            for number, configuration in enumerate(rows.configurations)
+            if not configuration.is_baseline
+            and configuration.settings in against
+            and self._paired(number, against[configuration.settings]).any()
+        ]
+        differences = self._differences(compared, against, rng)
+        comparisons = dict(self._comparisons(compared, against, differences, bootstrap))
+        results = self._configurations(bootstrap, comparisons)
+        verdicts = [(r.label, r.comparison.verdict) for r in results if r.comparison is not None]
+        low, high = (100 * detectable(rows.documents, share) for share in USUAL_DISAGREEMENT)
+        return TaskResult(
+            task=rows.task,
+            kind=self.kind,
+            primary=str(self._entry.get("primary", "")),
+            wanted=self._wanted,
+            documents=rows.documents,
+            family=len(compared),
+            detectable=(low, high),
+            baselines=tuple(self._baseline(bootstrap, settings, side) for settings, side in against.items()),
+            configurations=results,
+            hypothesis=hypothesis(rows.task, verdicts, self.criteria),
+            agreement=agreement(rows),
+            missing=tuple(self._missing(against)),
+        )
+
+    @property
+    def _entry(self) -> Mapping[str, Any]:
+        entry: Mapping[str, Any] = self.evidence.request.get("tasks", {}).get(self.rows.task, {})
+        return entry
+
+    @property
+    def kind(self) -> str:
+        stated = self._entry.get("kind")
+        return str(stated) if stated else (GENERATE if self.rows.columns["tokens"].any() else LOGLIKELIHOOD)
+
+    @property
+    def _wanted(self) -> int:
+        return wanted_documents(self.rows, self.evidence.documents.get(self.rows.task), self.evidence.request)
+
+    def _paired(self, number: int, against: Against) -> Array:
+        return self.rows.present(self.rows.runs_of(number)) & self.rows.present(against.runs)
+
+    def _differences(
+        self, compared: Sequence[int], against: Mapping[Settings, Against], rng: np.random.Generator
+    ) -> list[Difference]:
+        rows, found = self.rows, []
+        for number in compared:
+            side = against[rows.configurations[number].settings]
+            both = self._paired(number, side)
+            base, ours = rows.mean(side.runs, "score")[both], rows.mean(rows.runs_of(number), "score")[both]
+            found.append(difference(base, ours, rows.strata[both], rng=rng, family=len(compared), draws=self.draws))
+        adjusted = holm([one.p_value for one in found])
+        return [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
+
+    def _comparisons(
+        self,
+        compared: Sequence[int],
+        against: Mapping[Settings, Against],
+        differences: Sequence[Difference],
+        bootstrap: Speeds,
+    ) -> Iterator[tuple[int, Comparison]]:
+        rows, model = self.rows, self.evidence.request.get("model", {})
+        outside = outside_layers(rows, depth_of(model))
+        level, levels = levels_of(rows, self.evidence.documents.get(rows.task))
+        for number, found in zip(compared, differences, strict=True):
+            configuration, runs = rows.configurations[number], rows.runs_of(number)
+            side = against[configuration.settings]
+            faster = speedup(bootstrap, side, runs, len(compared))
+            judged = faster if self.kind == GENERATE else None
+            verdict = judge(
+                configuration.label, found, judged, side.floor, self.criteria, generates=self.kind == GENERATE
+            )
+            measured = faster.tokens.value if judged is not None and faster is not None else None
+            yield (
+                number,
+                Comparison(
+                    documents=found.documents,
+                    unpaired=int((rows.present(runs) ^ rows.present(side.runs)).sum()),
+                    difference=found,
+                    speedup=faster,
+                    verdict=withheld(verdict, self._failed_gates(np.concatenate((runs, side.runs)))),
+                    explanation=None
+                    if measured is None
+                    else explain(rows, runs, side.runs, number, measured, model, outside),
+                    breaks=breaks(rows, self.evidence.table, runs, side.runs),
+                    breakdown=breakdown(rows, runs, side.runs, level, levels),
+                ),
+            )
+
+    def _failed_gates(self, runs: Array) -> list[str]:
+        """Gates that take a verdict on these runs away."""
+        concerned = set(trials_of(self.rows, self.rows.rows_of(runs)))
+        failed = [f for f in self.findings if not f.ok and f.withholds and (not f.trials or concerned & set(f.trials))]
+        return list(dict.fromkeys(finding.gate for finding in failed))
+
+    def _configurations(
+        self, bootstrap: Speeds, comparisons: Mapping[int, Comparison]
+    ) -> tuple[ConfigurationResult, ...]:
+        rows = self.rows
+        steps, lengths = histograms(rows, "steps"), histograms(rows, "tokens")
+        found = []
+        for number, configuration in enumerate(rows.configurations):
+            runs = rows.runs_of(number)
+            scores = rows.mean(runs, "score")
+            found.append(
+                ConfigurationResult(
+                    configuration=configuration,
+                    repeats=len(runs),
+                    trials=len(trials_of(rows, rows.rows_of(runs))),
+                    documents=int(rows.present(runs).sum()),
+                    wanted=self._wanted,
+                    accuracy=mean_interval(scores[~np.isnan(scores)]),
+                    throughput=throughput(bootstrap, runs),
+                    steps=steps[number],
+                    lengths=lengths[number],
+                    comparison=comparisons.get(number),
+                    pareto=False,
+                )
+            )
+        return _with_front(found)
+
+    def _baseline(self, bootstrap: Speeds, settings: Settings, side: Against) -> Baseline:
+        rows = self.rows
+        scores = rows.mean(side.runs, "score")
+        threshold, small_block, block_cache = settings
+        return Baseline(
+            threshold=threshold,
+            small_block=small_block,
+            block_cache=block_cache,
+            labels=tuple(rows.run_label(int(run)) for run in side.runs),
+            documents=int(rows.present(side.runs).sum()),
+            accuracy=mean_interval(scores[~np.isnan(scores)]),
+            throughput=throughput(bootstrap, side.runs),
+            floor=side.floor,
+        )
+
+    def _missing(self, against: Mapping[Settings, Against]) -> Iterator[str]:
+        rows = self.rows
+        for configuration in rows.configurations:
+            if not configuration.is_baseline and configuration.settings not in against:
+                yield f"{configuration.label} has no run at k=1 with the same settings, so it is compared with nothing."
+        for run in rows.all_runs:
+            have = int((rows.cell[run] >= 0).sum())
+            if have < self._wanted:
+                yield f"{rows.run_label(run)} has {have} of {self._wanted} documents."
+        asked = self.evidence.request.get("settings", {}).get("policies", ())
+        absent = sorted(set(asked) - {configuration.policy for configuration in rows.configurations})
+        if absent:
+            yield f"No rows yet of {', '.join(absent)}."
+
+
+def _with_front(results: Sequence[ConfigurationResult]) -> tuple[ConfigurationResult, ...]:
+    """Marks the front over accuracy and speed-up; k=1 stands at 1."""
+    points = []
+    for result in results:
+        faster = result.comparison.speedup if result.comparison is not None else None
+        ours = 1.0 if result.configuration.is_baseline else faster.tokens.value if faster is not None else None
+        points.append(None if ours is None else (result.accuracy.value, ours))
+    standing = iter(front([point for point in points if point is not None]))
+    return tuple(
+        replace(result, pareto=point is not None and next(standing))
+        for result, point in zip(results, points, strict=True)
+    )
