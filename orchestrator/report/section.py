@@ -20,10 +20,8 @@ from orchestrator.report.gate_words import GateText, gate_texts
 from orchestrator.report.gather import Material
 from orchestrator.report.pictures import task_pictures, time_picture
 from orchestrator.report.texts import Examples, examples
-from orchestrator.report.words import counted, duration, layers, whole
+from orchestrator.report.words import counted, duration, large, layers, whole
 from tasks.sources import BUNDLED_MODEL
-
-WIDE = ("subjects", "levels", "agreement", "spread", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +37,12 @@ class TaskView:
         """Output length drifts somewhere, so that documents per second must stand beside tokens/s."""
         compared = [r.comparison for r in self.task.configurations if r.comparison is not None]
         return any(c.speedup is not None and c.speedup.drifts for c in compared)
+
+    @property
+    def why(self) -> str:
+        """The verdict's sentence without what stands above it."""
+        verdict = self.task.hypothesis
+        return verdict.sentence.removeprefix(f"{self.task.task}: {verdict.outcome}. ")
 
     @property
     def outside(self) -> float | None:
@@ -84,10 +88,6 @@ class Section:
     @property
     def pictures(self) -> list[Picture]:
         return [*(p for view in self.tasks for p in view.pictures), *([self.time] if self.time else [])]
-
-    @property
-    def wide(self) -> set[str]:
-        return {p.name for p in self.pictures if p.name.endswith(WIDE)}
 
     @cached_property
     def gates(self) -> list[GateText]:
@@ -185,7 +185,8 @@ def _notices(section: Section) -> Iterator[str]:
 def _facts(section: Section) -> Iterator[tuple[str, str]]:
     request, identity = section.request, section.request["identity"]
     model = request.get("model", {})
-    yield "Model", f"{identity.get('model')}" + (f", {whole(model['parameters'])} parameters" if model.get("parameters") else "")
+    size = f", {large(model['parameters'])} parameters" if model.get("parameters") else ""
+    yield "Model", f"{identity.get('model')}{size}"
     yield "Depth", f"{identity.get('depth')} layers, subsets of {identity.get('subset_size')}"
     yield "Precision", f"{identity.get('dtype')}, batch {identity.get('batch_size')}"
     yield "Tasks", ", ".join(view.task.task for view in section.tasks)

@@ -64,6 +64,14 @@ def magnitude(value: float | None, unit: str = "FLOP") -> str:
     return f"{value:.3g} {prefix}{unit}"
 
 
+def large(count: float) -> str:
+    """In words: 7.6 billion."""
+    for unit, word in ((1e9, "billion"), (1e6, "million")):
+        if count >= unit:
+            return f"{count / unit:.1f} {word}"
+    return whole(count)
+
+
 def layers(indices: tuple[int, ...]) -> str:
     """Runs of indices joined: 1–12, 20."""
     parts: list[list[int]] = []
