@@ -39,6 +39,7 @@ def _section(section: Section) -> Iterator[str]:
     yield from _best(section)
     yield from _tradeoffs(section)
     yield from _notes(section)
+    yield from _earlier(section)
 
 
 def _complete(section: Section, view: TaskView) -> Iterator[str]:
@@ -144,6 +145,36 @@ def _notes(section: Section) -> Iterator[str]:
     for sentence in section.missing:
         yield f"- missing: {_plain(sentence)}"
     yield ""
+
+
+def _earlier(section: Section) -> Iterator[str]:
+    if section.earlier is None:
+        return
+    yield "## An earlier experiment beside ours"
+    yield ""
+    yield f"{section.earlier.folder} holds another program's means: {'; '.join(section.earlier.caveats)}."
+    yield ""
+    for task in section.earlier.tasks:
+        yield f"### {task.name}"
+        yield ""
+        for sentence in task.anomalies:
+            yield f"- {sentence}"
+        yield ""
+        rows = []
+        for row in task.rows:
+            was, ours = row.old, row.ours
+            rows.append(
+                [
+                    was.summary.config,
+                    percent(was.summary.accuracy, 2),
+                    NONE if was.drop is None else f"{signed(was.drop, 2)} pp",
+                    number(was.summary.tokens_per_second, 2),
+                    NONE if ours is None else percent(ours.accuracy.value, 2),
+                    NONE if ours is None else _drop(ours),
+                ]
+            )
+        names = ["Config", "Accuracy, then", "Drop, then", "Tokens/s, then", "Accuracy, ours", "Drop, ours"]
+        yield from _table(names, rows)
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -8,7 +8,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -30,14 +29,14 @@ CONTENTS = (
 )
 
 
-def render(sections: Sequence[Section], *, title: str, folders: Sequence[str], old: Any = None) -> str:
+def render(sections: Sequence[Section], *, title: str, folders: Sequence[str]) -> str:
     css, js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    contents = [entry for entry in CONTENTS if entry[0] != "earlier" or old is not None]
+    compared = any(section.earlier is not None for section in sections)
+    contents = [entry for entry in CONTENTS if entry[0] != "earlier" or compared]
     return _environment().get_template("report.html.j2").render(
         sections=sections,
         title=title,
         folders=folders,
-        old=old,
         contents=contents,
         css=css,
         js=js,

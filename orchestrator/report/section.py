@@ -16,6 +16,7 @@ from orchestrator.analysis.facts import Key, code_text, key_of, peak_memory, pro
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult
 from orchestrator.analysis.verdict import Criteria
 from orchestrator.report.drawing import Picture
+from orchestrator.report.earlier import Earlier
 from orchestrator.report.gate_words import GateText, gate_texts
 from orchestrator.report.gather import Material
 from orchestrator.report.pictures import task_pictures, time_picture
@@ -72,6 +73,7 @@ class Section:
     memory: Mapping[Key, int]
     trials: Mapping[str, Mapping[str, Any]]
     more_notices: tuple[str, ...] = ()
+    earlier: Earlier | None = None
 
     @property
     def model(self) -> str:

@@ -8,9 +8,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.atomic import DISK, make_folders, write_file
+from orchestrator.report.earlier import beside, read_earlier
 from orchestrator.report.gather import gather
 from orchestrator.report.markdown import results_markdown
 from orchestrator.report.page import render
@@ -33,6 +35,7 @@ def write_report(
 
     One folder's report is written into it; that of several into the first one's `merged`, if `out` does not say.
     """
+    old = None if compare is None else read_earlier(compare)
     materials = gather(folders)
     target = Path(out) if out is not None else Path(folders[0]) if len(folders) == 1 else Path(folders[0]) / "merged"
     prefixes = ["" if len(materials) == 1 else f"s{number}-" for number in range(1, len(materials) + 1)]
@@ -40,6 +43,8 @@ def write_report(
         section(material, prefix=prefix, margin=margin, speedup=speedup)
         for material, prefix in zip(materials, prefixes, strict=True)
     ]
+    if old is not None and compare is not None:
+        sections = [replace(one, earlier=beside(old, one.analysis.tasks, compare)) for one in sections]
     names = [str(folder) for folder in folders]
     files = {
         **_figures(sections),
@@ -47,7 +52,6 @@ def write_report(
         "results.md": results_markdown(sections).encode(),
         PAGE: render(sections, title=_title(sections), folders=names).encode(),
     }
-    del compare
     write_all(target, files)
     return target / PAGE
 
