@@ -60,6 +60,8 @@ def interval(
 ) -> list[Estimate]:
     """The mean difference with a paired bootstrap interval at each level, in the differences' own unit."""
     value = float(differences.mean())
+    if len(differences) < 2:  # one document says nothing of others
+        return [Estimate(value=value, low=-math.inf, high=math.inf, level=level) for level in levels]
     sampled, freedom = difference_draws(differences, strata, draws, rng)
     ends = [(level, *percentile(sampled, level, freedom)) for level in levels]
     return [Estimate(value=value, low=min(low, value), high=max(high, value), level=lv) for lv, low, high in ends]
@@ -130,7 +132,7 @@ def difference(
     """Compares two columns of scores of the same documents; `family` configurations are judged together."""
     apart = scores - baseline
     lost, won = int((apart < 0).sum()), int((apart > 0).sum())
-    alone, together = interval(apart * 100, strata, rng, (LEVEL, simultaneous_level(family)), draws)
+    alone, together = map(_points, interval(apart, strata, rng, (LEVEL, simultaneous_level(family)), draws))
     spread = float(np.mean(apart**2))
     if lost + won == 0:
         spread = 1 / (len(apart) + 2)
@@ -145,6 +147,10 @@ def difference(
         p_holm=p_value,
         detectable=100 * detectable(len(apart), spread),
     )
+
+
+def _points(share: Estimate) -> Estimate:
+    return share.map(100 * share.low, 100 * share.value, 100 * share.high)
 
 
 def simultaneous_level(family: int) -> float:

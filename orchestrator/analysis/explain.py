@@ -5,7 +5,6 @@ multiplies to the measured speed-up, so nothing is left over; the last one holds
 choosing tokens, starting kernels. Knows no clock.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -135,15 +134,14 @@ def _sentence(label: str, found: Mapping[str, float | None]) -> str:
     start = f"{label} runs at {value['measured']:.2f}× the speed of k=1"
     start += f" where {best:.2f}× would be ideal" if best is not None else ""
     parts = [
-        f"it computed {_change(1 / value['layers'])} layers per pass ({value['replayed_share']:.0%} of its denoising "
-        f"passes replayed some; prefill and commit passes, {1 - value['denoising_share']:.0%} of all, never do)",
-        f"it took {_change(1 / value['passes'])} passes per token",
-        f"each computed layer, with its share of everything else, took {_change(1 / value['rest'])} time",
+        f"it computed {_change(1 / value['layers'], 'fewer', 'as many')} layers per pass ("
+        f"{value['replayed_share']:.0%} of its denoising passes replayed some; prefill and commit passes, "
+        f"{1 - value['denoising_share']:.0%} of all, never do)",
+        f"it took {_change(1 / value['passes'], 'fewer', 'as many')} passes per token",
+        f"a computed layer, with its share of what is no layer, took {_change(1 / value['rest'], 'less', 'the same')} time",
     ]
     return f"{start}: {'; '.join(parts)}."
 
 
-def _change(ratio: float) -> str:
-    if not math.isfinite(ratio) or abs(ratio - 1) < 0.005:
-        return "as many" if math.isfinite(ratio) else "uncounted"
-    return f"{abs(ratio - 1):.0%} {'more' if ratio > 1 else 'fewer'}"
+def _change(ratio: float, less: str, same: str) -> str:
+    return same if abs(ratio - 1) < 0.005 else f"{abs(ratio - 1):.0%} {'more' if ratio > 1 else less}"

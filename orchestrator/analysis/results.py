@@ -44,8 +44,11 @@ class ConfigurationResult:
     throughput: Throughput
     steps: Histogram
     lengths: Histogram
-    comparison: Comparison | None  # None for k=1, and where no k=1 ran with these settings
-    pareto: bool  # no other configuration of the task is as accurate and as fast
+    comparison: (
+        Comparison | None
+    )  # with k=1 at the same settings; None for k=1, and where no k=1 ran with these settings
+    relative_speed: Estimate | None  # of tokens/s against k=1 at the task's first settings: one axis for all
+    pareto: bool  # no other configuration of the task is as accurate and, on that axis, as fast
 
     @property
     def label(self) -> str:

@@ -46,11 +46,11 @@ class Speedup:
     """Ratios against k=1, above 1 is faster; `drifts` says why seconds per document must stand beside tokens/s."""
 
     documents: int
-    tokens: Estimate  # of tokens/s
-    tokens_simultaneous: Estimate
+    tokens: Estimate | None  # of tokens/s; None where nothing is generated
+    tokens_simultaneous: Estimate | None
     seconds: Estimate  # of documents per second: the same whatever their length
     seconds_simultaneous: Estimate
-    length_ratio: float  # mean tokens of a document ÷ those at k=1
+    length_ratio: float | None  # mean tokens of a document ÷ those at k=1
     more_cut: float  # share of documents cut, minus that at k=1
     drifts: bool
 
@@ -73,6 +73,8 @@ class Speeds:
     def estimate(self, draws: Array, level: float = LEVEL) -> Estimate:
         """The interval of a statistic from its draws, the first of which is its value."""
         value = float(draws[0])
+        if self.units.count < 2:  # one document says nothing of others
+            return Estimate(value=value, low=-math.inf, high=math.inf, level=level)
         low, high = percentile(draws[1:], level, degrees(self.units.sizes))
         return Estimate(value=value, low=min(low, value), high=max(high, value), level=level)
 
@@ -107,14 +109,13 @@ def throughput(bootstrap: Speeds, runs: Array) -> Throughput:
     sums = bootstrap.sums(np.stack([*totals, count]))
     middle, most, nearly_all = (float(q) for q in np.quantile(column["seconds"], [0.5, 0.9, 0.99]))
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = bootstrap.estimate(sums[:, 0] / sums[:, 1]) if tokens and wall > 0 else None
-        each = bootstrap.estimate(sums[:, 1] / sums[:, 2])
+        rates, each = sums[:, 0] / sums[:, 1], sums[:, 1] / sums[:, 2]
     return Throughput(
         documents=int(rows.present(runs).sum()),
         tokens=tokens,
         seconds=wall,
-        tokens_per_second=rate,
-        seconds_per_document=each,
+        tokens_per_second=bootstrap.estimate(rates[np.isfinite(rates)]) if tokens and wall > 0 else None,
+        seconds_per_document=bootstrap.estimate(each[np.isfinite(each)]),
         p50=middle,
         p90=most,
         p99=nearly_all,
@@ -164,28 +165,28 @@ def speedup(bootstrap: Speeds, against: Against, runs: Array, family: int = 1) -
     if not both.any() or not all((column[both] > 0).all() for column in columns[1::2]):
         return None
     sums = bootstrap.sums(np.where(both, np.stack(columns), 0.0))
-    sums = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
-    tokens, base_tokens = sums[0, 0], sums[0, 2]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        faster = np.log(sums[:, 3] / sums[:, 1])
-        longer = np.log(sums[:, 0] / sums[:, 2])
-    generates = bool(tokens > 0 and base_tokens > 0)
-    per_token = (faster + longer)[np.isfinite(longer)] if generates else faster
+    sums = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]  # few documents: a draw may hold none that both sides have
     levels = (LEVEL, simultaneous_level(family))
     trials = trials_per_run(rows, runs) * len(runs)
     halves = [against.noise.half_width(trials, len(against.runs) / len(runs), level) for level in levels]
-    alone, together = [_widened(bootstrap, draws, levels, halves) for draws in (per_token, faster)]
+    faster = np.log(sums[:, 3] / sums[:, 1])
+    seconds = _widened(bootstrap, faster, levels, halves)
+    tokens: list[Estimate] | list[None] = [None, None]
+    ratio = None
+    if sums[0, 0] > 0 and sums[0, 2] > 0:
+        some = (sums[:, 0] > 0) & (sums[:, 2] > 0)
+        tokens = _widened(bootstrap, faster[some] + np.log(sums[some, 0] / sums[some, 2]), levels, halves)
+        ratio = float(sums[0, 0] / sums[0, 2])
     more = float(np.nanmean(_cut_share(rows, runs)[both]) - np.nanmean(_cut_share(rows, against.runs)[both]))
-    ratio = float(tokens / base_tokens) if generates else math.nan
     return Speedup(
         documents=int(both.sum()),
-        tokens=alone[0],
-        tokens_simultaneous=alone[1],
-        seconds=together[0],
-        seconds_simultaneous=together[1],
+        tokens=tokens[0],
+        tokens_simultaneous=tokens[1],
+        seconds=seconds[0],
+        seconds_simultaneous=seconds[1],
         length_ratio=ratio,
         more_cut=more,
-        drifts=generates and (abs(ratio - 1) > DRIFT or more > MORE_CUT),
+        drifts=ratio is not None and (abs(ratio - 1) > DRIFT or more > MORE_CUT),
     )
 
 

@@ -14,6 +14,7 @@ from orchestrator.analysis.explain import depth_of, explain, outside_layers
 from orchestrator.analysis.findings import Evidence, Finding, trials_of, wanted_documents
 from orchestrator.analysis.pairs import Settings, TaskRows
 from orchestrator.analysis.pareto import front
+from orchestrator.analysis.resample import Estimate
 from orchestrator.analysis.results import Baseline, Comparison, ConfigurationResult, TaskResult
 from orchestrator.analysis.shapes import agreement, histograms
 from orchestrator.analysis.speed import Against, Speeds, baseline, speeds, speedup, throughput
@@ -50,7 +51,7 @@ class TaskAnalysis:
         ]
         differences = self._differences(compared, against, rng)
         comparisons = dict(self._comparisons(compared, against, differences, bootstrap))
-        results = self._configurations(bootstrap, comparisons)
+        results = self._configurations(bootstrap, comparisons, against)
         verdicts = [(r.label, r.comparison.verdict) for r in results if r.comparison is not None]
         low, high = (100 * detectable(rows.documents, share) for share in USUAL_DISAGREEMENT)
         return TaskResult(
@@ -115,7 +116,7 @@ class TaskAnalysis:
             verdict = judge(
                 configuration.label, found, judged, side.floor, self.criteria, generates=self.kind == GENERATE
             )
-            measured = faster.tokens.value if judged is not None and faster is not None else None
+            measured = judged.tokens.value if judged is not None and judged.tokens is not None else None
             yield (
                 number,
                 Comparison(
@@ -139,7 +140,7 @@ class TaskAnalysis:
         return list(dict.fromkeys(finding.gate for finding in failed))
 
     def _configurations(
-        self, bootstrap: Speeds, comparisons: Mapping[int, Comparison]
+        self, bootstrap: Speeds, comparisons: Mapping[int, Comparison], against: Mapping[Settings, Against]
     ) -> tuple[ConfigurationResult, ...]:
         rows = self.rows
         steps, lengths = histograms(rows, "steps"), histograms(rows, "tokens")
@@ -159,10 +160,24 @@ class TaskAnalysis:
                     steps=steps[number],
                     lengths=lengths[number],
                     comparison=comparisons.get(number),
+                    relative_speed=self._relative_speed(number, bootstrap, against),
                     pareto=False,
                 )
             )
         return _with_front(found)
+
+    def _relative_speed(self, number: int, bootstrap: Speeds, against: Mapping[Settings, Against]) -> Estimate | None:
+        """Against the first settings asked for, so that k=1 at other settings stands on the same axis."""
+        if not against or self.kind != GENERATE:
+            return None
+        asked = self.evidence.request.get("settings", {})
+        first = tuple((asked.get(axis) or (None,))[0] for axis in ("threshold", "small_block", "block_cache"))
+        chosen = next((settings for settings in against if settings == first), next(iter(against)))
+        configuration = self.rows.configurations[number]
+        if configuration.is_baseline and configuration.settings == chosen:
+            return Estimate(value=1.0, low=1.0, high=1.0)
+        faster = speedup(bootstrap, against[chosen], self.rows.runs_of(number))
+        return None if faster is None else faster.tokens
 
     def _baseline(self, bootstrap: Speeds, settings: Settings, side: Against) -> Baseline:
         rows = self.rows
@@ -195,14 +210,8 @@ class TaskAnalysis:
 
 
 def _with_front(results: Sequence[ConfigurationResult]) -> tuple[ConfigurationResult, ...]:
-    """Marks the front over accuracy and speed-up; k=1 stands at 1."""
-    points = []
-    for result in results:
-        faster = result.comparison.speedup if result.comparison is not None else None
-        ours = 1.0 if result.configuration.is_baseline else faster.tokens.value if faster is not None else None
-        points.append(None if ours is None else (result.accuracy.value, ours))
-    standing = iter(front([point for point in points if point is not None]))
-    return tuple(
-        replace(result, pareto=point is not None and next(standing))
-        for result, point in zip(results, points, strict=True)
-    )
+    """Marks the front over accuracy and relative speed. Where nothing is generated there is none."""
+    placed = [result for result in results if result.relative_speed is not None]
+    points = [(r.accuracy.value, r.relative_speed.value) for r in placed if r.relative_speed is not None]
+    standing = {id(result) for result, on_front in zip(placed, front(points), strict=True) if on_front}
+    return tuple(replace(result, pareto=id(result) in standing) for result in results)

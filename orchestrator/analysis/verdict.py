@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from orchestrator.analysis.accuracy import Difference
 from orchestrator.analysis.noise import NoiseFloor
-from orchestrator.analysis.resample import Estimate
 from orchestrator.analysis.speed import Speedup
 
 CONFIRMED, REJECTED, UNDECIDED = "confirmed", "rejected", "undecided"
@@ -93,9 +92,9 @@ def _accuracy(difference: Difference, margin: float) -> _Part:
 
 
 def _speed(speedup: Speedup | None, floor: NoiseFloor | None, declared: float) -> _Part:
-    if speedup is None:
-        return _Part(state=UNDECIDED, text="its documents state no time that could be compared with k=1")
-    ends = speedup.tokens_simultaneous
+    ends = None if speedup is None else speedup.tokens_simultaneous
+    if speedup is None or ends is None:
+        return _Part(state=UNDECIDED, text="no tokens and times could be compared with those of k=1")
     said = f"the speed-up lies between {_times(ends.low)} and {_times(ends.high)}"
     if floor is None:
         return _Part(
@@ -119,7 +118,7 @@ def _drift(speedup: Speedup, declared: float, said: str) -> _Part:
         return _Part(state=CONFIRMED, text=said)
     return _Part(
         state=UNDECIDED,
-        text=f"{said} in tokens per second, but its answers changed in length (×{speedup.length_ratio:.2f}) and "
+        text=f"{said} in tokens per second, but its answers changed in length (×{speedup.length_ratio or 1:.2f}) and "
         f"documents come out only {_times(each.low)} to {_times(each.high)} as fast",
     )
 
@@ -158,12 +157,8 @@ def hypothesis(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Cri
     else:
         outcome, why = UNDECIDED, "no configuration can be compared with k=1"
     return Verdict(
-        outcome=outcome, sentence=f"{task}: {outcome}. {_capital(why)}.", basis=basis, exploratory=criteria.exploratory
+        outcome=outcome, sentence=f"{task} is {outcome}: {why}.", basis=basis, exploratory=criteria.exploratory
     )
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _listed(labels: Sequence[str]) -> str:
@@ -176,8 +171,3 @@ def _points(value: float) -> str:
 
 def _times(value: float) -> str:
     return f"{value:.2f}×"
-
-
-def interval_text(estimate: Estimate, places: int = 2) -> str:
-    """An estimate for people: value, low end to high end."""
-    return f"{estimate.value:.{places}f} ({estimate.low:.{places}f} to {estimate.high:.{places}f})"

@@ -1,0 +1,157 @@
+"""Accuracy: the paired interval, exact McNemar, Holm, Wilson and what a number of documents can show."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from orchestrator.analysis.accuracy import (
+    detectable,
+    difference,
+    few_documents_interval,
+    holm,
+    interval,
+    mcnemar,
+    mean_interval,
+    simultaneous_level,
+    wilson,
+)
+from orchestrator.analysis.resample import FEW, join_small
+
+# p-values and Holm's adjusted ones as statsmodels 0.15.0 gives them (multipletests, method "holm").
+PUBLISHED = {
+    (0.01, 0.04, 0.03, 0.005, 0.2, 0.6): (0.05, 0.12, 0.12, 0.03, 0.4, 0.6),
+    (0.5, 0.5, 0.5): (1.0, 1.0, 1.0),
+    (0.0123456789,): (0.0123456789,),
+    (1e-12, 0.049, 0.049, 1.0): (4e-12, 0.147, 0.147, 1.0),
+}
+
+
+def test_mcnemar_equals_the_exact_binomial_test() -> None:
+    for lost in range(0, 60, 3):
+        for won in range(0, 60, 7):
+            expected = stats.binomtest(lost, lost + won, 0.5).pvalue if lost + won else 1.0
+            assert mcnemar(lost, won) == pytest.approx(expected, abs=1e-9)
+    assert mcnemar(4200, 3900) == pytest.approx(stats.binomtest(4200, 8100, 0.5).pvalue, abs=1e-9)
+
+
+@pytest.mark.parametrize("p_values", PUBLISHED)
+def test_holm_gives_the_published_values(p_values: tuple[float, ...]) -> None:
+    assert holm(p_values) == pytest.approx(PUBLISHED[p_values], abs=1e-9)
+
+
+def test_holm_and_mcnemar_equal_statsmodels() -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest", reason="statsmodels is not installed")
+    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    rng = np.random.default_rng(0)
+    for size in range(1, 40):
+        p_values = list(rng.random(size) ** 3)
+        assert holm(p_values) == pytest.approx(multitest.multipletests(p_values, method="holm")[1], abs=1e-9)
+    for lost, won in rng.integers(0, 80, (50, 2)):
+        assert mcnemar(lost, won) == pytest.approx(tables.mcnemar([[5, lost], [won, 5]], exact=True).pvalue, abs=1e-9)
+
+
+def test_holm_of_nothing_is_nothing() -> None:
+    assert holm([]) == []
+
+
+def test_wilson_equals_scipy() -> None:
+    for right, documents in ((0, 10), (3, 10), (80, 100), (1061, 1319), (100, 100)):
+        ours = wilson(right, documents)
+        theirs = stats.binomtest(right, documents).proportion_ci(method="wilson")
+        assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+
+
+def test_what_so_many_documents_can_show() -> None:
+    """The figures that were agreed on beforehand: paired, 80 % power, 5 % to 20 % of the documents changed."""
+    for documents, low, high in ((1319, 1.7, 3.4), (100, 6.3, 12.5), (10, 20, 40)):
+        assert 100 * detectable(documents, 0.05) == pytest.approx(low, rel=0.02)
+        assert 100 * detectable(documents, 0.20) == pytest.approx(high, rel=0.02)
+
+
+def test_the_detectable_difference_has_80_percent_power() -> None:
+    rng, documents, share = np.random.default_rng(1), 1000, 0.1
+    effect = detectable(documents, share)
+    lost = rng.binomial(documents, (share + effect) / 2, 2000)
+    won = rng.binomial(documents - lost, (share - effect) / 2 / (1 - (share + effect) / 2))
+    found = np.mean([mcnemar(int(a), int(b)) < 0.05 for a, b in zip(lost, won, strict=True)])
+    assert 0.74 < found < 0.84
+
+
+def test_the_interval_is_that_of_resampled_documents() -> None:
+    """Against the slow obvious version: draw documents with replacement, take the mean."""
+    rng = np.random.default_rng(2)
+    apart = rng.choice([-1.0, 0.0, 1.0], 400, p=[0.1, 0.85, 0.05])
+    means = rng.choice(apart, (20_000, 400)).mean(axis=1)
+    ours = interval(apart, np.zeros(400, dtype=int), rng)[0]
+    assert ours.value == apart.mean()
+    assert (ours.low, ours.high) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.004)
+
+
+def test_strata_take_the_difference_between_subjects_out_of_the_interval() -> None:
+    """Half of the subjects always lose and half always win: within a subject nothing varies."""
+    strata = np.repeat(np.arange(10), 50)
+    apart = np.where(strata < 5, -1.0, 1.0)
+    rng = np.random.default_rng(3)
+    within = interval(apart, strata, rng)[0]
+    plain = interval(apart, np.zeros(500, dtype=int), rng)[0]
+    assert within.high - within.low < 0.02 < 0.15 < plain.high - plain.low
+
+
+def test_small_strata_are_joined() -> None:
+    code, sizes = join_small(np.array([0] * 20 + [1, 2, 3] * 2 + [4]))
+    assert list(sizes) == [7, 20]
+    assert len(set(code[20:])) == 1
+    code, sizes = join_small(np.array([0] * 20 + [1]))
+    assert list(sizes) == [21]
+    code, sizes = join_small(np.arange(30))
+    assert list(sizes) == [30]
+    assert FEW == 5
+
+
+def test_no_disagreement_is_not_certainty() -> None:
+    found = difference(np.ones(100), np.ones(100), np.zeros(100, dtype=int), rng=np.random.default_rng(0))
+    assert found.points.value == 0
+    assert found.points.low < -1
+    assert found.points.high > 1
+    assert found.p_value == 1
+
+
+def test_one_document_says_nothing_of_others() -> None:
+    found = difference(np.ones(1), np.zeros(1), np.zeros(1, dtype=int), rng=np.random.default_rng(0))
+    assert (found.points.low, found.points.high) == (-math.inf, math.inf)
+
+
+def test_simultaneous_intervals_are_wider_and_bonferroni() -> None:
+    assert simultaneous_level(6) == pytest.approx(1 - 0.05 / 6)
+    rng = np.random.default_rng(4)
+    base, ours = np.ones(300), (rng.random(300) > 0.1).astype(float)
+    found = difference(base, ours, np.zeros(300, dtype=int), rng=rng, family=6)
+    assert found.simultaneous.low < found.points.low < found.points.high < found.simultaneous.high
+    assert found.lost == int((ours == 0).sum())
+    assert found.won == 0
+
+
+def test_a_metric_that_is_no_yes_or_no() -> None:
+    rng = np.random.default_rng(5)
+    base = rng.random(2000)
+    ours = base - 0.02 + rng.normal(0, 0.05, 2000)
+    found = difference(base, ours, np.zeros(2000, dtype=int), rng=rng)
+    half = 1.96 * 5 / math.sqrt(2000)
+    assert found.points.value == pytest.approx(-2, abs=0.3)
+    assert found.points.high - found.points.low == pytest.approx(2 * half, rel=0.1)
+    own = mean_interval(base)
+    assert own.low < 0.5 < own.high
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    apart, strata = np.repeat([-1.0, 0.0, 1.0], [9, 88, 3]), np.zeros(100, dtype=int)
+    one, other = (interval(apart, strata, np.random.default_rng(7))[0] for _ in range(2))
+    assert one == other
+
+
+def test_the_closed_form_is_near_the_bootstrap() -> None:
+    closed = few_documents_interval(30, 10, 400)
+    drawn = interval(np.repeat([-1.0, 0.0, 1.0], [30, 360, 10]), np.zeros(400, dtype=int), np.random.default_rng(0))[0]
+    assert (closed.low, closed.high) == pytest.approx((drawn.low, drawn.high), abs=0.004)
