@@ -38,6 +38,9 @@ def samples(source: Source, rows: Sequence[Row]) -> Samples:
     found: Samples = {}
     for row in sorted(rows, key=lambda row: (row["subtask"], source.place(row["doc_id"]))):
         found.setdefault(row["subtask"], []).extend(_samples(source, row))
+    for lines in found.values():  # all of one filter, then all of the next
+        filters = list(dict.fromkeys(line["filter"] for line in lines))
+        lines.sort(key=lambda line: filters.index(line["filter"]))
     return found
 
 
@@ -87,7 +90,7 @@ def _asked(source: Source, row: Row, place: int) -> tuple[Any, Any, list[tuple[A
 def _by_filter(metrics: Mapping[str, Any], filtered: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """exact_match,strict-match belongs to that filter; a name without a filter to the only one there is."""
     only = next(iter(filtered), "none")
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {name: {} for name in filtered}
     for name, value in metrics.items():
         metric, comma, filter_name = name.rpartition(",")
         found.setdefault(filter_name if comma else only, {})[metric if comma else name] = value
@@ -105,7 +108,10 @@ def aggregate(source: Source, rows: Sequence[Row]) -> dict[str, Any]:
     scored = [
         (
             Document(
-                doc_id=row["doc_id"], subtask=row["subtask"], index=source.place(row["doc_id"]), doc_hash=row["doc_hash"]
+                doc_id=row["doc_id"],
+                subtask=row["subtask"],
+                index=source.place(row["doc_id"]),
+                doc_hash=row["doc_hash"],
             ),
             json.loads(row["metrics"]),
         )

@@ -80,7 +80,7 @@ def _reasoning(rng: random.Random, number: int) -> Script:
     bases = (_ended(steps, gold), _ended([*steps[:-1], f"That leaves {wrong} {thing}."], wrong))
     tails = [_tail(rng, steps, gold if n % 2 == 0 else gold + rng.choice((-9, -2, 3, 7)), thing) for n in range(TAILS)]
     if number == 0:
-        tails[1] = " ".join([*steps[:2], HOSTILE])
+        tails[1::2] = [" ".join([*steps[:2], HOSTILE])] * (TAILS // 2)
     answers = (*bases, *tails, *(_tail(rng, steps, wrong if n % 2 else gold, thing) for n in range(TAILS)))
     return Script(question=question, choices=None, gold=str(gold), level=f"Level {rng.randint(1, 5)}", answers=answers)
 

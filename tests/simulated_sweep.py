@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from simulated_answers import SCRIPTS, TAILS, Pool, options_pool, reasoning_pool
 
 from orchestrator.atomic import Disk
 from orchestrator.schema import DOCUMENTS, ROWS
 from orchestrator.writer import StoreWriter
 from sampler.policy import ReusePolicy
 from tasks.catalog import MMLU_SUBJECTS
-from simulated_answers import SCRIPTS, TAILS, Pool, options_pool, reasoning_pool
 
 NINE = tuple(f"k{k}_{place}" for k in (1, 2, 3) for place in ("first", "middle", "last"))
 SUBJECTS = ("algebra", "counting_and_prob", "geometry", "intermediate_algebra", "num_theory", "prealgebra", "precalc")
@@ -127,7 +127,9 @@ def _documents(task: str, count: int, pool: Pool, sim: Simulation) -> pa.Table:
 
 def _truth(task: str, count: int, rng: np.random.Generator) -> dict[str, Any]:
     """What is fixed for each document: whether k=1 is right, and how soon each k leaves its answer."""
-    return {"right": rng.random(count) < RIGHT[task], "luck": rng.random(count), "other": rng.random(count)}
+    truth = {"right": rng.random(count) < RIGHT[task], "luck": rng.random(count), "other": rng.random(count)}
+    truth["right"][0], truth["luck"][0] = True, 0.0  # the first document, whose wrong answer is hostile, always breaks
+    return truth
 
 
 def _plan(sim: Simulation) -> Iterator[dict[str, Any]]:
@@ -177,7 +179,9 @@ def _run(
         "node": "node-1",
         "device": DEVICE["name"],
         "calibration": calibration,
-        "started_at": pa.array([begin + timedelta(seconds=float(stamp)) for stamp in stamps], ROWS.field("started_at").type),
+        "started_at": pa.array(
+            [begin + timedelta(seconds=float(stamp)) for stamp in stamps], ROWS.field("started_at").type
+        ),
     }
     for name, change in sim.changes.items():
         columns[name] = change(trial["policy"], columns) if callable(change) else change
@@ -362,5 +366,7 @@ def _request(sim: Simulation) -> dict[str, Any]:
             }
             for task, count in sim.documents.items()
         },
-        "commands": [{"argv": ["--tasks", ",".join(tasks)], "at": BEGAN.isoformat(), "code": CODE, "packages": PACKAGES}],
+        "commands": [
+            {"argv": ["--tasks", ",".join(tasks)], "at": BEGAN.isoformat(), "code": CODE, "packages": PACKAGES}
+        ],
     }

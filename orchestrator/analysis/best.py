@@ -1,4 +1,4 @@
-"""Which configurations to name: an order for tables, the best of each k, the best of a benchmark. Compares values only."""
+"""Which configurations to name: an order for tables, the best of each k and of a benchmark. Compares values only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What trial.json files say beside the rows: when actors started, peak memory, devices, versions, failures. No statistics."""
+"""What trial.json files say beside the rows: startups, peak memory, devices, versions, failures. No statistics."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -102,7 +102,8 @@ def provenance(trials: Trials) -> Provenance:
             codes[code_text(attempt["code"])] = None
     return Provenance(
         devices=tuple(
-            Device(name=name, facts=tuple(facts.items()), actors=tuple(actors)) for name, (facts, actors) in devices.items()
+            Device(name=name, facts=tuple(facts.items()), actors=tuple(actors))
+            for name, (facts, actors) in devices.items()
         ),
         packages=tuple((name, tuple(versions)) for name, versions in packages.items()),
         codes=tuple(codes),

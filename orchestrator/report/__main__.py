@@ -23,10 +23,19 @@ def parser() -> Parser:
         examples=EXAMPLES,
     )
     result.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="the folder of a sweep")
-    result.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: DIR; of several, the first's merged/)")
-    result.add_argument("--compare", type=Path, metavar="OLD", help="a folder of an earlier experiment's summary.json files")
-    result.add_argument("--margin", type=float, metavar="POINTS", help="another margin than declared: exploratory verdicts")
-    result.add_argument("--speedup", type=float, metavar="RATIO", help="another speed-up than declared: exploratory verdicts")
+    result.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: DIR; of several, the first's merged/)"
+    )
+    result.add_argument(
+        "--compare", type=Path, metavar="OLD", help="a folder of an earlier experiment's summary.json files"
+    )
+    result.add_argument(
+        "--margin", type=float, metavar="POINTS", help="another margin than declared: exploratory verdicts"
+    )
+    result.add_argument(
+        "--speedup", type=float, metavar="RATIO", help="another speed-up than declared: exploratory verdicts"
+    )
+    result.add_argument("--no-figures", action="store_true", help="leave the figures out, for a quick look")
     result.add_argument("--open", action="store_true", help="open the page in a browser")
     return result
 
@@ -34,7 +43,12 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     page = write_report(
-        given.folders, out=given.out, compare=given.compare, margin=given.margin, speedup=given.speedup
+        given.folders,
+        out=given.out,
+        compare=given.compare,
+        margin=given.margin,
+        speedup=given.speedup,
+        figures=not given.no_figures,
     )
     print(page)
     if given.open:

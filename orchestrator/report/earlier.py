@@ -38,9 +38,7 @@ def read_earlier(folder: Path) -> tuple[OldTask, ...]:
 
 def beside(old: Sequence[OldTask], ours: Sequence[TaskResult], folder: Path) -> Earlier:
     results = {task.task: task for task in ours}
-    return Earlier(
-        folder=folder.name, caveats=CAVEATS, tasks=tuple(_task(one, results.get(one.task)) for one in old)
-    )
+    return Earlier(folder=folder.name, caveats=CAVEATS, tasks=tuple(_task(one, results.get(one.task)) for one in old))
 
 
 def _task(old: OldTask, ours: TaskResult | None) -> EarlierTask:

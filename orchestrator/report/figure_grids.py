@@ -1,4 +1,4 @@
-"""Draws tables of numbers as coloured grids with the number in each cell: k × subset, agreement, subjects. Judges nothing.
+"""Draws tables of numbers as coloured grids with the number in each cell: k × subset, agreement, subjects.
 
 The number is always there, so nothing is lost in grey; the colours (cividis, and purple to orange around zero) are told
 apart by the colour-blind.

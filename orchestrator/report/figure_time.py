@@ -5,6 +5,7 @@ A cold start shows as first trials far below the ones after it; calibrations sho
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,7 +17,8 @@ from orchestrator.report.drawing import QUIET, mark, new_figure
 
 MOST_ACTORS = 12
 MOST_POINTS = 240  # of an actor; more are joined into as many spans of time
-LOADING, WARMING = {"facecolor": "#ececec", "hatch": "...."}, {"facecolor": "#f3dfc1", "hatch": "////"}
+LOADING: dict[str, Any] = {"facecolor": "#ececec", "hatch": "...."}
+WARMING: dict[str, Any] = {"facecolor": "#f3dfc1", "hatch": "////"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,5 +109,3 @@ def _legend(figure: Figure, lanes: Sequence[Lane]) -> None:
     if any(lane.warming for lane in lanes):
         entries.append(Patch(edgecolor=QUIET, linewidth=0.4, label="warm-up, not recorded", **WARMING))
     figure.legend(handles=entries, loc="outside lower center", ncols=len(entries), handlelength=1.6)
-
-

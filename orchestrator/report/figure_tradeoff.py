@@ -1,6 +1,6 @@
 """Draws what a configuration costs against what it buys: accuracy and speed-up with intervals. Judges nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,13 @@ class Point:
     on_front: bool = False
 
 
-def tradeoff(points: Sequence[Point], *, margin: float, speedup: float, accuracy: float, noise: Estimate | None) -> Figure:
-    """Difference in accuracy over speed-up. `accuracy` is that of k=1, `noise` the spread of runs at k=1 around 1."""
+def tradeoff(
+    points: Sequence[Point], *, margin: float, speedup: float, accuracy: float | None, noise: Estimate | None
+) -> Figure:
+    """Difference in accuracy over speed-up.
+
+    `accuracy` is that of k=1, None if there are several; `noise` is how far runs at k=1 lie apart.
+    """
     figure = new_figure(6.6, 4.3)
     axes = figure.subplots()
     drawn = [point for point in points if point.speedup is not None]
@@ -45,14 +50,19 @@ def tradeoff(points: Sequence[Point], *, margin: float, speedup: float, accuracy
     axes.set_xlabel("speed-up against k=1 (tokens/s, same documents)")
     axes.set_ylabel("accuracy difference (points)")
     axes.grid(True)
-    right = axes.secondary_yaxis("right", functions=(lambda y: y + accuracy, lambda y: y - accuracy))
-    right.set_ylabel("accuracy (%)")
+    if accuracy is not None:
+        right = axes.secondary_yaxis("right", functions=(_shift(accuracy), _shift(-accuracy)))
+        right.set_ylabel("accuracy (%)")
     _legend(figure, drawn, noise)
     named = [p.label if len(drawn) <= MOST_NAMES or p.on_front else None for p in drawn]
     centres = [(p.speedup.value, p.drop.value) for p in drawn if p.speedup is not None]
     bars = [bar for p in drawn for bar in _bars(p)]
     place(axes, [(1.0, 0.0), *centres], ["k=1", *named], bars)
     return figure
+
+
+def _shift(by: float) -> Callable[[Any], Any]:
+    return lambda value: value + by
 
 
 def _limits(axes: Axes, points: Sequence[Point], margin: float, speedup: float) -> None:
@@ -119,7 +129,9 @@ def _legend(figure: Figure, points: Sequence[Point], noise: Estimate | None) -> 
     entries.append(Patch(facecolor="#eef4ee", edgecolor="#b9cdb9", hatch="////", label="success"))
     if noise is not None:
         entries.append(Patch(facecolor=FAINT, alpha=0.55, label="noise (A/A)"))
-    figure.legend(handles=entries, loc="outside lower center", ncols=5 if len(entries) > 7 else len(entries), handlelength=1.8)
+    figure.legend(
+        handles=entries, loc="outside lower center", ncols=5 if len(entries) > 7 else len(entries), handlelength=1.8
+    )
 
 
 def forest(points: Sequence[Point], *, margin: float) -> Figure:

@@ -137,7 +137,8 @@ def _renamed(old: Material, new: Material) -> tuple[pa.Table, dict[str, str]]:
     ids = rows["trial_id"].to_pylist()
     repeats = [r + offset * (trial in names) for r, trial in zip(rows["repeat"].to_pylist(), ids, strict=True)]
     for name, values in (("trial_id", [names.get(trial, trial) for trial in ids]), ("repeat", repeats)):
-        rows = rows.set_column(rows.schema.get_field_index(name), ROWS.field(name), [values])
+        column = ROWS.field(name)
+        rows = rows.set_column(rows.schema.get_field_index(name), column, pa.array(values, column.type))
     return rows, names
 
 

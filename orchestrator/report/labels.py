@@ -1,6 +1,7 @@
 """Finds room for the names of points in a drawing, beside each point and off the others. Knows no data."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation
@@ -18,9 +19,10 @@ def place(
     axes: Axes, points: Sequence[Place], names: Sequence[str | None], lines: Sequence[tuple[Place, Place]] = ()
 ) -> None:
     """Writes each name at the first of some offsets that covers nothing; else at the one that covers least."""
-    axes.figure.draw_without_rendering()  # limits and sizes are known after this
-    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    pixels = axes.transData.transform(list(points)) if points else []
+    figure: Any = axes.figure
+    figure.draw_without_rendering()  # limits and sizes are known after this
+    renderer = figure.canvas.get_renderer()
+    pixels: Any = axes.transData.transform(list(points)) if points else []
     taken = [Bbox.from_bounds(x - POINT, y - POINT, 2 * POINT, 2 * POINT) for x, y in pixels]
     for ends in lines:
         (x0, y0), (x1, y1) = axes.transData.transform(ends)
@@ -59,4 +61,4 @@ def _note(axes: Axes, name: str, point: tuple[float, float], dx: int, dy: int, *
 def _overlap(one: Bbox, other: Bbox) -> float:
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     height = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return max(0.0, width) * max(0.0, height)
+    return float(max(0.0, width) * max(0.0, height))

@@ -35,22 +35,30 @@ def _section(section: Section) -> Iterator[str]:
     yield "## Complete results"
     yield ""
     for view in section.tasks:
-        yield from _complete(section, view)
+        yield from _complete(view)
     yield from _best(section)
     yield from _tradeoffs(section)
     yield from _notes(section)
     yield from _earlier(section)
 
 
-def _complete(section: Section, view: TaskView) -> Iterator[str]:
+def _complete(view: TaskView) -> Iterator[str]:
     task = view.task
     yield f"### {task.task} ({task.documents} documents, {task.primary or 'accuracy'})"
     yield ""
-    names = ["Config", "Reuse K", "Layer Subset", "Accuracy", "Throughput (tokens/s)", "Total Time (h)", "Accuracy Drop"]
-    yield from _table([*names, "Speed-up", "Notes"], [_row(section, task, result) for result in task.configurations])
+    names = [
+        "Config",
+        "Reuse K",
+        "Layer Subset",
+        "Accuracy",
+        "Throughput (tokens/s)",
+        "Total Time (h)",
+        "Accuracy Drop",
+    ]
+    yield from _table([*names, "Speed-up", "Notes"], [_row(task, result) for result in task.configurations])
 
 
-def _row(section: Section, task: TaskResult, result: ConfigurationResult) -> list[str]:
+def _row(task: TaskResult, result: ConfigurationResult) -> list[str]:
     own, rate = result.configuration, result.throughput.tokens_per_second
     return [
         result.label,
@@ -74,7 +82,7 @@ def _drop(result: ConfigurationResult) -> str:
 
 def _speedup(task: TaskResult, result: ConfigurationResult) -> str:
     faster = result.comparison.speedup if result.comparison is not None else None
-    if task.kind != GENERATE or faster is None:
+    if task.kind != GENERATE or faster is None or faster.tokens is None:
         return NONE
     return f"{number(faster.tokens.value, 2)}× ({between(faster.tokens, 2)})"
 
@@ -99,7 +107,9 @@ def _best(section: Section) -> Iterator[str]:
         for name, one in kinds:
             rate = one.fast.throughput.tokens_per_second if one.fast is not None else None
             fastest = NONE if rate is None or one.fast is None else f"{number(rate.value, 2)} ({one.fast.label})"
-            rows.append([name, percent(one.accurate.accuracy.value, 2), fastest, one.accurate.label, _drop(one.accurate)])
+            rows.append(
+                [name, percent(one.accurate.accuracy.value, 2), fastest, one.accurate.label, _drop(one.accurate)]
+            )
     yield from _table(["Benchmark", "Best Accuracy", "Best Throughput (tokens/s)", "Configuration", "Notes"], rows)
 
 
@@ -120,7 +130,7 @@ def _tradeoffs(section: Section) -> Iterator[str]:
             rate = result.throughput.tokens_per_second
             rows.append(
                 [
-                    f"{result.label} ({'baseline' if result.configuration.is_baseline else f'best k{k}' if k else 'best other'})",
+                    f"{result.label} ({'baseline' if k == 1 else f'best k{k}' if k else 'best other'})",
                     percent(result.accuracy.value, 2),
                     _drop(result),
                     NONE if rate is None else number(rate.value, 2),

@@ -33,14 +33,18 @@ def render(sections: Sequence[Section], *, title: str, folders: Sequence[str]) -
     css, js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     compared = any(section.earlier is not None for section in sections)
     contents = [entry for entry in CONTENTS if entry[0] != "earlier" or compared]
-    return _environment().get_template("report.html.j2").render(
-        sections=sections,
-        title=title,
-        folders=folders,
-        contents=contents,
-        css=css,
-        js=js,
-        policy=_policy(css, js),
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            sections=sections,
+            title=title,
+            folders=folders,
+            contents=contents,
+            css=css,
+            js=js,
+            policy=_policy(css, js),
+        )
     )
 
 

@@ -36,9 +36,9 @@ def time_picture(analysis: Analysis, startups: Mapping[str, Startup], prefix: st
             over_time(lanes),
             name=f"{prefix}time",
             title="Tokens/s over time, by actor",
-            caption="Each mark is one trial at the time it began; marks of one kind should lie on a level. The grey line "
-            "is the calibration that precedes every trial: fixed documents at k=1, which show the machine and not "
-            "the policy. A cold start would be a first mark far below its like.",
+            caption="Each mark is one trial at the time it began; marks of one kind should lie on a level. The grey "
+            "line is the calibration that precedes every trial: fixed documents at k=1, which show the machine and "
+            "not the policy. A cold start would be a first mark far below its like.",
         )
 
 
@@ -62,7 +62,7 @@ def _tradeoff(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Pic
             points,
             margin=criteria.margin,
             speedup=criteria.speedup,
-            accuracy=100 * base.accuracy.value,
+            accuracy=100 * base.accuracy.value if len(task.baselines) == 1 else None,
             noise=None if base.floor is None else base.floor.spread,
         ),
         name=f"{prefix}tradeoff",
@@ -106,8 +106,8 @@ def _grids(task: TaskResult, prefix: str) -> Iterator[Picture]:
                     panels(list(_maps(members, generates=task.kind == GENERATE))),
                     name=f"{prefix}grid{suffix}",
                     title=f"{task.task}: k × layers{said}{varies}",
-                    caption="Rows are k, columns which layers are reused. Layer-positions count layers × positions that "
-                    "really ran: the work, whatever the clock said.",
+                    caption="Rows are k, columns which layers are reused. Layer-positions count layers × positions "
+                    "that really ran: the work, whatever the clock said.",
                 )
 
 
@@ -146,8 +146,8 @@ def _rest(task: TaskResult, prefix: str) -> Iterator[Picture]:
             spreads([("denoising steps per document", steps), ("tokens per document", lengths)]),
             name=f"{prefix}spread",
             title=f"{task.task}: steps and output lengths",
-            caption="Filled: the configuration. Line: the first k=1 on top of it. The bar is the median, the triangle the "
-            "mean. A configuration that writes more is not faster for it.",
+            caption="Filled: the configuration. Line: the first k=1 on top of it. The bar is the median, the triangle "
+            "the mean. A configuration that writes more is not faster for it.",
         )
     names = [r.label for r in shown]
     agreement = [[math.nan if share is None else 100 * share for share in row[: len(shown)]] for row in task.agreement]
@@ -164,8 +164,8 @@ def _rest(task: TaskResult, prefix: str) -> Iterator[Picture]:
         ),
         name=f"{prefix}agreement",
         title=f"{task.task}: identical answers",
-        caption="Share of documents to which two configurations gave the same answer, token for token. Between k=1 it has to "
-        "be 100 on one type of device.",
+        caption="Share of documents to which two configurations gave the same answer, token for token. Between k=1 it "
+        "has to be 100 on one type of device.",
     )
     yield from _breakdowns(task, prefix)
 
@@ -179,8 +179,8 @@ def _breakdowns(task: TaskResult, prefix: str) -> Iterator[Picture]:
                 tall(_breakdown(compared, parts, task.task), note="accuracy at k=1 (%), then difference (points)"),
                 name=f"{prefix}{word}s",
                 title=f"{task.task}: by {word}",
-                caption=f"Accuracy of k=1 and the difference to it, {word} by {word}, with the number of documents. Parts "
-                "are small: these are for looking, and no verdict is drawn from them.",
+                caption=f"Accuracy of k=1 and the difference to it, {word} by {word}, with the number of documents. "
+                "Parts are small: these are for looking, and no verdict is drawn from them.",
             )
 
 
@@ -190,7 +190,10 @@ def _breakdown(compared: Sequence[ConfigurationResult], parts: Sequence[Sequence
     firsts = [next(column[name] for column in by if name in column) for name in names]
     values = [[math.nan, *(c[name].points.value if name in c else math.nan for c in by)] for name in names]
     texts = [
-        [number(100 * first.baseline.value, 1), *(signed(c[first.name].points.value) if first.name in c else "" for c in by)]
+        [
+            number(100 * first.baseline.value, 1),
+            *(signed(c[first.name].points.value) if first.name in c else "" for c in by),
+        ]
         for first in firsts
     ]
     return Grid(

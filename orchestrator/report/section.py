@@ -3,7 +3,7 @@
 Holds values only; how they look in HTML or Markdown is not known here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -126,20 +126,26 @@ class Section:
 
 
 def section(
-    material: Material, *, prefix: str = "", margin: float | None = None, speedup: float | None = None
+    material: Material,
+    *,
+    prefix: str = "",
+    margin: float | None = None,
+    speedup: float | None = None,
+    figures: bool = True,
 ) -> Section:
     """Analyses and draws. Raises InputError where no comparison can be made."""
     found = analyse(
         material.rows, material.documents, material.request, margin=margin, speedup=speedup, trials=material.trials
     )
-    found = replace(found, tasks=tuple(ordered(task) for task in found.tasks))
+    asked = [*material.request["tasks"], *(task.task for task in found.tasks)]
+    found = replace(found, tasks=tuple(sorted(map(ordered, found.tasks), key=lambda task: asked.index(task.task))))
     memory = peak_memory(material.trials)
     return Section(
         prefix=prefix,
         request=material.request,
         analysis=found,
-        tasks=tuple(_view(task, found, memory, prefix) for task in found.tasks),
-        time=time_picture(found, startups(material.trials), prefix),
+        tasks=tuple(_view(task, found, memory, prefix, figures) for task in found.tasks),
+        time=time_picture(found, startups(material.trials), prefix) if figures else None,
         examples=tuple(examples(material, found)),
         totals=totals(material.rows),
         memory=memory,
@@ -148,7 +154,7 @@ def section(
     )
 
 
-def _view(task: TaskResult, found: Analysis, memory: Mapping[Key, int], prefix: str) -> TaskView:
+def _view(task: TaskResult, found: Analysis, memory: Mapping[Key, int], prefix: str, figures: bool) -> TaskView:
     explained = [
         (result, result.comparison.explanation, memory.get(key_of(task.task, result.configuration)))
         for result in task.configurations
@@ -156,7 +162,7 @@ def _view(task: TaskResult, found: Analysis, memory: Mapping[Key, int], prefix: 
     ]
     return TaskView(
         task=task,
-        pictures=tuple(task_pictures(task, found, f"{prefix}{task.task}-")),
+        pictures=tuple(task_pictures(task, found, f"{prefix}{task.task}-")) if figures else (),
         explained=tuple(explained),
     )
 
@@ -166,8 +172,8 @@ def _notices(section: Section) -> Iterator[str]:
     source = str(section.request.get("model", {}).get("source", identity.get("model")))
     if BUNDLED_MODEL in (source, identity.get("model")):
         yield (
-            "The model is the small one bundled with this project, trained on its own arithmetic. Its figures show that "
-            "the measuring works; they say nothing about other models."
+            "The model is the small one bundled with this project, trained on its own arithmetic. Its figures show "
+            "that the measuring works; they say nothing about other models."
         )
     bundled = [name for name, entry in tasks.items() if entry.get("source") == "bundled"]
     if bundled:
@@ -239,5 +245,3 @@ def _missing(section: Section) -> Iterator[str]:
         yield f"Trial {failure.name} is {failure.status}, not finished{reason}."
     if len(failures) > 20:
         yield f"{len(failures) - 20} more trials are not finished."
-
-

@@ -57,7 +57,9 @@ def _summary(section: Section, task: TaskResult, result: ConfigurationResult) ->
         },
         "gpu_info": [{"name": device.name, **dict(device.facts)} for device in made.devices],
         "git": {"versions": list(made.codes)},
-        "environment": {name: versions[0] if len(versions) == 1 else list(versions) for name, versions in made.packages},
+        "environment": {
+            name: versions[0] if len(versions) == 1 else list(versions) for name, versions in made.packages
+        },
         "model_args": {
             "model": identity.get("model"),
             "revision": identity.get("model_revision"),

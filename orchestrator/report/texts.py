@@ -64,7 +64,10 @@ def examples(material: Material, analysis: Analysis) -> list[Examples]:
     most = max(LEAST, min(MOST, SHOWN // max(1, len(broken))))
     chosen = [(task, label, breaks, _spread(breaks.listed, most)) for task, label, breaks in broken]
     texts = _texts(material, [one for *_, listed in chosen for one in listed])
-    described = {task: _documents(material, task, [b for t, _, _, l in chosen if t == task for b in l]) for task in material.documents}
+    described = {
+        task: _documents(material, task, [one for name, _, _, listed in chosen if name == task for one in listed])
+        for task in material.documents
+    }
     return [
         Examples(
             task=task,
@@ -136,8 +139,8 @@ def compare(one: str, other: str) -> tuple[Marked, Marked]:
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     if one == other:
         return _marked(one, len(one)), _marked(other, len(other))
-    word = re.search(r"\S*$", one[:at])
-    start = at if word is None else word.start()
+    inside = any(side[at : at + 1].strip() for side in (one, other))  # a word goes on, in one of them at least
+    start = len(re.sub(r"\S*$", "", one[:at])) if inside else at
     return _marked(one, start), _marked(other, start)
 
 

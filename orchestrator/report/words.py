@@ -12,7 +12,11 @@ def signed(value: float, places: int = 1) -> str:
 
 
 def number(value: float | None, places: int = 1) -> str:
-    return NONE if value is None or not math.isfinite(value) else f"{value:,.{places}f}".replace("-", "−").replace(",", " ")
+    return (
+        NONE
+        if value is None or not math.isfinite(value)
+        else f"{value:,.{places}f}".replace("-", "−").replace(",", " ")
+    )
 
 
 def percent(share: float | None, places: int = 1) -> str:

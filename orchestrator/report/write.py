@@ -1,9 +1,9 @@
 """The report of one or several folders, from rows to files. Everything is made before the first file is written.
 
-    report.html                                     the page
-    results.md                                      the experiment's tables
-    figures/<name>.svg, .png
-    summaries/<task>[_limit_N]/<configuration>/summary.json
+report.html                                     the page
+results.md                                      the experiment's tables
+figures/<name>.svg, .png
+summaries/<task>[_limit_N]/<configuration>/summary.json
 """
 
 import json
@@ -30,6 +30,7 @@ def write_report(
     compare: Path | None = None,
     margin: float | None = None,
     speedup: float | None = None,
+    figures: bool = True,
 ) -> Path:
     """Writes all files and returns the page's path. InputError, and not one file, where no report can be made.
 
@@ -40,7 +41,7 @@ def write_report(
     target = Path(out) if out is not None else Path(folders[0]) if len(folders) == 1 else Path(folders[0]) / "merged"
     prefixes = ["" if len(materials) == 1 else f"s{number}-" for number in range(1, len(materials) + 1)]
     sections = [
-        section(material, prefix=prefix, margin=margin, speedup=speedup)
+        section(material, prefix=prefix, margin=margin, speedup=speedup, figures=figures)
         for material, prefix in zip(materials, prefixes, strict=True)
     ]
     if old is not None and compare is not None:
