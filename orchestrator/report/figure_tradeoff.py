@@ -1,0 +1,158 @@
+"""Draws what a configuration costs against what it buys: accuracy and speed-up with intervals. Judges nothing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from orchestrator.analysis.resample import Estimate
+from orchestrator.report.drawing import FAINT, INK, QUIET, colour_of, mark, new_figure
+from orchestrator.report.labels import place
+
+MOST_NAMES = 14  # with more points only those on the front are named
+FRONT: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}
+BARS: dict[str, Any] = {"linewidth": 0.9, "capsize": 2.2, "alpha": 0.85}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One configuration; `drop` in points, negative is worse. No speed-up where nothing is generated."""
+
+    label: str
+    k: int | None
+    subset: str | None
+    drop: Estimate
+    speedup: Estimate | None
+    on_front: bool = False
+
+
+def tradeoff(
+    points: Sequence[Point], *, margin: float, speedup: float, accuracy: float | None, noise: Estimate | None
+) -> Figure:
+    """Difference in accuracy over speed-up.
+
+    `accuracy` is that of k=1, None if there are several; `noise` is how far runs at k=1 lie apart.
+    """
+    figure = new_figure(6.6, 4.3)
+    axes = figure.subplots()
+    drawn = [point for point in points if point.speedup is not None]
+    _limits(axes, drawn, margin, speedup)
+    _regions(axes, margin, speedup, noise)
+    for point in drawn:
+        _cross(axes, point)
+    front = sorted((p.speedup.value, p.drop.value) for p in drawn if p.on_front and p.speedup is not None)
+    axes.step(*zip((1.0, 0.0), *front, strict=True), where="pre", **FRONT, zorder=1.5)
+    axes.plot(1, 0, **mark(1, "first"), markersize=8, linestyle="none", zorder=4)
+    axes.set_xlabel("speed-up against k=1 (tokens/s, same documents)")
+    axes.set_ylabel("accuracy difference (points)")
+    axes.grid(True)
+    if accuracy is not None:
+        right = axes.secondary_yaxis("right", functions=(_shift(accuracy), _shift(-accuracy)))
+        right.set_ylabel("accuracy (%)")
+    _legend(figure, drawn, noise)
+    named = [p.label if len(drawn) <= MOST_NAMES or p.on_front else None for p in drawn]
+    centres = [(p.speedup.value, p.drop.value) for p in drawn if p.speedup is not None]
+    bars = [bar for p in drawn for bar in _bars(p)]
+    place(axes, [(1.0, 0.0), *centres], ["k=1", *named], bars)
+    return figure
+
+
+def _shift(by: float) -> Callable[[Any], Any]:
+    return lambda value: value + by
+
+
+def _limits(axes: Axes, points: Sequence[Point], margin: float, speedup: float) -> None:
+    across = [end for p in points if p.speedup is not None for end in (p.speedup.low, p.speedup.high)]
+    up = [end for p in points for end in (p.drop.low, p.drop.high)]
+    left, right = min([0.95, *across]), max([speedup * 1.06, *across])
+    low, high = min([-margin * 1.25, *up]), max([1.0, *up])
+    axes.set_xlim(left - 0.04 * (right - left), right + 0.06 * (right - left))
+    axes.set_ylim(low - 0.06 * (high - low), high + 0.08 * (high - low))
+
+
+def _regions(axes: Axes, margin: float, speedup: float, noise: Estimate | None) -> None:
+    right, top = axes.get_xlim()[1], axes.get_ylim()[1]
+    axes.add_patch(
+        Rectangle(
+            (speedup, -margin),
+            right - speedup,
+            top + margin,
+            facecolor="#eef4ee",
+            edgecolor="#b9cdb9",
+            hatch="////",
+            linewidth=0,
+            zorder=0.5,
+        )
+    )
+    axes.plot([speedup, speedup, right], [top, -margin, -margin], color="#3b6b3b", linewidth=1.1, zorder=0.8)
+    if noise is not None:
+        low, high = 1 / noise.value, noise.value
+        axes.axvspan(low, high, facecolor=FAINT, alpha=0.55, linewidth=0, zorder=0.4)
+    axes.axhline(0, color=QUIET, linewidth=0.6, zorder=0.7)
+
+
+def _cross(axes: Axes, point: Point) -> None:
+    assert point.speedup is not None
+    x, y = point.speedup, point.drop
+    axes.errorbar(
+        x.value,
+        y.value,
+        xerr=[[x.value - x.low], [x.high - x.value]],
+        yerr=[[y.value - y.low], [y.high - y.value]],
+        fmt="none",
+        ecolor=colour_of(point.k),
+        zorder=2,
+        **BARS,
+    )
+    axes.plot(x.value, y.value, **mark(point.k, point.subset), markersize=7, linestyle="none", zorder=3)
+
+
+def _bars(point: Point) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """The two lines of a cross, which names should not cover."""
+    assert point.speedup is not None
+    x, y = point.speedup, point.drop
+    return [((x.low, y.value), (x.high, y.value)), ((x.value, y.low), (x.value, y.high))]
+
+
+def _legend(figure: Figure, points: Sequence[Point], noise: Estimate | None) -> None:
+    entries: list[Line2D | Patch] = []
+    for k in sorted({p.k for p in points if p.k is not None}):
+        entries.append(Line2D([], [], **mark(k, "first"), linestyle="none", label=f"k={k}"))
+    for subset in [s for s in ("first", "middle", "last") if any(p.subset == s for p in points)]:
+        style = mark(1, subset) | {"marker": "h", "color": QUIET, "markeredgecolor": QUIET}
+        entries.append(Line2D([], [], **style, linestyle="none", markersize=7, label=subset))
+    entries.append(Line2D([], [], **FRONT, label="Pareto front"))
+    entries.append(Patch(facecolor="#eef4ee", edgecolor="#b9cdb9", hatch="////", label="success"))
+    if noise is not None:
+        entries.append(Patch(facecolor=FAINT, alpha=0.55, label="noise (A/A)"))
+    figure.legend(
+        handles=entries, loc="outside lower center", ncols=5 if len(entries) > 7 else len(entries), handlelength=1.8
+    )
+
+
+def forest(points: Sequence[Point], *, margin: float) -> Figure:
+    """Differences in accuracy one below the other, for tasks that get no speed verdict."""
+    figure = new_figure(6.6, 1.1 + 0.27 * len(points))
+    axes = figure.subplots()
+    ends = [end for p in points for end in (p.drop.low, p.drop.high)]
+    low, high = min([-margin * 1.3, *ends]), max([1.0, *ends])
+    room = 0.05 * (high - low)
+    axes.set_xlim(low - room, high + room)
+    axes.axvspan(-margin, high + room, facecolor="#eef4ee", edgecolor="#b9cdb9", hatch="////", linewidth=0, zorder=0.5)
+    axes.axvline(-margin, color="#3b6b3b", linewidth=1.1)
+    axes.axvline(0, color=QUIET, linewidth=0.6)
+    for row, point in enumerate(points):
+        y = point.drop
+        span = [[y.value - y.low], [y.high - y.value]]
+        axes.errorbar(y.value, row, xerr=span, fmt="none", ecolor=colour_of(point.k), zorder=2, **BARS)
+        axes.plot(y.value, row, **mark(point.k, point.subset), markersize=6.5, linestyle="none", zorder=3)
+    axes.set_yticks(range(len(points)), [point.label for point in points])
+    axes.set_ylim(len(points) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"accuracy difference to k=1 (points); the hatched side is inside the margin of {margin:g}")
+    axes.grid(True, axis="x")
+    return figure

@@ -1,0 +1,164 @@
+"""Folders of sweeps as what one report is made of: rows of the same identity together, of different models apart.
+
+Of the rows only the columns an analysis reads are loaded; texts are read later, for the few documents shown. Knows no
+statistics.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orchestrator.analysis import COLUMNS
+from orchestrator.schema import ROWS
+from orchestrator.store import Store
+from sampler.errors import InputError
+
+THREADS = 4
+TABLES = 512  # trials whose tables are joined into one, so that a table of many trials has few chunks
+NEEDED = (*COLUMNS, "node")
+SAME = (
+    *("model", "model_revision", "depth", "dtype", "subset_size", "data", "sample", "fewshot", "chat_template"),
+    *("max_new_tokens", "batch_size"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """One or several sweeps whose rows may be compared."""
+
+    stores: tuple[Store, ...]
+    request: Mapping[str, Any]  # the first one's sweep.json, with the tasks of all
+    rows: pa.Table
+    documents: Mapping[str, pa.Table]
+    trials: Mapping[str, Mapping[str, Any]]  # trial.json by the trial_id that rows have
+    origin: Mapping[str, tuple[int, str]]  # trial_id that rows have → which store, and its name there
+    notices: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.request.get("identity", {}).get("model", "a model"))
+
+
+def gather(folders: Sequence[Path]) -> list[Material]:
+    """One material for each identity, in the order of the folders."""
+    if not folders:
+        raise InputError("no folder was given; name the folder of a sweep, such as results/my-sweep")
+    found: list[Material] = []
+    for folder in dict.fromkeys(Path(folder) for folder in folders):
+        new = _read(folder)
+        place = next((i for i, old in enumerate(found) if _same_identity(old.request, new.request)), None)
+        if place is None:
+            found.append(new)
+        else:
+            found[place] = _merge(found[place], new)
+    return found
+
+
+def _read(folder: Path) -> Material:
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder; name the folder of a sweep, such as results/my-sweep")
+    store = Store(folder)
+    request = store.read_request()
+    if request is None:
+        raise InputError(f"{folder} holds no sweep: it has no sweep.json")
+    missing = [key for key in ("identity", "settings", "tasks") if not isinstance(request.get(key), Mapping)]
+    if missing:
+        raise InputError(f"{folder / 'sweep.json'} has no {missing[0]!r}: it is damaged, or no sweep's")
+    rows = read_rows(store)
+    if not rows.num_rows:
+        raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
+    tasks = rows["task"].unique().to_pylist()
+    return Material(
+        stores=(store,),
+        request=request,
+        rows=rows,
+        documents={task: store.documents(task) for task in tasks},
+        trials=store.trials(),
+        origin={trial_id: (0, trial_id) for trial_id in store.trial_ids()},
+        notices=tuple(f"{damage} It was left out." for damage in store.damage.values()),
+    )
+
+
+def read_rows(store: Store) -> pa.Table:
+    """All rows, in the columns of an analysis. Pages are checked while they are read, whole files are not."""
+    names = [name for name in ROWS.names if name in NEEDED]
+    empty = pa.schema([ROWS.field(name) for name in names], ROWS.metadata).empty_table()
+    ids = store.trial_ids()
+    parts = [ids[start : start + TABLES] for start in range(0, len(ids), TABLES)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        tables = pool.map(lambda part: store.rows(part, names, verify=False).combine_chunks(), parts)
+        return pa.concat_tables([empty, *tables])
+
+
+def _same_identity(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """The same model, asked in the same way; documents of a task that both have are of the same revision."""
+    a, b = one["identity"], other["identity"]
+    if any(a.get(key) != b.get(key) for key in SAME) or (a.get("sample") and a.get("seed") != b.get("seed")):
+        return False
+    sets_a, sets_b = a.get("datasets", {}), b.get("datasets", {})
+    return all(sets_a[task] == sets_b[task] for task in sets_a.keys() & sets_b.keys())
+
+
+def _merge(old: Material, new: Material) -> Material:
+    """Rows of both. A row that is a copy counts once; a trial that was run twice becomes another repeat."""
+    rows, renamed = _renamed(old, new)
+    place = len(old.stores)
+    return Material(
+        stores=(*old.stores, *new.stores),
+        request=_joined_request(old.request, new.request),
+        rows=pa.concat_tables([old.rows, rows]),
+        documents={**new.documents, **old.documents, **_longer(old.documents, new.documents)},
+        trials={**{renamed.get(key, key): facts for key, facts in new.trials.items()}, **old.trials},
+        origin={**{renamed.get(key, key): (place, key) for key in new.origin}, **old.origin},
+        notices=(*old.notices, *new.notices, *_differences(old.request, new.request)),
+    )
+
+
+def _renamed(old: Material, new: Material) -> tuple[pa.Table, dict[str, str]]:
+    """New rows that old ones do not hold, reruns under another trial and repeat."""
+    keys = ["trial_id", "doc_id", "started_at"]
+    known = set(zip(*(old.rows[key].to_pylist() for key in keys), strict=True))
+    taken = {(trial, doc) for trial, doc, _ in known}
+    keep, rerun = [], set()
+    for key in zip(*(new.rows[key].to_pylist() for key in keys), strict=True):
+        keep.append(key not in known)
+        if key not in known and key[:2] in taken:
+            rerun.add(key[0])
+    rows = new.rows.filter(pa.array(keep, pa.bool_()))
+    if not rerun:
+        return rows, {}
+    names = {trial: f"{trial}x{len(old.stores)}" for trial in rerun}
+    offset = pc.max(old.rows["repeat"]).as_py() + 1
+    ids = rows["trial_id"].to_pylist()
+    repeats = [r + offset * (trial in names) for r, trial in zip(rows["repeat"].to_pylist(), ids, strict=True)]
+    for name, values in (("trial_id", [names.get(trial, trial) for trial in ids]), ("repeat", repeats)):
+        column = ROWS.field(name)
+        rows = rows.set_column(rows.schema.get_field_index(name), column, pa.array(values, column.type))
+    return rows, names
+
+
+def _longer(old: Mapping[str, pa.Table], new: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    return {task: max(old[task], new[task], key=len) for task in old.keys() & new.keys()}
+
+
+def _joined_request(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    settings = dict(old["settings"])
+    for name in ("tasks", "policies", "threshold", "small_block", "block_cache"):
+        before, now = settings.get(name) or [], new["settings"].get(name) or []
+        settings[name] = [*before, *(value for value in now if value not in before)]
+    tasks = {**new["tasks"], **old["tasks"]}
+    for task in old["tasks"].keys() & new["tasks"].keys():
+        tasks[task] = max(old["tasks"][task], new["tasks"][task], key=lambda entry: entry.get("documents", 0))
+    commands = [*old.get("commands", ()), *new.get("commands", ())]
+    return {**old, "settings": settings, "tasks": tasks, "commands": commands}
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("margin", "speedup"):
+        if old.get(key) != new.get(key):
+            yield f"The folders declare different values for {key}: {old.get(key)} counts, {new.get(key)} does not."

@@ -1,0 +1,200 @@
+"""results.md: the experiment's tables, generated. The same values as in the page; computes nothing."""
+
+from collections.abc import Iterator, Sequence
+
+from orchestrator.analysis.best import best, best_of_each_k
+from orchestrator.analysis.results import ConfigurationResult, TaskResult
+from orchestrator.report.section import Section, TaskView
+from orchestrator.report.words import NONE, between, layers, number, percent, signed
+
+GENERATE = "generate"
+
+
+def results_markdown(sections: Sequence[Section]) -> str:
+    lines = ["# Results", ""]
+    for section in sections:
+        lines += [f"## {section.model}", ""] if len(sections) > 1 else []
+        lines += _section(section)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(section: Section) -> Iterator[str]:
+    for notice in section.notices:
+        yield f"> {_plain(notice)}"
+        yield ">"
+    criteria = section.criteria
+    said = "Exploratory" if criteria.exploratory else "Declared before the run"
+    yield f"{said}: more than {criteria.speedup:g}× the speed of k=1 at a drop of less than {criteria.margin:g} points."
+    yield "Intervals are 95 %, paired with the pooled k=1 on the same documents."
+    yield ""
+    yield "## Verdict"
+    yield ""
+    for view in section.tasks:
+        yield f"- {_plain(view.task.hypothesis.sentence)}"
+    yield ""
+    yield "## Complete results"
+    yield ""
+    for view in section.tasks:
+        yield from _complete(view)
+    yield from _best(section)
+    yield from _tradeoffs(section)
+    yield from _notes(section)
+    yield from _earlier(section)
+
+
+def _complete(view: TaskView) -> Iterator[str]:
+    task = view.task
+    yield f"### {task.task} ({task.documents} documents, {task.primary or 'accuracy'})"
+    yield ""
+    names = [
+        "Config",
+        "Reuse K",
+        "Layer Subset",
+        "Accuracy",
+        "Throughput (tokens/s)",
+        "Total Time (h)",
+        "Accuracy Drop",
+    ]
+    yield from _table([*names, "Speed-up", "Notes"], [_row(task, result) for result in task.configurations])
+
+
+def _row(task: TaskResult, result: ConfigurationResult) -> list[str]:
+    own, rate = result.configuration, result.throughput.tokens_per_second
+    return [
+        result.label,
+        NONE if own.k is None else str(own.k),
+        own.subset or NONE,
+        f"{percent(result.accuracy.value, 2)} ({between(result.accuracy, 1, 100)})",
+        NONE if rate is None else f"{number(rate.value, 2)} ({between(rate, 1)})",
+        number(result.throughput.seconds / 3600, 2),
+        _drop(result),
+        _speedup(task, result),
+        _note(result),
+    ]
+
+
+def _drop(result: ConfigurationResult) -> str:
+    if result.comparison is None:
+        return "baseline" if result.configuration.is_baseline else NONE
+    points = result.comparison.difference.points
+    return f"{signed(points.value, 2)} pp ({between(points, 1, sign=True)})"
+
+
+def _speedup(task: TaskResult, result: ConfigurationResult) -> str:
+    faster = result.comparison.speedup if result.comparison is not None else None
+    if task.kind != GENERATE or faster is None or faster.tokens is None:
+        return NONE
+    return f"{number(faster.tokens.value, 2)}× ({between(faster.tokens, 2)})"
+
+
+def _note(result: ConfigurationResult) -> str:
+    parts = [f"layers {layers(result.configuration.layers)}"]
+    if result.comparison is not None:
+        parts.append(result.comparison.verdict.outcome)
+    if result.documents < result.wanted:
+        parts.append(f"{result.documents} of {result.wanted} documents")
+    return ", ".join(parts)
+
+
+def _best(section: Section) -> Iterator[str]:
+    yield "## Best configuration per benchmark"
+    yield ""
+    rows = []
+    for view in section.tasks:
+        task = view.task
+        kinds = [(task.task, best(task.configurations))]
+        kinds += [(f"{task.task} (k{k})" if k else f"{task.task} (other)", one) for k, one in best_of_each_k(task)]
+        for name, one in kinds:
+            rate = one.fast.throughput.tokens_per_second if one.fast is not None else None
+            fastest = NONE if rate is None or one.fast is None else f"{number(rate.value, 2)} ({one.fast.label})"
+            rows.append(
+                [name, percent(one.accurate.accuracy.value, 2), fastest, one.accurate.label, _drop(one.accurate)]
+            )
+    yield from _table(["Benchmark", "Best Accuracy", "Best Throughput (tokens/s)", "Configuration", "Notes"], rows)
+
+
+def _tradeoffs(section: Section) -> Iterator[str]:
+    yield "## Accuracy against speed"
+    yield ""
+    for view in section.tasks:
+        task = view.task
+        if task.kind != GENERATE:
+            continue
+        yield f"### {task.task}"
+        yield ""
+        yield "The most accurate configuration of each k; of equally accurate ones the fastest."
+        yield ""
+        rows = []
+        for k, one in best_of_each_k(task):
+            result = one.accurate
+            rate = result.throughput.tokens_per_second
+            rows.append(
+                [
+                    f"{result.label} ({'baseline' if k == 1 else f'best k{k}' if k else 'best other'})",
+                    percent(result.accuracy.value, 2),
+                    _drop(result),
+                    NONE if rate is None else number(rate.value, 2),
+                    _speedup(task, result),
+                ]
+            )
+        names = ["Configuration", "Accuracy", "Degradation", "Throughput (tokens/s)", "Speed-up vs k1 (pooled)"]
+        yield from _table(names, rows)
+
+
+def _notes(section: Section) -> Iterator[str]:
+    yield "## Notes"
+    yield ""
+    for gate in section.gates:
+        for sentence in gate.sentences:
+            yield f"- {gate.name} ({gate.state}): {_plain(sentence)}"
+    for view in section.tasks:
+        for base in view.task.baselines:
+            if base.floor is not None:
+                apart = f"{number(base.floor.spread.value, 3)}× ({between(base.floor.spread, 3)})"
+                yield f"- {view.task.task}{view.settings_of(base)}: runs at k=1 lie {apart} apart, the noise floor."
+    for sentence in section.missing:
+        yield f"- missing: {_plain(sentence)}"
+    yield ""
+
+
+def _earlier(section: Section) -> Iterator[str]:
+    if section.earlier is None:
+        return
+    yield "## An earlier experiment beside ours"
+    yield ""
+    yield f"{section.earlier.folder} holds another program's means: {'; '.join(section.earlier.caveats)}."
+    yield ""
+    for task in section.earlier.tasks:
+        yield f"### {task.name}"
+        yield ""
+        for sentence in task.anomalies:
+            yield f"- {sentence}"
+        yield ""
+        rows = []
+        for row in task.rows:
+            was, ours = row.old, row.ours
+            rows.append(
+                [
+                    was.summary.config,
+                    percent(was.summary.accuracy, 2),
+                    NONE if was.drop is None else f"{signed(was.drop, 2)} pp",
+                    number(was.summary.tokens_per_second, 2),
+                    NONE if ours is None else percent(ours.accuracy.value, 2),
+                    NONE if ours is None else _drop(ours),
+                ]
+            )
+        names = ["Config", "Accuracy, then", "Drop, then", "Tokens/s, then", "Accuracy, ours", "Drop, ours"]
+        yield from _table(names, rows)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(names) + " |"
+    yield "|" + "---|" * len(names)
+    for row in rows:
+        yield "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in row) + " |"
+    yield ""
+
+
+def _plain(text: str) -> str:
+    """On one line; nothing in it is taken for HTML."""
+    return " ".join(text.split()).replace("<", "&lt;")

@@ -1,0 +1,234 @@
+"""Chooses which figures a sweep gets and hands them their values. Draws nothing itself, computes no statistics."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from orchestrator.analysis import Analysis
+from orchestrator.analysis.breakdown import Part
+from orchestrator.analysis.facts import Startup
+from orchestrator.analysis.results import ConfigurationResult, TaskResult
+from orchestrator.analysis.shapes import Trial
+from orchestrator.report.drawing import Picture, finish, style
+from orchestrator.report.figure_grids import Grid, panels, tall
+from orchestrator.report.figure_spread import Spread, spreads
+from orchestrator.report.figure_time import Dot, Lane, over_time
+from orchestrator.report.figure_tradeoff import Point, forest, tradeoff
+from orchestrator.report.words import number, signed
+
+GENERATE = "generate"
+MOST_CONFIGURATIONS = 24  # in a figure whose size grows with them
+MOST_SUBJECTS = 60
+
+
+def task_pictures(task: TaskResult, analysis: Analysis, prefix: str) -> list[Picture]:
+    """`prefix` begins the names of files and ids; it tells sweeps and tasks apart."""
+    with style():
+        return [*_tradeoff(task, analysis, prefix), *_grids(task, prefix), *_rest(task, prefix)]
+
+
+def time_picture(analysis: Analysis, startups: Mapping[str, Startup], prefix: str) -> Picture | None:
+    """None where nothing was generated, so there is no speed."""
+    lanes = list(_lanes(analysis, startups))
+    if not lanes:
+        return None
+    with style():
+        return finish(
+            over_time(lanes),
+            name=f"{prefix}time",
+            title="Tokens/s over time, by actor",
+            caption="Each mark is one trial at the time it began; marks of one kind should lie on a level. The grey "
+            "line is the calibration that precedes every trial: fixed documents at k=1, which show the machine and "
+            "not the policy. A cold start would be a first mark far below its like.",
+        )
+
+
+def _tradeoff(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Picture]:
+    points = [_point(result) for result in task.configurations if result.comparison is not None]
+    if not points:
+        return
+    criteria = analysis.criteria
+    if task.kind != GENERATE:
+        yield finish(
+            forest(points[:MOST_CONFIGURATIONS], margin=criteria.margin),
+            name=f"{prefix}tradeoff",
+            title=f"{task.task}: accuracy against k=1",
+            caption="Paired difference in accuracy with its 95 % interval. Nothing is generated here, so there is no "
+            "speed to trade it for.",
+        )
+        return
+    base = task.baselines[0]
+    yield finish(
+        tradeoff(
+            points,
+            margin=criteria.margin,
+            speedup=criteria.speedup,
+            accuracy=100 * base.accuracy.value if len(task.baselines) == 1 else None,
+            noise=None if base.floor is None else base.floor.spread,
+        ),
+        name=f"{prefix}tradeoff",
+        title=f"{task.task}: accuracy against speed-up",
+        caption=f"Paired differences to the pooled k=1 with 95 % intervals. Hatched: a drop of less than "
+        f"{criteria.margin:g} points at more than {criteria.speedup:g}×"
+        f"{', values that were not declared before the run' if criteria.exploratory else ''}. The grey band is how far "
+        "runs at k=1 lie from each other.",
+    )
+
+
+def _point(result: ConfigurationResult) -> Point:
+    assert result.comparison is not None
+    faster = result.comparison.speedup
+    return Point(
+        label=result.label,
+        k=result.configuration.k,
+        subset=result.configuration.subset,
+        drop=result.comparison.difference.points,
+        speedup=None if faster is None else faster.tokens,
+        on_front=result.pareto,
+    )
+
+
+def _grids(task: TaskResult, prefix: str) -> Iterator[Picture]:
+    """k × subset, for the first mode and settings that have more than one of both."""
+    families: dict[object, list[ConfigurationResult]] = {}
+    for result in task.configurations:
+        own = result.configuration
+        if own.k is not None and own.subset is not None:
+            families.setdefault(own.settings, []).append(result)
+    for place, (settings, results) in enumerate(families.items()):
+        modes = dict.fromkeys(r.configuration.mode for r in results if r.configuration.k != 1)
+        for mode in modes or {None: None}:
+            members = [r for r in results if r.configuration.mode == mode or r.configuration.k == 1]
+            if len({r.configuration.k for r in members}) > 1 and place < 3:
+                said = f", {mode} mode" if mode and len(modes) > 1 else ""
+                suffix = f"{f'-{mode}' if said else ''}{f'-{place + 1}' if place else ''}"
+                varies = f", {_settings_text(settings)}" if len(families) > 1 else ""
+                yield finish(
+                    panels(list(_maps(members, generates=task.kind == GENERATE))),
+                    name=f"{prefix}grid{suffix}",
+                    title=f"{task.task}: k × layers{said}{varies}",
+                    caption="Rows are k, columns which layers are reused. Layer-positions count layers × positions "
+                    "that really ran: the work, whatever the clock said.",
+                )
+
+
+def _settings_text(settings: object) -> str:
+    assert isinstance(settings, tuple)
+    threshold, small_block, block_cache = settings
+    return f"threshold {threshold:g}, small block {small_block}, block cache {'on' if block_cache else 'off'}"
+
+
+def _maps(results: Sequence[ConfigurationResult], *, generates: bool) -> Iterator[Grid]:
+    names = list(dict.fromkeys(str(r.configuration.subset) for r in results))
+    periods = sorted({r.configuration.k for r in results if r.configuration.k is not None})
+    by = {(r.configuration.k, str(r.configuration.subset)): r for r in results}
+
+    def grid(title: str, values: Mapping[tuple[int | None, str], float], places: int) -> Grid:
+        table = [[values.get((k, name), math.nan) for name in names] for k in periods]
+        texts = [[number(value, places) for value in row] for row in table]
+        return Grid(title=title, rows=[str(k) for k in periods], columns=names, values=table, texts=texts)
+
+    yield grid("accuracy (%)", {key: 100 * r.accuracy.value for key, r in by.items()}, 1)
+    if generates:
+        rates = {key: r.throughput.tokens_per_second for key, r in by.items()}
+        yield grid("tokens/s", {key: rate.value for key, rate in rates.items() if rate is not None}, 1)
+        work = {key: r.throughput.positions_per_token for key, r in by.items()}
+        yield grid("layer-positions/token", {key: value for key, value in work.items() if value is not None}, 0)
+    else:
+        yield grid("ms/document", {key: 1000 * r.throughput.seconds_per_document.value for key, r in by.items()}, 0)
+
+
+def _rest(task: TaskResult, prefix: str) -> Iterator[Picture]:
+    shown = task.configurations[:MOST_CONFIGURATIONS]
+    if task.kind == GENERATE:
+        steps = [Spread(label=r.label, k=r.configuration.k, histogram=r.steps) for r in shown]
+        lengths = [Spread(label=r.label, k=r.configuration.k, histogram=r.lengths) for r in shown]
+        yield finish(
+            spreads([("denoising steps per document", steps), ("tokens per document", lengths)]),
+            name=f"{prefix}spread",
+            title=f"{task.task}: steps and output lengths",
+            caption="Filled: the configuration. Line: the first k=1 on top of it. The bar is the median, the triangle "
+            "the mean. A configuration that writes more is not faster for it.",
+        )
+    names = [r.label for r in shown]
+    agreement = [[math.nan if share is None else 100 * share for share in row[: len(shown)]] for row in task.agreement]
+    yield finish(
+        tall(
+            Grid(
+                title="",
+                rows=names,
+                columns=names,
+                values=agreement[: len(shown)],
+                texts=[[number(value, 0) for value in row] for row in agreement[: len(shown)]],
+            ),
+            note="identical answers (%)",
+        ),
+        name=f"{prefix}agreement",
+        title=f"{task.task}: identical answers",
+        caption="Share of documents to which two configurations gave the same answer, token for token. Between k=1 it "
+        "has to be 100 on one type of device.",
+    )
+    yield from _breakdowns(task, prefix)
+
+
+def _breakdowns(task: TaskResult, prefix: str) -> Iterator[Picture]:
+    compared = [r for r in task.configurations if r.comparison is not None][:MOST_CONFIGURATIONS]
+    for name, word in (("by_subject", "subject"), ("by_level", "level")):
+        parts = [getattr(r.comparison.breakdown, name) for r in compared if r.comparison is not None]
+        if parts and parts[0]:
+            yield finish(
+                tall(_breakdown(compared, parts, task.task), note="accuracy at k=1 (%), then difference (points)"),
+                name=f"{prefix}{word}s",
+                title=f"{task.task}: by {word}",
+                caption=f"Accuracy of k=1 and the difference to it, {word} by {word}, with the number of documents. "
+                "Parts are small: these are for looking, and no verdict is drawn from them.",
+            )
+
+
+def _breakdown(compared: Sequence[ConfigurationResult], parts: Sequence[Sequence[Part]], task: str) -> Grid:
+    by = [{part.name: part for part in column} for column in parts]
+    names = list(dict.fromkeys(part.name for column in parts for part in column))[:MOST_SUBJECTS]
+    firsts = [next(column[name] for column in by if name in column) for name in names]
+    values = [[math.nan, *(c[name].points.value if name in c else math.nan for c in by)] for name in names]
+    texts = [
+        [
+            number(100 * first.baseline.value, 1),
+            *(signed(c[first.name].points.value) if first.name in c else "" for c in by),
+        ]
+        for first in firsts
+    ]
+    return Grid(
+        title="",
+        rows=[f"{first.name.removeprefix(f'{task}_').replace('_', ' ')} ({first.documents})" for first in firsts],
+        columns=["k=1", *(r.label for r in compared)],
+        values=values,
+        texts=texts,
+        around_zero=True,
+    )
+
+
+def _lanes(analysis: Analysis, startups: Mapping[str, Startup]) -> Iterator[Lane]:
+    periods = {c.label: c.configuration.k for task in analysis.tasks for c in task.configurations}
+    by_actor: dict[str, list[Trial]] = {}
+    for trial in analysis.timeline:
+        if trial.tokens_per_second is not None:
+            by_actor.setdefault(trial.actor, []).append(trial)
+    if not by_actor:
+        return
+    start = min(min(t.started_at for t in trials) for trials in by_actor.values())
+    start = min([start, *(startup.began for startup in startups.values())])
+    for actor in sorted(by_actor, key=lambda name: (len(name), name)):
+        own = startups.get(actor)
+        yield Lane(
+            actor=actor,
+            dots=[
+                Dot(
+                    at=trial.started_at - start,
+                    k=periods.get(trial.label.partition(".r")[0]),
+                    speed=trial.tokens_per_second or 0.0,
+                    calibration=trial.calibration,
+                )
+                for trial in by_actor[actor]
+            ],
+            loading=None if own is None else (own.began - start, own.loaded - start),
+            warming=None if own is None else (own.loaded - start, own.warm - start),
+        )

@@ -1,0 +1,247 @@
+"""One sweep (or several of one identity) as a report tells it: analysis, figures, texts, provenance, in reading order.
+
+Holds values only; how they look in HTML or Markdown is not known here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from orchestrator.analysis import Analysis, analyse
+from orchestrator.analysis.best import ordered
+from orchestrator.analysis.counters import Totals, totals
+from orchestrator.analysis.explain import Explanation
+from orchestrator.analysis.facts import Key, code_text, key_of, peak_memory, provenance, startups
+from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult
+from orchestrator.analysis.verdict import Criteria
+from orchestrator.report.drawing import Picture
+from orchestrator.report.earlier import Earlier
+from orchestrator.report.gate_words import GateText, gate_texts
+from orchestrator.report.gather import Material
+from orchestrator.report.pictures import task_pictures, time_picture
+from orchestrator.report.texts import Examples, examples
+from orchestrator.report.words import counted, duration, large, layers, whole
+from tasks.sources import BUNDLED_MODEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskView:
+    """One task with its figures and what stands beside its table."""
+
+    task: TaskResult
+    pictures: tuple[Picture, ...]
+    explained: tuple[tuple[ConfigurationResult, Explanation, int | None], ...]
+
+    @property
+    def drifts(self) -> bool:
+        """Output length drifts somewhere, so that documents per second must stand beside tokens/s."""
+        compared = [r.comparison for r in self.task.configurations if r.comparison is not None]
+        return any(c.speedup is not None and c.speedup.drifts for c in compared)
+
+    @property
+    def why(self) -> str:
+        """The verdict's sentence without what stands above it."""
+        verdict = self.task.hypothesis
+        return verdict.sentence.removeprefix(f"{self.task.task}: {verdict.outcome}. ")
+
+    @property
+    def outside(self) -> float | None:
+        return next((e.outside_layers for _, e, _ in self.explained), None)
+
+    @property
+    def places(self) -> int:
+        """Decimals that seconds per document need."""
+        return 2 if self.task.baselines and self.task.baselines[0].throughput.seconds_per_document.value > 1 else 3
+
+    def settings_of(self, base: Baseline) -> str:
+        if len(self.task.baselines) < 2:
+            return ""
+        cache = "on" if base.block_cache else "off"
+        return f", threshold {base.threshold:g}, small block {base.small_block}, block cache {cache}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    prefix: str  # of ids and of figures' names; empty where a report has one section
+    request: Mapping[str, Any]
+    analysis: Analysis
+    tasks: tuple[TaskView, ...]
+    time: Picture | None
+    examples: tuple[Examples, ...]
+    totals: Mapping[Key, Totals]
+    memory: Mapping[Key, int]
+    trials: Mapping[str, Mapping[str, Any]]
+    more_notices: tuple[str, ...] = ()
+    earlier: Earlier | None = None
+
+    @property
+    def model(self) -> str:
+        return str(self.request["identity"].get("model"))
+
+    @property
+    def criteria(self) -> Criteria:
+        return self.analysis.criteria
+
+    @property
+    def declared(self) -> Criteria:
+        return self.analysis.declared
+
+    @property
+    def pictures(self) -> list[Picture]:
+        return [*(p for view in self.tasks for p in view.pictures), *([self.time] if self.time else [])]
+
+    @cached_property
+    def gates(self) -> list[GateText]:
+        return list(gate_texts(self.analysis.gates))
+
+    @property
+    def missing(self) -> list[str]:
+        return list(_missing(self))
+
+    @property
+    def notices(self) -> list[str]:
+        return [*_notices(self), *self.more_notices]
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        return list(_facts(self))
+
+    @property
+    def provenance(self) -> list[tuple[str, str]]:
+        return list(_provenance(self))
+
+    @property
+    def by_construction(self) -> list[list[str]]:
+        """Labels of configurations in output mode that differ in nothing but the layers they name."""
+        groups: dict[object, list[str]] = {}
+        for view in self.tasks:
+            for result in view.task.configurations:
+                own = result.configuration
+                if own.mode == "output" and own.k not in (1, None):
+                    rule = own.policy.partition("_")[0], own.policy.partition(".")[2], own.settings
+                    labels = groups.setdefault(rule, [])
+                    labels += [own.label] if own.label not in labels else []
+        return [labels for labels in groups.values() if len(labels) > 1]
+
+
+def section(
+    material: Material,
+    *,
+    prefix: str = "",
+    margin: float | None = None,
+    speedup: float | None = None,
+    figures: bool = True,
+) -> Section:
+    """Analyses and draws. Raises InputError where no comparison can be made."""
+    found = analyse(
+        material.rows, material.documents, material.request, margin=margin, speedup=speedup, trials=material.trials
+    )
+    asked = [*material.request["tasks"], *(task.task for task in found.tasks)]
+    found = replace(found, tasks=tuple(sorted(map(ordered, found.tasks), key=lambda task: asked.index(task.task))))
+    memory = peak_memory(material.trials)
+    return Section(
+        prefix=prefix,
+        request=material.request,
+        analysis=found,
+        tasks=tuple(_view(task, found, memory, prefix, figures) for task in found.tasks),
+        time=time_picture(found, startups(material.trials), prefix) if figures else None,
+        examples=tuple(examples(material, found)),
+        totals=totals(material.rows),
+        memory=memory,
+        trials=material.trials,
+        more_notices=material.notices,
+    )
+
+
+def _view(task: TaskResult, found: Analysis, memory: Mapping[Key, int], prefix: str, figures: bool) -> TaskView:
+    explained = [
+        (result, result.comparison.explanation, memory.get(key_of(task.task, result.configuration)))
+        for result in task.configurations
+        if result.comparison is not None and result.comparison.explanation is not None
+    ]
+    return TaskView(
+        task=task,
+        pictures=tuple(task_pictures(task, found, f"{prefix}{task.task}-")) if figures else (),
+        explained=tuple(explained),
+    )
+
+
+def _notices(section: Section) -> Iterator[str]:
+    identity, tasks = section.request["identity"], section.request["tasks"]
+    source = str(section.request.get("model", {}).get("source", identity.get("model")))
+    if BUNDLED_MODEL in (source, identity.get("model")):
+        yield (
+            "The model is the small one bundled with this project, trained on its own arithmetic. Its figures show "
+            "that the measuring works; they say nothing about other models."
+        )
+    bundled = [name for name, entry in tasks.items() if entry.get("source") == "bundled"]
+    if bundled:
+        yield f"The documents of {', '.join(bundled)} are those bundled with this project, not the public benchmark."
+    if section.criteria.exploratory:
+        yield "Margin or speed-up are not those declared before the run: all verdicts are exploratory."
+    failed = [gate.name for gate in section.gates if gate.state == "failed"]
+    if failed:
+        yield f"Validity gates failed ({', '.join(failed)}): verdicts on the rows concerned are withheld."
+    if section.missing:
+        yield "The sweep is unfinished; what is missing stands at the end."
+    limit = section.request.get("settings", {}).get("limit")
+    if limit:
+        yield f"Only the first {counted(limit, 'document')} of each subject were asked for (--limit {limit})."
+
+
+def _facts(section: Section) -> Iterator[tuple[str, str]]:
+    request, identity = section.request, section.request["identity"]
+    model = request.get("model", {})
+    size = f", {large(model['parameters'])} parameters" if model.get("parameters") else ""
+    yield "Model", f"{identity.get('model')}{size}"
+    yield "Depth", f"{identity.get('depth')} layers, subsets of {identity.get('subset_size')}"
+    yield "Precision", f"{identity.get('dtype')}, batch {identity.get('batch_size')}"
+    yield "Tasks", ", ".join(view.task.task for view in section.tasks)
+    yield "Configurations", str(max(len(view.task.configurations) for view in section.tasks))
+    yield "Rows", whole(section.analysis.rows)
+    yield "Decoding time", duration(sum(one.sums["seconds"] for one in section.totals.values()))
+    began, ended = (min(o.began for o in section.totals.values()), max(o.ended for o in section.totals.values()))
+    yield "Run", f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC"
+
+
+def _provenance(section: Section) -> Iterator[tuple[str, str]]:
+    request, identity = section.request, section.request["identity"]
+    made = provenance(section.trials)
+    yield "sweep", ", ".join(section.analysis.sweeps)
+    yield "model", f"{identity.get('model')}, revision {identity.get('model_revision') or 'unknown'}"
+    for task, sets in identity.get("datasets", {}).items():
+        entry = request["tasks"].get(task, {})
+        named = ", ".join(f"{name} at {revision}" for name, revision in sets.items())
+        yield f"documents of {task}", f"{entry.get('source')}: {named}; {entry.get('fewshot', 0)}-shot"
+    yield "prompts", f"chat template {'on' if identity.get('chat_template') else 'off'}"
+    for view in section.tasks[:1]:
+        for result in view.task.configurations:
+            yield f"layers of {result.label}", layers(result.configuration.layers)
+    for device in made.devices:
+        facts = ", ".join(f"{name} {value}" for name, value in device.facts)
+        yield "device", f"{device.name} ({facts}); {', '.join(device.actors)}"
+    yield "code", "; ".join(made.codes) or "unknown"
+    for name, versions in made.packages:
+        yield name, ", ".join(versions)
+    for command in request.get("commands", ()):
+        said = " ".join(str(word) for word in command.get("argv", ()))
+        code = f", {code_text(command['code'])}" if isinstance(command.get("code"), Mapping) else ""
+        yield "command", f"{said} ({command.get('at', '')}{code})"
+    yield "attempts", f"{whole(made.attempts)} at {whole(len(section.trials))} trials"
+
+
+def _missing(section: Section) -> Iterator[str]:
+    present = [view.task.task for view in section.tasks]
+    for task in section.request["tasks"]:
+        if task not in present:
+            yield f"{task}: no rows yet."
+    for view in section.tasks:
+        for sentence in view.task.missing:
+            yield f"{view.task.task}: {sentence}"
+    failures = provenance(section.trials).failures
+    for failure in failures[:20]:
+        reason = f": {failure.reason}" if failure.reason else ""
+        yield f"Trial {failure.name} is {failure.status}, not finished{reason}."
+    if len(failures) > 20:
+        yield f"{len(failures) - 20} more trials are not finished."

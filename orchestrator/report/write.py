@@ -1,0 +1,91 @@
+"""The report of one or several folders, from rows to files. Everything is made before the first file is written.
+
+report.html                                     the page
+results.md                                      the experiment's tables
+figures/<name>.svg, .png
+summaries/<task>[_limit_N]/<configuration>/summary.json
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.atomic import DISK, make_folders, write_file
+from orchestrator.report.earlier import beside, read_earlier
+from orchestrator.report.gather import gather
+from orchestrator.report.markdown import results_markdown
+from orchestrator.report.page import render
+from orchestrator.report.section import Section, section
+from orchestrator.report.summaries import summaries
+from sampler.errors import InputError
+
+PAGE = "report.html"
+
+
+def write_report(
+    folders: Sequence[Path],
+    *,
+    out: Path | None = None,
+    compare: Path | None = None,
+    margin: float | None = None,
+    speedup: float | None = None,
+    figures: bool = True,
+) -> Path:
+    """Writes all files and returns the page's path. InputError, and not one file, where no report can be made.
+
+    One folder's report is written into it; that of several into the first one's `merged`, if `out` does not say.
+    """
+    old = None if compare is None else read_earlier(compare)
+    materials = gather(folders)
+    target = Path(out) if out is not None else Path(folders[0]) if len(folders) == 1 else Path(folders[0]) / "merged"
+    prefixes = ["" if len(materials) == 1 else f"s{number}-" for number in range(1, len(materials) + 1)]
+    sections = [
+        section(material, prefix=prefix, margin=margin, speedup=speedup, figures=figures)
+        for material, prefix in zip(materials, prefixes, strict=True)
+    ]
+    if old is not None and compare is not None:
+        sections = [replace(one, earlier=beside(old, one.analysis.tasks, compare)) for one in sections]
+    names = [str(folder) for folder in folders]
+    files = {
+        **_figures(sections),
+        **_summaries(sections),
+        "results.md": results_markdown(sections).encode(),
+        PAGE: render(sections, title=_title(sections), folders=names).encode(),
+    }
+    write_all(target, files)
+    return target / PAGE
+
+
+def _title(sections: Sequence[Section]) -> str:
+    models = list(dict.fromkeys(one.model for one in sections))
+    return f"Layer reuse in {' and '.join(models)}"
+
+
+def _figures(sections: Sequence[Section]) -> dict[str, bytes]:
+    files = {}
+    for one in sections:
+        for picture in one.pictures:
+            files[f"figures/{picture.name}.svg"] = picture.svg_file
+            files[f"figures/{picture.name}.png"] = picture.png_file
+    return files
+
+
+def _summaries(sections: Sequence[Section]) -> dict[str, bytes]:
+    files = {}
+    for one in sections:
+        for name, summary in summaries(one).items():
+            path = f"summaries/{one.prefix}{name}/summary.json"
+            files[path] = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return files
+
+
+def write_all(target: Path, files: Mapping[str, bytes]) -> None:
+    """Each file whole or not at all; the page comes last, so that it never speaks of files that are not there."""
+    try:
+        for name, data in files.items():
+            path = target / name
+            make_folders(DISK, path.parent)
+            write_file(DISK, path, data)
+    except OSError as problem:
+        raise InputError(f"{target} cannot be written to: {problem.strerror or problem}") from problem

@@ -1,0 +1,133 @@
+"""Drives a headless Chromium through its debugging protocol: opens a page, runs script in it, takes pictures of it.
+
+Keeps what a page must not do: messages on the console, and requests for anything but the page itself.
+"""
+
+import asyncio
+import base64
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--remote-debugging-port=0",
+    "--hide-scrollbars",
+)
+PATIENCE = 120  # seconds, on a busy machine
+
+
+def find_browser() -> str | None:
+    return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+class Page:
+    """One tab. `messages` and `requests` fill while it is used."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._next, self._answers = socket, 0, {}  # type: ignore[var-annotated]
+        self._loaded = asyncio.Event()
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+
+    async def listen(self) -> None:
+        async for message in self._socket:
+            event = json.loads(message.data)
+            if "id" in event:
+                self._answers.pop(event["id"]).set_result(event)
+                continue
+            kind, details = event["method"], event["params"]
+            if kind == "Page.loadEventFired":
+                self._loaded.set()
+            elif kind == "Network.requestWillBeSent":
+                self.requests.append(details["request"]["url"])
+            elif kind == "Runtime.exceptionThrown":
+                self.messages.append(str(details["exceptionDetails"]))
+            elif kind == "Runtime.consoleAPICalled":
+                self.messages.append(str(details["args"]))
+            elif kind == "Log.entryAdded":
+                self.messages.append(details["entry"]["text"])
+
+    async def send(self, method: str, **values: Any) -> dict[str, Any]:
+        self._next += 1
+        answer = self._answers[self._next] = asyncio.get_running_loop().create_future()
+        await self._socket.send_json({"id": self._next, "method": method, "params": values})
+        event = await asyncio.wait_for(answer, PATIENCE)
+        assert "error" not in event, event
+        return dict(event["result"])
+
+    async def open(self, url: str) -> None:
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            await self.send(f"{domain}.enable")
+        self._loaded.clear()
+        await self.send("Page.navigate", url=url)
+        await asyncio.wait_for(self._loaded.wait(), PATIENCE)
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        answer = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def resize(self, width: int, height: int, scale: float = 1.0) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
+        await self.send("Emulation.setDeviceMetricsOverride", **metrics)
+
+    async def picture(self, path: Path, *, whole: bool = False) -> None:
+        answer = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+
+@asynccontextmanager
+async def browse(program: str) -> AsyncIterator[Page]:
+    """A browser with one empty page, in a profile of its own; both are gone afterwards."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "about:blank",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            port = await _port(Path(profile) / "DevToolsActivePort")
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    pages = [one for one in await answer.json() if one["type"] == "page"]
+                async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                    page = Page(socket)
+                    listening = asyncio.create_task(page.listen())
+                    yield page
+                    await page.send("Browser.close")
+                    listening.cancel()
+        finally:
+            if process.returncode is None:
+                try:
+                    await asyncio.wait_for(process.wait(), 10)
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+
+
+async def _port(path: Path) -> int:
+    for _ in range(PATIENCE * 10):
+        if path.exists() and path.read_text().strip():
+            return int(path.read_text().split()[0])
+        await asyncio.sleep(0.1)
+    raise TimeoutError("the browser did not start")

@@ -1,0 +1,154 @@
+"""A sweep as lm-eval's files, compared with what lm-eval writes itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval
+import lm_eval.api.model
+import pyarrow as pa
+import pytest
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.utils import make_table
+from simulated_sweep import QuickDisk, Simulation, write_sweep
+from test_tasks_sources import gsm8k_folder
+
+from orchestrator.export import export_lm_eval, main
+from orchestrator.schema import DOCUMENTS, ROWS
+from orchestrator.store import Store
+from orchestrator.writer import StoreWriter
+from sampler.cli import run_command
+from tasks.harness import Task, quiet
+from tasks.opening import open_task
+from tasks.options import TaskOptions
+
+SIMULATION = Simulation(documents={"gsm8k": 12, "mmlu": 114}, policies=("k1_first", "k2_middle"), shard_size=60)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Store, dict[str, Path]]:
+    folder = write_sweep(tmp_path / "sweep", SIMULATION)
+    return Store(folder), {path.name: path for path in export_lm_eval(folder, tmp_path / "out")}
+
+
+def one(folder: Path, start: str) -> Path:
+    found = [path for path in folder.iterdir() if path.name.startswith(start)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_results_are_means_where_the_data_is_elsewhere(files: tuple[Store, dict[str, Path]]) -> None:
+    store, folders = files
+    assert set(folders) == {f"simulated__block-diffusion-7b__{policy}" for policy in SIMULATION.policies}
+    for name, folder in folders.items():
+        results = json.loads(one(folder, "results_").read_text())
+        rows = store.rows(columns=["task", "policy", "correct", "subtask"]).to_pylist()
+        for task, metric in (("gsm8k", "exact_match,flexible-extract"), ("mmlu", "acc,none")):
+            right = [r["correct"] for r in rows if r["task"] == task and name.endswith(r["policy"])]
+            assert results["results"][task][metric] == pytest.approx(sum(right) / len(right))
+        assert results["groups"] == {"mmlu": results["results"]["mmlu"]}
+        assert len(results["group_subtasks"]["mmlu"]) == 57
+        assert results["n-samples"]["gsm8k"]["effective"] == 12
+        assert "|gsm8k" in make_table(results).replace(" ", "")
+
+
+def test_samples_open_as_a_dataset(files: tuple[Store, dict[str, Path]], tmp_path: Path) -> None:
+    path = one(files[1]["simulated__block-diffusion-7b__k2_middle"], "samples_gsm8k_")
+    table = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+    assert table["doc_id"] == list(range(12))
+    assert set(table["filter"]) == {"flexible-extract"}
+
+
+class Canned:
+    """Answers of one sentence, right for even documents."""
+
+    def __init__(self, task: Task) -> None:
+        golds = [task.subtasks[d.subtask].task_docs[d.index]["answer"].split()[-1] for d in task.documents]
+        self.texts = [f"It is \\boxed{{{gold if n % 2 == 0 else '-1'}}}." for n, gold in enumerate(golds)]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Task:
+    gsm8k_folder(tmp_path / "data")
+    return open_task("gsm8k", TaskOptions(data=str(tmp_path / "data")))
+
+
+def sweep_of(task: Task, folder: Path, data: Path) -> Path:
+    """A sweep of this task's own documents, answered by canned texts and scored by lm-eval."""
+    write_sweep(folder, Simulation(documents={"gsm8k": len(task.documents)}, policies=("k1_first",), shard_size=100))
+    store = Store(folder)
+    request = dict(store.read_request() or {})
+    request["identity"] = {
+        **request["identity"],
+        "data": "folder",
+        "datasets": {"gsm8k": dict(task.provenance.datasets)},
+    }
+    request["settings"] = {**request["settings"], "data": str(data)}
+    rows = store.rows().to_pylist()
+    described = [task.describe(document) for document in task.documents]
+    texts = Canned(task).texts
+    for row, document, text in zip(rows, task.documents, texts, strict=True):
+        requests = task.requests(document, None)
+        requests[0].resps = [text]
+        row |= {"text": text, "metrics": json.dumps(task.score(document, requests)), "doc_hash": document.doc_hash}
+    for path in sorted((folder / "trials").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    documents = [
+        {name: getattr(one, name, None) for name in DOCUMENTS.names} | {"shard": 0, "level": None} for one in described
+    ]
+    with StoreWriter(folder, disk=QuickDisk()) as writer:
+        writer.write_request(request)
+        writer.write_documents("gsm8k", pa.Table.from_pylist(documents, schema=DOCUMENTS))
+        names = ("trial_id", "task", "policy", "threshold", "small_block", "block_cache", "repeat", "shard")
+        writer.begin({name: rows[0][name] for name in names}, {})
+        writer.append(rows[0]["trial_id"], 0, pa.RecordBatch.from_pylist(rows, schema=ROWS))
+    return folder
+
+
+def test_an_opened_task_gives_what_lm_eval_writes(opened: Task, tmp_path: Path) -> None:
+    folder = sweep_of(opened, tmp_path / "sweep", tmp_path / "data")
+    (exported,) = export_lm_eval(folder)
+    theirs = lm_eval_files(opened, tmp_path / "theirs")
+    results, expected = (json.loads(one(path, "results_").read_text()) for path in (exported, theirs))
+    assert results["results"] == expected["results"]
+    same = ("group_subtasks", "versions", "n-shot", "higher_is_better", "n-samples", "task_hashes")
+    for key in same:
+        assert results[key] == expected[key], key
+    assert results["configs"].keys() == expected["configs"].keys()
+    lines, wanted = (one(path, "samples_gsm8k_").read_text().splitlines() for path in (exported, theirs))
+    keyed = [{(s["doc_id"], s["filter"]): s for s in map(json.loads, side)} for side in (lines, wanted)]
+    assert keyed[0] == keyed[1]
+
+
+def lm_eval_files(task: Task, out: Path) -> Path:
+    """The same documents and answers through lm-eval itself."""
+    texts = iter(Canned(task).texts)
+
+    class Model(lm_eval.api.model.LM):  # type: ignore[name-defined,misc]
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            del disable_tqdm
+            return [next(texts) for _ in requests]
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+            raise NotImplementedError
+
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+            raise NotImplementedError
+
+    tracker = EvaluationTracker(output_path=str(out))
+    tracker.general_config_tracker.model_name_sanitized = "canned"
+    with quiet():
+        found = lm_eval.simple_evaluate(model=Model(), tasks=task.evaluable, log_samples=True, bootstrap_iters=100_000)
+    samples = found.pop("samples")
+    tracker.save_results_aggregated(results=found, samples=samples)
+    for name, lines in samples.items():
+        tracker.save_results_samples(task_name=name, samples=lines)
+    return out / "canned"
+
+
+def test_a_folder_without_a_sweep_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: main(["--lm-eval", str(tmp_path / "absent")]))
+    assert ended.value.code == 2
+    assert "holds no sweep" in capsys.readouterr().err

@@ -1,0 +1,374 @@
+"""The report of simulated sweeps: its files, its words, and what it refuses."""
+
+import base64
+import hashlib
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_sweep import NINE, Simulation, write_sweep
+
+from orchestrator.report import write_report
+from orchestrator.report.__main__ import main
+from orchestrator.report.texts import AFTER, BEFORE, CUT, HEAD, TAIL, compare
+from sampler.cli import run_command
+from sampler.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+SMALL = Simulation(documents={"gsm8k": 60, "minerva_math": 56, "mmlu": 57}, shard_size=30)
+FEW = Simulation(documents={"gsm8k": 30}, policies=("k1_first", "k1_last", "k2_middle"), shard_size=30)
+MOST_BYTES = 5_000_000
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_sweep(tmp_path_factory.mktemp("sweep") / "nine", SMALL)
+    write_report([folder], compare=ROOT / "examples" / "seed-results")
+    return folder
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    return write_sweep(tmp_path / "few", FEW)
+
+
+class Page(HTMLParser):
+    """Text of a page and the tags in it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def ids(self) -> list[str]:
+        return [str(attributes["id"]) for _, attributes in self.tags if "id" in attributes]
+
+
+def read_page(folder: Path) -> Page:
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_one_file_that_loads_nothing(reported: Path) -> None:
+    page = read_page(reported)
+    assert (reported / "report.html").stat().st_size < MOST_BYTES
+    assert len(page.ids) == len(set(page.ids))
+    links = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href", "xlink:href", "srcset", "action")]
+    assert all(link is not None and link.startswith(("#", "data:,")) for link in links)
+    assert not [attributes for _, attributes in page.tags if "style" in attributes or "onclick" in attributes]
+    references = re.findall(r"url\(#([^)]+)\)", (reported / "report.html").read_text(encoding="utf-8"))
+    assert {*references, *(str(link)[1:] for link in links if str(link).startswith("#"))} <= set(page.ids)
+
+
+def test_the_policy_allows_exactly_the_style_and_script_that_are_there(reported: Path) -> None:
+    text = (reported / "report.html").read_text(encoding="utf-8")
+    policy = next(str(a["content"]) for tag, a in Page(text).tags if "http-equiv" in a and tag == "meta")
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        bodies = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert len(bodies) == 1
+        digest = base64.b64encode(hashlib.sha256(bodies[0].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_what_a_model_wrote_is_text(reported: Path) -> None:
+    text = (reported / "report.html").read_text(encoding="utf-8")
+    assert "&lt;script&gt;document.title" in text
+    assert "<script>document.title" not in text
+    assert "<img" not in text
+    assert "<script>document.title='broken'</script>" in read_page(reported).text
+
+
+def test_every_part_is_there(reported: Path) -> None:
+    page = read_page(reported)
+    for part in (
+        "verdict",
+        "results",
+        "gates",
+        "pictures",
+        "explanations",
+        "breaks",
+        "earlier",
+        "provenance",
+        "missing",
+    ):
+        assert part in page.ids
+    for policy in NINE:
+        assert policy in page.text
+    assert "Declared before the run" in page.text
+    assert "k1_first ran at 22.75 tokens/s" in page.text
+    assert "Nothing: every configuration that was asked for has every document." in page.text
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "minerva_math", "mmlu"])
+def test_figures_are_files_too(reported: Path, task: str) -> None:
+    names = {path.name for path in (reported / "figures").iterdir()}
+    wanted = {f"{task}-tradeoff", f"{task}-grid", f"{task}-agreement"}
+    wanted |= {f"{task}-spread"} if task != "mmlu" else set()
+    wanted |= {f"{task}-subjects"} if task != "gsm8k" else set()
+    wanted |= {f"{task}-levels"} if task == "minerva_math" else set()
+    assert {f"{name}.{suffix}" for name in {*wanted, "time"} for suffix in ("svg", "png")} <= names
+    for name in wanted:
+        root = ET.fromstring((reported / "figures" / f"{name}.svg").read_bytes())
+        assert root.tag.endswith("svg")
+        assert (reported / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_summaries_have_the_experiments_keys_and_more(reported: Path) -> None:
+    paths = sorted((reported / "summaries").rglob("summary.json"))
+    assert {str(path.parent.relative_to(reported / "summaries")) for path in paths} == {
+        f"{task}/{policy}" for task in SMALL.documents for policy in NINE
+    }
+    summary = json.loads((reported / "summaries/gsm8k/k2_middle/summary.json").read_text())
+    keys = {"task", "config", "timestamp", "accuracy", "throughput", "gpu_info", "git", "environment", "model_args"}
+    assert keys | {"eval_params", "intervals", "counters", "layers", "gates"} <= summary.keys()
+    assert set(summary["throughput"]) == {"tokens_generated", "total_time_s", "tokens_per_s"}
+    assert summary["layers"] == list(range(8, 20))
+    ends = summary["intervals"]["speedup"]
+    assert ends["low"] <= ends["value"] <= ends["high"]
+    assert summary["counters"]["replayed"] == summary["counters"]["eligible"] > 0
+    assert summary["throughput"]["tokens_generated"] == summary["counters"]["tokens"]
+
+
+def test_results_hold_the_experiments_tables(reported: Path) -> None:
+    text = (reported / "results.md").read_text(encoding="utf-8")
+    for title in (
+        "## Complete results",
+        "## Best configuration per benchmark",
+        "## Accuracy against speed",
+        "## Notes",
+    ):
+        assert title in text
+    rows = [line for line in text.splitlines() if line.startswith("| k2_middle | 2 | middle |")]
+    assert len(rows) == 3
+    summary = json.loads((reported / "summaries/gsm8k/k2_middle/summary.json").read_text())
+    assert f"{100 * summary['accuracy']:.2f} %" in rows[0]
+    assert f"{summary['throughput']['tokens_per_s']:.2f}" in rows[0]
+    lines = text.splitlines()
+    for above, line in pairwise(lines):  # every row of a table has its header's columns
+        if line.startswith("|") and above.startswith("|"):
+            assert line.count("|") == above.count("|")
+
+
+def test_the_same_rows_give_the_same_bytes(few: Path, tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        write_report([few], out=tmp_path / name)
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        found.append({str(p.relative_to(tmp_path / name)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files})
+    assert found[0] == found[1]
+    assert "report.html" in found[0]
+
+
+def test_other_values_than_declared_are_exploratory(few: Path, tmp_path: Path) -> None:
+    write_report([few], out=tmp_path / "out", margin=3.0, figures=False)
+    assert "exploratory" in read_page(tmp_path / "out").text
+    assert "Exploratory: more than 1.2× the speed of k=1 at a drop of less than 3 points" in (
+        tmp_path / "out" / "results.md"
+    ).read_text(encoding="utf-8")
+    summary = json.loads((tmp_path / "out/summaries/gsm8k/k2_middle/summary.json").read_text())
+    assert summary["verdict"]["exploratory"] is True
+
+
+def test_an_unfinished_sweep_says_what_is_missing(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "part", replace(FEW, documents={"gsm8k": 60, "mmlu": 57}, trials=3))
+    write_report([folder], figures=False)
+    text = read_page(folder).text
+    assert "mmlu: no rows yet." in text
+    assert re.search(r"gsm8k: \S+ has 30 of 60 documents\.", text)
+    assert "The sweep is unfinished" in text
+
+
+def test_the_bundled_model_is_named_as_such(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "tiny", replace(FEW, model="tiny", data="bundled"))
+    write_report([folder], figures=False)
+    assert "The model is the small one bundled with this project" in read_page(folder).text
+    assert "The documents of gsm8k are those bundled" in read_page(folder).text
+
+
+def test_a_failed_gate_has_its_paragraph(tmp_path: Path) -> None:
+    def none_replayed(policy: str, columns: dict[str, Any]) -> Any:
+        return columns["replayed"] * 0 if policy.startswith("k2") else columns["replayed"]
+
+    folder = write_sweep(tmp_path / "broken", replace(FEW, changes={"replayed": none_replayed}))
+    write_report([folder], figures=False)
+    text = read_page(folder).text
+    assert "The times then say nothing about reuse" in text
+    assert "Validity gates failed (replay)" in text
+
+
+def test_runs_of_one_identity_are_merged(tmp_path: Path) -> None:
+    one = write_sweep(tmp_path / "one", FEW)
+    two = write_sweep(tmp_path / "two", replace(FEW, policies=("k1_first", "k3_middle")))
+    page = write_report([one, two, one], figures=False)
+    assert page == one / "merged" / "report.html"
+    text = read_page(one / "merged").text
+    assert "k3_middle" in text
+    assert "k2_middle" in text
+    assert "Each has its own part" not in text
+    summary = json.loads((one / "merged/summaries/gsm8k/k1_first/summary.json").read_text())
+    assert summary["eval_params"]["repeats"] == 1  # the copy of a trial counts once
+
+
+def test_a_trial_run_twice_becomes_a_repeat(tmp_path: Path) -> None:
+    one, two = write_sweep(tmp_path / "one", FEW), write_sweep(tmp_path / "two", replace(FEW, actors=1))
+    write_report([one, two], out=tmp_path / "out", figures=False)
+    summary = json.loads((tmp_path / "out/summaries/gsm8k/k2_middle/summary.json").read_text())
+    assert summary["eval_params"]["repeats"] == 2
+    assert summary["counters"]["rows"] == 60
+
+
+def test_two_models_are_never_paired(tmp_path: Path) -> None:
+    one = write_sweep(tmp_path / "one", FEW)
+    two = write_sweep(tmp_path / "two", replace(FEW, model="simulated/other", depth=36))
+    write_report([one, two], out=tmp_path / "out", figures=False)
+    page = read_page(tmp_path / "out")
+    assert {"s1-verdict", "s2-verdict"} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "Each has its own part below" in page.text
+    layers = [
+        json.loads((tmp_path / f"out/summaries/{prefix}gsm8k/k2_middle/summary.json").read_text())["layers"]
+        for prefix in ("s1-", "s2-")
+    ]
+    assert layers == [list(range(8, 20)), list(range(12, 24))]
+
+
+def test_settings_that_vary_are_told_apart(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "two", replace(FEW, thresholds=(0.9, 0.95)))
+    write_report([folder], figures=False)
+    names = {path.parent.name for path in (folder / "summaries").rglob("summary.json")}
+    assert names == {f"{policy}_t{value}" for policy in FEW.policies for value in ("0.9", "0.95")}
+
+
+def test_output_mode_is_identical_by_construction(tmp_path: Path) -> None:
+    policies = ("k1_first", "k1_last", "k2_first.output", "k2_last.output")
+    folder = write_sweep(tmp_path / "output", replace(FEW, policies=policies))
+    write_report([folder], figures=False)
+    text = read_page(folder).text
+    assert "Identical by construction" in text
+    assert "k2_first.output, k2_last.output" in text
+
+
+Broken = Callable[[Path], list[str]]
+
+
+def _empty(folder: Path) -> list[str]:
+    (folder / "empty").mkdir()
+    return [str(folder / "empty")]
+
+
+def _one_policy(folder: Path) -> list[str]:
+    return [str(write_sweep(folder / "s", replace(FEW, policies=("k1_first",))))]
+
+
+def _no_baseline(folder: Path) -> list[str]:
+    return [str(write_sweep(folder / "s", replace(FEW, policies=("k2_first", "k3_first"))))]
+
+
+def _nan(folder: Path) -> list[str]:
+    changes = {"metrics": '{"exact_match,flexible-extract": NaN}', "correct": None}
+    return [str(write_sweep(folder / "s", replace(FEW, changes=changes)))]
+
+
+def _no_documents(folder: Path) -> list[str]:
+    write_sweep(folder / "s", FEW)
+    (folder / "s" / "documents" / "gsm8k.parquet").unlink()
+    return [str(folder / "s")]
+
+
+def _no_request(folder: Path) -> list[str]:
+    write_sweep(folder / "s", FEW)
+    (folder / "s" / "sweep.json").unlink()
+    return [str(folder / "s")]
+
+
+def _no_rows(folder: Path) -> list[str]:
+    return [str(write_sweep(folder / "s", replace(FEW, trials=0)))]
+
+
+def _no_old(folder: Path) -> list[str]:
+    return [str(write_sweep(folder / "s", FEW)), "--compare", str(folder)]
+
+
+def _bad_margin(folder: Path) -> list[str]:
+    return [str(write_sweep(folder / "s", FEW)), "--margin", "nan"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_empty, "holds no sweep"),
+        (lambda folder: [str(folder / "absent")], "is no folder"),
+        (_one_policy, "needs another policy"),
+        (_no_baseline, "no rows at k=1"),
+        (_nan, "no finite score"),
+        (_no_documents, "does not exist"),
+        (_no_request, "has no sweep.json"),
+        (_no_rows, "no rows yet"),
+        (_no_old, "no summary.json"),
+        (_bad_margin, "a number above 0"),
+        (lambda _: [], "required"),
+    ],
+)
+def test_what_no_report_can_be_made_of_is_one_sentence(
+    make: Broken, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = make(tmp_path)
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: main(arguments))
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(few: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match="cannot be written to"):
+        write_report([few], out=tmp_path / "file" / "out", figures=False)
+
+
+def test_long_answers_are_cut_around_their_first_difference() -> None:
+    start, end = "same words " * 200, " and the end" * 200
+    one, other = compare(start + "apples" + end, start + "apricots" + end)
+    assert (one.different, other.different) == ("apples", "apricots")
+    for side in (one, other):
+        assert CUT in side.same
+        assert CUT in side.rest
+        assert len(side.same) <= HEAD + BEFORE + len(CUT)
+        assert len(side.rest) <= AFTER + TAIL + len(CUT)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "parted"),
+    [
+        ("is 12.", "is 13.", ("12.", "13.")),
+        ("same", "same", ("", "")),
+        ("same", "same and more", ("", " and")),
+        ("", "x", ("", "x")),
+        (" A", " B", ("A", "B")),
+    ],
+)
+def test_the_word_in_which_answers_part_is_marked(one: str, other: str, parted: tuple[str, str]) -> None:
+    left, right = compare(one, other)
+    assert (left.different, right.different) == parted
+    assert left.same + left.different + left.rest == one
+    assert right.same + right.different + right.rest == other

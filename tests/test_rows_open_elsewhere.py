@@ -1,0 +1,43 @@
+"""The lines of docs/rows.md, run on a sweep's folder: other programs read its rows."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from simulated_sweep import Simulation, write_sweep
+
+TEXT = (Path(__file__).parents[1] / "docs" / "rows.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r"\n([^\n]*):\n\n```python\n(.*?)```", TEXT, re.DOTALL))
+SIMULATION = Simulation(documents={"gsm8k": 20}, policies=("k1_first", "k2_middle"), shard_size=10)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    write_sweep(home / "results" / "demo", SIMULATION)
+    return home
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_rows_open_in(name: str, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setitem(os.environ, "HF_HOME", str(tmp_path))
+    if "duckdb" in BLOCKS[name]:
+        pytest.importorskip("duckdb")
+    assert len(BLOCKS[name].strip().splitlines()) == 2
+    found: dict[str, Any] = {}
+    exec(BLOCKS[name], found)
+    rows = found["rows"]
+    if "GROUP BY" in BLOCKS[name]:
+        assert {row[1] for row in rows} == {"k1_first", "k2_middle"}
+        return
+    table = rows if isinstance(rows, pa.Table) else None
+    policies = table["policy"].to_pylist() if table is not None else list(rows["policy"])
+    assert sorted(policies) == ["k1_first"] * 20 + ["k2_middle"] * 20
+
+
+def test_every_program_named_has_its_lines() -> None:
+    assert len(BLOCKS) == 5
