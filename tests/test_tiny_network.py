@@ -93,3 +93,96 @@ def test_every_block_of_a_shard_has_the_logits_that_decoding_will_see() -> None:
         torch.testing.assert_close(logits[number], expected, atol=1e-4, rtol=1e-4)
         checked += 1
     assert checked == len(rows) == 9  # three clean blocks, two copies of three that hold the answer
+
+
+def test_blocks_see_what_one_mask_over_the_whole_batch_would_let_them_see() -> None:
+    """The same attention once more, brute force: all keys of the batch, and a mask."""
+    weights = weights_of(CONFIG)
+    examples = [example(70, 20, 1), example(34, 32, 2), example(100, 65, 3)]
+    shard = shard_of(*examples)
+    at = torch.arange(24 * SIZE)
+    fast = Network(CONFIG, compiled=False).logits(weights, shard.blocks, at)
+    torch.testing.assert_close(fast, masked_logits(weights, shard.blocks), atol=2e-4, rtol=1e-4)
+
+
+def masked_logits(weights: Weights, blocks: Blocks) -> Tensor:
+    """The network written down plainly, with one mask for all blocks."""
+    sees = torch.zeros(len(blocks.tokens_BS), len(blocks.tokens_BS), dtype=torch.bool)
+    for group in blocks.groups:
+        for row, seen in zip(range(group.begin, group.end), group.seen.view(group.end - group.begin, -1), strict=True):
+            sees[row, seen] = True
+    mask = sees.repeat_interleave(SIZE, 0).repeat_interleave(SIZE, 1)
+    position = (blocks.place_B[:, None] * SIZE + torch.arange(SIZE)).flatten()
+    tensors = qwen2_tensors(weights, CONFIG)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return torch.nn.functional.rms_norm(x, (CONFIG.hidden_size,), tensors[name], CONFIG.rms_norm_eps)
+
+    def heads(x: Tensor, name: str, count: int) -> Tensor:
+        y = x @ tensors[f"{name}.weight"].t() + tensors[f"{name}.bias"]
+        return y.view(len(x), count, CONFIG.head_dim).transpose(0, 1)
+
+    def turned(x: Tensor) -> Tensor:
+        half = CONFIG.head_dim // 2
+        angle = position[:, None] * CONFIG.rope_theta ** -(torch.arange(half) / half)
+        left, right = x[..., :half], x[..., half:]
+        turn = torch.polar(torch.ones_like(angle), angle)
+        both = torch.complex(left, right) * turn
+        return torch.cat((both.real, both.imag), -1)
+
+    x = tensors["model.embed_tokens.weight"][blocks.tokens_BS.flatten()]
+    for index in range(CONFIG.num_layers):
+        layer = f"model.layers.{index}."
+        y = norm(x, layer + "input_layernorm.weight")
+        q = turned(heads(y, layer + "self_attn.q_proj", CONFIG.num_heads))
+        k = turned(heads(y, layer + "self_attn.k_proj", CONFIG.num_kv_heads)).repeat_interleave(2, 0)
+        v = heads(y, layer + "self_attn.v_proj", CONFIG.num_kv_heads).repeat_interleave(2, 0)
+        scores = (q @ k.transpose(1, 2) / CONFIG.head_dim**0.5).masked_fill(~mask, float("-inf"))
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        x = x + mixed @ tensors[layer + "self_attn.o_proj.weight"].t()
+        y = norm(x, layer + "post_attention_layernorm.weight")
+        gate, up = (y @ tensors[f"{layer}mlp.{name}_proj.weight"].t() for name in ("gate", "up"))
+        x = x + (torch.nn.functional.silu(gate) * up) @ tensors[layer + "mlp.down_proj.weight"].t()
+    return norm(x, "model.norm.weight") @ tensors["lm_head.weight"].t()
+
+
+def test_a_noisy_copy_sees_clean_earlier_blocks_and_itself_only() -> None:
+    """Changing another noisy copy, or a clean copy of the block itself, changes nothing; an earlier block does."""
+    weights = weights_of(CONFIG)
+    rows = make_rows(example(100, 40), CONFIG, random.Random(0), 0.0)
+    assert [(row.place, row.noisy) for row in rows] == [
+        (0, False), (1, False), (2, False), (1, True), (1, True), (2, True), (2, True), (3, True), (3, True),
+    ]  # fmt: skip
+    network = Network(CONFIG, compiled=False)
+
+    def logits(changed: int | None) -> list[Tensor]:
+        """Of each row in order; in row `changed` another token stands first."""
+        rows_now = [
+            replace(row, tokens=((row.tokens[0] + 1) % 30, *row.tokens[1:])) if number == changed else row
+            for number, row in enumerate(rows)
+        ]
+        shard = pack([rows_now], CONFIG, len(rows))
+        order = sorted(range(len(rows)), key=lambda number: rows[number].place)  # as `pack` orders them
+        out = network.logits(weights, shard.blocks, torch.arange(len(rows) * SIZE)).unflatten(0, (-1, SIZE))
+        return [out[order.index(number)] for number in range(len(rows))]
+
+    plain = logits(None)
+    for changed, row in enumerate(rows):
+        differ = {n for n, (a, b) in enumerate(zip(plain, logits(changed), strict=True)) if not torch.equal(a, b)}
+        later = set() if row.noisy else {n for n, other in enumerate(rows) if other.place > row.place}
+        assert differ == {changed} | later
+
+
+@pytest.mark.slow
+def test_compiled_and_plain_agree() -> None:
+    weights = {name: weight.requires_grad_() for name, weight in weights_of(CONFIG).items()}
+    shard = shard_of(example(100, 40), example(60, 33))
+    results = []
+    for compiled in (False, True):
+        logits = Network(CONFIG, compiled=compiled).logits(weights, shard.blocks, shard.at_M)
+        loss = torch.nn.functional.cross_entropy(logits, shard.target_M)
+        results.append((logits, torch.autograd.grad(loss, list(weights.values()))))
+    (plain, plain_grads), (fast, fast_grads) = results
+    torch.testing.assert_close(fast, plain, atol=1e-4, rtol=1e-4)
+    for name, a, b in zip(weights, plain_grads, fast_grads, strict=True):
+        torch.testing.assert_close(b, a, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")

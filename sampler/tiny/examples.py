@@ -49,6 +49,7 @@ class Example:
     tokens: tuple[int, ...]  # ends with the stop token
     prompt: int  # how many of them are the prompt
     asked: frozenset[int] | None = None
+    numbers: frozenset[int] = frozenset()  # token ids that are digits
 
     @property
     def is_choice(self) -> bool:
@@ -104,11 +105,13 @@ def encode_examples(lines: Sequence[Line], tokenizer: Any) -> list[Example]:
     fast = tokenizer.backend_tokenizer  # many texts at once
     before = fast.encode_batch(prompts, add_special_tokens=False)
     answers = fast.encode_batch([line.answer for line in lines], add_special_tokens=False)
+    numbers = frozenset(tokenizer.convert_tokens_to_ids(list("0123456789")))
     return [
         Example(
             tokens=(*prompt.ids, *answer.ids, tokenizer.eos_token_id),
             prompt=len(prompt.ids),
             asked=_asked(line, len(prompt.ids), answer.offsets) if line.task == DRILL else None,
+            numbers=numbers,
         )
         for line, prompt, answer in zip(lines, before, answers, strict=True)
     ]

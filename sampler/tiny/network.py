@@ -70,6 +70,19 @@ def new_weights(config: ModelConfig, generator: torch.Generator) -> Weights:
     }
 
 
+def grown(weights: Mapping[str, Tensor], factor: int) -> Weights:
+    """Each layer as `factor` equal ones that together do about what it did: each adds its part to the stream."""
+    whole = (EMBEDDING, HEAD, FINAL_NORM)
+    return {
+        name: (
+            tensor.clone()
+            if name in whole
+            else tensor.repeat_interleave(factor, 0) / (factor if name in ("out", "down") else 1)
+        )
+        for name, tensor in weights.items()
+    }
+
+
 def matrix_parts(config: ModelConfig) -> dict[str, list[int]]:
     """The stacked matrices, and how many rows each of the matrices fused in them has."""
     keys = config.num_kv_heads * config.head_dim

@@ -2,7 +2,7 @@
 
 Blocks look as decoding will meet them. A block's first token is never masked: decoding gets it from the last position
 of the block before, which is read in the clean copy. Behind the stop token stand more of them, which count little.
-Each block of an answer has two noisy copies. They are masked either at random, one where the other is not, or as in
+Each block of an answer has two noisy copies. They are masked either here and there, at most half of them, or as in
 decoding: one small block is partly revealed, those before it are known, those behind it masked.
 The last block needs no clean copy, a block of the prompt no noisy one. Knows no tensors and no text.
 """
@@ -15,7 +15,9 @@ from sampler.tiny.examples import Example
 
 SMALL_BLOCK = 8  # as decoding has it
 FILL = 0.1  # weight of a stop token behind the first
-AHEAD = 0.3  # weight of what lies behind the small block that is being denoised
+AHEAD = 0.1  # weight of what lies behind the small block that is being denoised: mostly it cannot be known yet
+MOST_MASKED = 0.5  # of a block that is masked here and there
+NUMBER = 2.0  # weight of a digit: the words around it are easy
 CHOICE = 3.0  # weight of a letter, of which an example has only one
 STOP_SHOWN = 0.8  # share of choices with the stop token visible, as in scoring
 ALL_MASKED = 0.4  # share of small blocks of which nothing is revealed yet
@@ -71,9 +73,11 @@ class _Layout:
 
     def clean_row(self, place: int) -> Row:
         behind = (place + 1) * self.size
-        weight = CHOICE if self.example.is_choice and behind < self.stop else 1.0
-        readings = (Reading(self.size - 1, self.tokens[behind], weight),) if self._handed_over(place + 1) else ()
-        return Row(tokens=self._block(place), place=place, noisy=False, readings=readings)
+        if not self._handed_over(place + 1):
+            return Row(tokens=self._block(place), place=place, noisy=False, readings=())
+        weight = CHOICE if self.example.is_choice and behind < self.stop else self._weight(behind)
+        reading = Reading(self.size - 1, self.tokens[behind], weight)
+        return Row(tokens=self._block(place), place=place, noisy=False, readings=(reading,))
 
     def noisy_row(self, place: int, hidden: set[int], weights: dict[int, float]) -> Row:
         block = self._block(place)
@@ -95,9 +99,14 @@ class _Layout:
             return [self._drill(place, rng)]
         if rng.random() < like_decoding:
             return self._like_decoding(place, open_offsets, rng)
-        rate = rng.random()
-        first = {offset for offset in open_offsets if rng.random() < rate}
-        return [(hidden, self._weights(place, hidden)) for hidden in (first, set(open_offsets) - first)]
+        return [self._here_and_there(place, open_offsets, rng) for _ in range(2)]
+
+    def _here_and_there(
+        self, place: int, open_offsets: range, rng: random.Random
+    ) -> tuple[set[int], dict[int, float]]:
+        rate = rng.uniform(0.05, MOST_MASKED)
+        hidden = {offset for offset in open_offsets if rng.random() < rate} or {rng.choice(open_offsets)}
+        return hidden, self._weights(place, hidden)
 
     def _choice(
         self, place: int, open_offsets: range, rng: random.Random
@@ -114,7 +123,7 @@ class _Layout:
     def _drill(self, place: int, rng: random.Random) -> tuple[set[int], dict[int, float]]:
         shown = rng.random() * 0.3
         hidden = {offset for offset in self._learned(place) if rng.random() >= shown}
-        return hidden, dict.fromkeys(hidden, 1.0)
+        return hidden, self._weights(place, hidden)
 
     def _like_decoding(
         self, place: int, open_offsets: range, rng: random.Random
@@ -135,7 +144,12 @@ class _Layout:
         return copies
 
     def _weights(self, place: int, hidden: set[int]) -> dict[int, float]:
-        return {offset: 1.0 if place * self.size + offset <= self.stop else FILL for offset in hidden}
+        return {offset: self._weight(place * self.size + offset) for offset in hidden}
+
+    def _weight(self, position: int) -> float:
+        if position > self.stop:
+            return FILL
+        return NUMBER if self.tokens[position] in self.example.numbers else 1.0
 
     def _open(self, place: int) -> range:
         """Offsets that are masked when decoding comes to the block."""

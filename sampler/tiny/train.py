@@ -24,7 +24,7 @@ from sampler.tiny.evaluate import evaluate, print_figures
 from sampler.tiny.examples import TRAIN, Line, encode_examples, read_lines, training_texts
 from sampler.tiny.model_files import LAYERS, tiny_config, write_model
 from sampler.tiny.tokenizer import build_tokenizer
-from sampler.tiny.trainer import Budget, Stopwatch, Trainer, compiler_at_hand
+from sampler.tiny.trainer import GROWTH, Budget, Stopwatch, Trainer, compiler_at_hand
 
 STEPS = 4000
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -93,8 +93,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"steps {arguments.steps}: at least 1 is allowed")
     if arguments.threads not in (1, 2):
         raise InputError(f"threads {arguments.threads}: 1 or 2 is allowed")
-    if arguments.layers < 1:
-        raise InputError(f"layers {arguments.layers}: at least 1 is allowed")
+    if arguments.layers < 1 or arguments.layers % GROWTH:
+        raise InputError(f"layers {arguments.layers}: a multiple of {GROWTH} is allowed")
     out = Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise InputError(f"output {arguments.out!r} is a file; a folder is allowed")
@@ -112,7 +112,7 @@ def train(trainer: Trainer, budget: Budget, path: Path, run: str) -> Progress:
     found = checkpoint.load(path, run)
     if found is not None:
         tensors, progress = found
-        trainer.restore(tensors, progress.step)
+        trainer.restore(tensors, progress.step, progress.grew_at)
     watch, saved = Stopwatch(progress.seconds), progress.seconds
     bar = _Bar(budget, progress)
     loss: float | None = None
@@ -124,6 +124,7 @@ def train(trainer: Trainer, budget: Budget, path: Path, run: str) -> Progress:
             step=trainer.number,
             seconds=watch.seconds(),
             examples=progress.examples + report.examples,
+            grew_at=trainer.grew_at,
         )
         bar.show(progress, loss, report.hits)
         if progress.seconds - saved > SECONDS_BETWEEN_CHECKPOINTS:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,12 +11,14 @@ from torch.nn.functional import cross_entropy
 
 from sampler.config import ModelConfig
 from sampler.tiny.batches import Batches, Shard
-from sampler.tiny.network import Network, Weights, matrix_parts, new_weights
+from sampler.tiny.network import Network, Weights, grown, matrix_parts, new_weights
 from sampler.tiny.optimizer import Optimizer
 
-WARM_UP = 0.01  # share of the schedule in which the learning rate rises
-FLAT = 0.4  # share after which it falls, linearly to zero
-LIKE_DECODING = (0.3, 0.9)  # share of answers masked as in decoding, at the start and at the end
+WARM_UP = 0.01  # share of the schedule in which the learning rate rises, at the start and after growing
+FLAT = 0.5  # share after which it falls, linearly to zero
+GROWS_AT = 0.4  # share at which the network gets its full depth
+GROWTH = 3  # times as many layers
+LIKE_DECODING = (0.4, 0.9)  # share of answers masked as in decoding, at the start and at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Report:
 
 def learning_rate(position: float) -> float:
     """The schedule's share of the learning rates, `position` running from 0 to 1."""
-    rise = min(1.0, (position + 1e-3) / WARM_UP)
+    since = position - GROWS_AT if position >= GROWS_AT else position
+    rise = min(1.0, (since + 1e-3) / WARM_UP)
     return rise * min(1.0, max(0.0, 1 - position) / (1 - FLAT))
 
 
@@ -40,16 +43,22 @@ class Trainer:
     def __init__(
         self, config: ModelConfig, batches: Batches, *, seed: int, threads: int = 1, compiled: bool = False
     ) -> None:
+        """`config` is that of the finished network, which has a multiple of `GROWTH` layers."""
         self.config, self.batches, self.threads = config, batches, threads
-        self.weights = new_weights(config, torch.Generator().manual_seed(seed))
-        self.optimizer = Optimizer(self.weights, matrix_parts(config))
+        self.parts = matrix_parts(config)
+        shallow = replace(config, num_layers=config.num_layers // GROWTH)
+        self.weights = new_weights(shallow, torch.Generator().manual_seed(seed))
+        self.optimizer = Optimizer(self.weights, self.parts)
         self.network = Network(config, compiled=compiled)
-        self.number = 0
+        self.number = 0  # steps
+        self.grew_at: int | None = None  # the step before which the network grew
         torch.set_num_threads(1)  # a shard is one thread's work: its products are too small to be shared out
         self.pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def step(self, position: float) -> Report:
         """One step at this position of the schedule."""
+        if position >= GROWS_AT and self.grew_at is None:
+            self._grow(self.number)
         share = LIKE_DECODING[0] + (LIKE_DECODING[1] - LIKE_DECODING[0]) * position
         shards = self.batches.shards(self.number, share)
         total = float(sum(shard.weight_M.sum() for shard in shards))
@@ -58,7 +67,7 @@ class Trainer:
         else:  # the first step compiles, which only one thread may do
             results = [self.gradients(shard, total) for shard in shards]
         summed = {name: sum(gradients[name] for _, _, gradients in results) for name in self.weights}
-        self.optimizer.step(self.weights, summed, self.number, learning_rate(position))
+        self.optimizer.step(self.weights, summed, self.number - (self.grew_at or 0), learning_rate(position))
         self.number += 1
         return Report(
             loss=sum(loss for loss, _, _ in results),
@@ -80,10 +89,18 @@ class Trainer:
         """Everything a checkpoint must hold besides the number of steps."""
         return {f"weights.{name}": weight for name, weight in self.weights.items()} | self.optimizer.state
 
-    def restore(self, tensors: Mapping[str, Tensor], number: int) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], number: int, grew_at: int | None) -> None:
+        if grew_at is not None:
+            self._grow(grew_at)
         for name, tensor in self.state().items():
             tensor.copy_(tensors[name])
         self.number = number
+
+    def _grow(self, number: int) -> None:
+        """Full depth, with a fresh optimizer."""
+        self.weights = grown(self.weights, GROWTH)
+        self.optimizer = Optimizer(self.weights, self.parts)
+        self.grew_at = number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
