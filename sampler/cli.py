@@ -12,7 +12,6 @@ from tqdm import tqdm
 from sampler.errors import InputError
 from sampler.policy import GRAMMAR
 
-
 MODEL_HELP = "tiny (the bundled model; a folder of that name is ./tiny), a folder, or a Hub id with optional @revision"
 
 

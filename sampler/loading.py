@@ -1,4 +1,4 @@
-"""Finds a model (the bundled one, a folder or a Hub id), picks dtype and device, loads it. Never runs remote code or pickles."""
+"""Finds a model (bundled, folder or Hub id), picks dtype and device, loads it. Never runs remote code or pickles."""
 
 import hashlib
 import os

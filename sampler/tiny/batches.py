@@ -21,6 +21,7 @@ from sampler.tiny.rows import Row, count_rows, make_rows
 
 SHARD = 56  # blocks
 SHARDS = 2  # of a step; computed side by side where there are threads for it
+SHORT_TWICE = 2  # choices and drills take few blocks, and come twice in an epoch
 OPEN_SHARDS = 8  # an example goes into the first of these that has room
 
 
@@ -68,7 +69,7 @@ class Batches:
 
     def _shards_of_epoch(self, epoch: int) -> list[tuple[int, ...]]:
         rng = random.Random(f"order {self.seed} {epoch}")
-        order = list(range(len(self.examples)))
+        order = [index for index, example in enumerate(self.examples) for _ in range(_visits(example))]
         rng.shuffle(order)
         full: list[list[int]] = []
         unfilled: list[tuple[int, list[int]]] = []  # room left, members
@@ -87,6 +88,10 @@ class Batches:
         shards = [tuple(members) for members in [*full, *(members for _, members in unfilled)]]
         rng.shuffle(shards)
         return shards
+
+
+def _visits(example: Example) -> int:
+    return SHORT_TWICE if example.is_choice or example.asked is not None else 1
 
 
 def pack(examples: Sequence[Sequence[Row]], config: ModelConfig, size: int) -> Shard:

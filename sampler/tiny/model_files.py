@@ -46,7 +46,9 @@ def write_model(folder: Path, weights: Mapping[str, Tensor], config: ModelConfig
         fresh = Path(name)
         write_tokenizer(tokenizer, fresh)
         (fresh / "config.json").write_text(json.dumps(_as_qwen2(config), indent=2) + "\n", encoding="utf-8")
-        half = {key: value.detach().to(torch.float16).contiguous() for key, value in qwen2_tensors(weights, config).items()}
+        half = {
+            key: value.detach().to(torch.float16).contiguous() for key, value in qwen2_tensors(weights, config).items()
+        }
         save_file(half, fresh / "model.safetensors", metadata={"format": "pt"})
         for path in sorted(fresh.iterdir(), key=lambda path: path.suffix == ".safetensors"):
             os.replace(path, folder / path.name)

@@ -143,9 +143,7 @@ class Network:
         q = q.unflatten(0, (-1, c.block_size)).unflatten(2, (c.num_kv_heads, -1)).permute(2, 0, 3, 1, 4)
         return q.flatten(2, 3).contiguous(), k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
 
-    def _after(
-        self, x_ND: Tensor, mixed: Tensor, out: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor
-    ) -> Tensor:
+    def _after(self, x_ND: Tensor, mixed: Tensor, out: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         c = self.config
         heads = mixed.unflatten(2, (-1, c.block_size)).permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1)
         x_ND = x_ND + linear(heads, out)

@@ -40,9 +40,7 @@ class Optimizer:
                 part.add_(orthogonal(direction), alpha=-MATRIX_RATE * scale * tall)
         self._adam(weights, gradients, number, scale)
 
-    def _adam(
-        self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor], number: int, scale: float
-    ) -> None:
+    def _adam(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor], number: int, scale: float) -> None:
         names = [name for name in weights if name not in self.parts]
         length = torch.stack([gradients[name].norm() for name in names]).norm()
         shrink = float(torch.clamp(LONGEST_GRADIENT / (length + 1e-6), max=1.0))

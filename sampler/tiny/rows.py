@@ -15,10 +15,11 @@ from sampler.tiny.examples import Example
 
 SMALL_BLOCK = 8  # as decoding has it
 FILL = 0.1  # weight of a stop token behind the first
-AHEAD = 0.1  # weight of what lies behind the small block that is being denoised: mostly it cannot be known yet
+AHEAD = 0.03  # weight of what lies behind the small block that is being denoised: mostly it cannot be known yet
 MOST_MASKED = 0.5  # of a block that is masked here and there
-NUMBER = 2.0  # weight of a digit: the words around it are easy
-CHOICE = 3.0  # weight of a letter, of which an example has only one
+NUMBER = 4.0  # weight of a digit: the words around it are easy
+CHOICE = 15.0  # weight of a letter, of which an example has only one
+DRILL = 2.0  # times the weight of what a drill asks
 STOP_SHOWN = 0.8  # share of choices with the stop token visible, as in scoring
 ALL_MASKED = 0.4  # share of small blocks of which nothing is revealed yet
 
@@ -88,9 +89,7 @@ class _Layout:
             readings=tuple(Reading(offset - 1, block[offset], weights[offset]) for offset in sorted(weights)),
         )
 
-    def masks(
-        self, place: int, rng: random.Random, like_decoding: float
-    ) -> list[tuple[set[int], dict[int, float]]]:
+    def masks(self, place: int, rng: random.Random, like_decoding: float) -> list[tuple[set[int], dict[int, float]]]:
         """For each noisy copy the offsets that are masked, and those to be learned with their weights."""
         open_offsets = self._open(place)
         if self.example.is_choice:
@@ -101,16 +100,12 @@ class _Layout:
             return self._like_decoding(place, open_offsets, rng)
         return [self._here_and_there(place, open_offsets, rng) for _ in range(2)]
 
-    def _here_and_there(
-        self, place: int, open_offsets: range, rng: random.Random
-    ) -> tuple[set[int], dict[int, float]]:
+    def _here_and_there(self, place: int, open_offsets: range, rng: random.Random) -> tuple[set[int], dict[int, float]]:
         rate = rng.uniform(0.05, MOST_MASKED)
         hidden = {offset for offset in open_offsets if rng.random() < rate} or {rng.choice(open_offsets)}
         return hidden, self._weights(place, hidden)
 
-    def _choice(
-        self, place: int, open_offsets: range, rng: random.Random
-    ) -> tuple[set[int], dict[int, float]]:
+    def _choice(self, place: int, open_offsets: range, rng: random.Random) -> tuple[set[int], dict[int, float]]:
         letter, stop = open_offsets[0], self.stop - place * self.size
         hidden = set(open_offsets)
         weights = {letter: CHOICE}
@@ -123,7 +118,7 @@ class _Layout:
     def _drill(self, place: int, rng: random.Random) -> tuple[set[int], dict[int, float]]:
         shown = rng.random() * 0.3
         hidden = {offset for offset in self._learned(place) if rng.random() >= shown}
-        return hidden, self._weights(place, hidden)
+        return hidden, {offset: DRILL * weight for offset, weight in self._weights(place, hidden).items()}
 
     def _like_decoding(
         self, place: int, open_offsets: range, rng: random.Random

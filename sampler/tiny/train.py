@@ -7,7 +7,8 @@ written when it is finished. Knows the sampler and a data file, and nothing of w
 import argparse
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sampler.tiny import checkpoint
 from sampler.tiny.batches import Batches
 from sampler.tiny.checkpoint import Progress
 from sampler.tiny.evaluate import evaluate, print_figures
-from sampler.tiny.examples import TRAIN, Line, encode_examples, read_lines, training_texts
+from sampler.tiny.examples import TRAIN, encode_examples, read_lines, training_texts
 from sampler.tiny.model_files import LAYERS, tiny_config, write_model
 from sampler.tiny.tokenizer import build_tokenizer
 from sampler.tiny.trainer import GROWTH, Budget, Stopwatch, Trainer, compiler_at_hand
@@ -34,8 +35,8 @@ EXAMPLES = """examples:
 """
 
 
-def main() -> None:
-    arguments = _parser().parse_args()
+def main(given: Sequence[str] | None = None) -> None:
+    arguments = _parser().parse_args(given)
     _check(arguments)
     data, out = Path(arguments.data), Path(arguments.out)
     budget = Budget(steps=arguments.steps or (None if arguments.minutes else STEPS), minutes=arguments.minutes)
@@ -45,7 +46,9 @@ def main() -> None:
     run = identity(data.read_bytes(), config, budget, arguments.seed)
     trainer = Trainer(
         config,
-        Batches(encode_examples([line for line in lines if line.split == TRAIN], tokenizer), config, seed=arguments.seed),
+        Batches(
+            encode_examples([line for line in lines if line.split == TRAIN], tokenizer), config, seed=arguments.seed
+        ),
         seed=arguments.seed,
         threads=arguments.threads,
         compiled=compiler_at_hand() if arguments.compile is None else arguments.compile,

@@ -15,8 +15,8 @@ from sampler.tiny.network import Network, Weights, grown, matrix_parts, new_weig
 from sampler.tiny.optimizer import Optimizer
 
 WARM_UP = 0.01  # share of the schedule in which the learning rate rises, at the start and after growing
-FLAT = 0.5  # share after which it falls, linearly to zero
-GROWS_AT = 0.4  # share at which the network gets its full depth
+FLAT = 0.55  # share after which it falls, linearly to zero
+GROWS_AT = 0.5  # share at which the network gets its full depth
 GROWTH = 3  # times as many layers
 LIKE_DECODING = (0.4, 0.9)  # share of answers masked as in decoding, at the start and at the end
 
@@ -83,7 +83,7 @@ class Trainer:
         loss = (each_M * shard.weight_M).sum() / total
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         hits = ((logits_MV.argmax(-1) == shard.target_M) * shard.weight_M).sum() / total
-        return float(loss), float(hits), dict(zip(leaves, gradients, strict=True))
+        return float(loss.detach()), float(hits), dict(zip(leaves, gradients, strict=True))
 
     def state(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold besides the number of steps."""
