@@ -21,7 +21,7 @@ from sampler.tiny.rows import Row, count_rows, make_rows
 
 SHARD = 56  # blocks
 SHARDS = 2  # of a step; computed side by side where there are threads for it
-SHORT_TWICE = 2  # choices and drills take few blocks, and come twice in an epoch
+CHOICE_VISITS, DRILL_VISITS = 2, 4  # in an epoch: they take few blocks
 OPEN_SHARDS = 8  # an example goes into the first of these that has room
 
 
@@ -91,7 +91,7 @@ class Batches:
 
 
 def _visits(example: Example) -> int:
-    return SHORT_TWICE if example.is_choice or example.asked is not None else 1
+    return DRILL_VISITS if example.asked is not None else CHOICE_VISITS if example.is_choice else 1
 
 
 def pack(examples: Sequence[Sequence[Row]], config: ModelConfig, size: int) -> Shard:

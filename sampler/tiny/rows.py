@@ -19,7 +19,7 @@ AHEAD = 0.03  # weight of what lies behind the small block that is being denoise
 MOST_MASKED = 0.5  # of a block that is masked here and there
 NUMBER = 4.0  # weight of a digit: the words around it are easy
 CHOICE = 15.0  # weight of a letter, of which an example has only one
-DRILL = 2.0  # times the weight of what a drill asks
+DRILL = 12.0  # weight of what a drill asks
 STOP_SHOWN = 0.8  # share of choices with the stop token visible, as in scoring
 ALL_MASKED = 0.4  # share of small blocks of which nothing is revealed yet
 
@@ -118,7 +118,7 @@ class _Layout:
     def _drill(self, place: int, rng: random.Random) -> tuple[set[int], dict[int, float]]:
         shown = rng.random() * 0.3
         hidden = {offset for offset in self._learned(place) if rng.random() >= shown}
-        return hidden, {offset: DRILL * weight for offset, weight in self._weights(place, hidden).items()}
+        return hidden, dict.fromkeys(hidden, DRILL)
 
     def _like_decoding(
         self, place: int, open_offsets: range, rng: random.Random

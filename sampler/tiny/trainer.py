@@ -15,8 +15,8 @@ from sampler.tiny.network import Network, Weights, grown, matrix_parts, new_weig
 from sampler.tiny.optimizer import Optimizer
 
 WARM_UP = 0.01  # share of the schedule in which the learning rate rises, at the start and after growing
-FLAT = 0.55  # share after which it falls, linearly to zero
-GROWS_AT = 0.5  # share at which the network gets its full depth
+FLAT = 0.6  # share after which it falls, linearly to zero
+GROWS_AT = 0.6  # share at which the network gets its full depth
 GROWTH = 3  # times as many layers
 LIKE_DECODING = (0.4, 0.9)  # share of answers masked as in decoding, at the start and at the end
 
