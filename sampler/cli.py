@@ -12,6 +12,8 @@ from tqdm import tqdm
 from sampler.errors import InputError
 from sampler.policy import GRAMMAR
 
+MODEL_HELP = "tiny (the bundled model; a folder of that name is ./tiny), a folder, or a Hub id with optional @revision"
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence too, and which takes no flag for another it begins like."""
@@ -30,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="a local folder, or a Hub id with an optional @revision")
+    parser.add_argument("--model", required=True, help=MODEL_HELP)
     parser.add_argument("--policy", default="k1", help=f"{GRAMMAR} (default: k1)")
     parser.add_argument("--subset-size", type=int, help="layers in first, middle, last (default: 12, or a third)")
     parser.add_argument("--batch-size", type=int, default=1, help="documents decoded together (default: 1)")

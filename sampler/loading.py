@@ -1,5 +1,6 @@
-"""Finds a model (local folder or Hub id), picks dtype and device, loads it. Never runs remote code or pickles."""
+"""Finds a model (bundled, folder or Hub id), picks dtype and device, loads it. Never runs remote code or pickles."""
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -21,17 +22,20 @@ from sampler.config import ModelConfig, read_config
 from sampler.errors import InputError
 from sampler.model import Transformer
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
-from sampler.weights import load_weights
+from sampler.weights import SINGLE, load_weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DESCRIPTION = ["*.json", "*.txt", "*.jinja"]
 FILES = [*DESCRIPTION, "*.safetensors"]  # no Python, no pickles
 SECONDS_TO_ANSWER = 10.0
+BUNDLED = "tiny"  # the name of the model that ships with the project
+BUNDLED_FOLDER = Path(__file__).resolve().parent / "tiny"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-    """A model that was found but not loaded. `revision` is the resolved commit of a Hub model."""
+    """A model that was found but not loaded. `revision` is the resolved commit of a Hub model, or a short hash of the
+    bundled model's weights: trained anew, it is another model."""
 
     source: str
     revision: str | None
@@ -63,7 +67,7 @@ class LoadedModel(ModelFiles):
 
 
 def load_model(source: str | ModelFiles, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
-    """`source` is a local folder or a Hub id with an optional @revision, or what `find_model` made of it."""
+    """`source` is "tiny", a folder or a Hub id with an optional @revision, or what `find_model` made of it."""
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
     files = source if isinstance(source, ModelFiles) else find_model(source)
@@ -104,7 +108,9 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _find_folder(source: str, files: list[str]) -> tuple[Path, str | None]:
-    """A folder here wins over a Hub repository of the same name."""
+    """A folder here wins over a Hub repository of the same name; `tiny` is the bundled model, `./tiny` a folder."""
+    if source == BUNDLED:
+        return BUNDLED_FOLDER, _weights_hash(BUNDLED_FOLDER / SINGLE)
     repo, at, revision = source.partition("@")
     if source and os.path.isdir(source):
         return Path(source).resolve(), None
@@ -116,6 +122,13 @@ def _find_folder(source: str, files: list[str]) -> tuple[Path, str | None]:
         raise InputError(f"model {source!r}: {repo!r} is a folder here, and only Hub ids have an @revision")
     path = _download(source, repo, revision or None, files)
     return path, path.name
+
+
+def _weights_hash(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError:
+        raise InputError(f"the bundled model {BUNDLED!r} is not there ({path}); make train-tiny makes it") from None
 
 
 def _download(source: str, repo: str, revision: str | None, files: list[str]) -> Path:

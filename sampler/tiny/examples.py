@@ -1,0 +1,130 @@
+"""Prompt and answer lines → token sequences ready to be cut into blocks. Knows the chat template, no masking.
+
+A line is {"task", "subject", "split", "system", "prompt", "answer"}; subject and system may be missing or null.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sampler.errors import InputError
+
+TRAIN, HELD_OUT = "train", "held_out"
+DRILL = "drill"  # a task of many small facts, of which only the results are asked
+RESULTS = re.compile(r"(?:=| is |: )([^,.]+)")  # what a drill asks
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One prompt and its answer, as text."""
+
+    task: str
+    split: str
+    system: str | None
+    prompt: str
+    answer: str
+
+    def __post_init__(self) -> None:
+        if self.split not in (TRAIN, HELD_OUT):
+            raise InputError(f'"split" is {self.split!r}; "{TRAIN}" or "{HELD_OUT}" is allowed')
+        for name in ("task", "prompt", "answer"):
+            if not getattr(self, name):
+                raise InputError(f'"{name}" is empty; a text was expected')
+
+    @property
+    def messages(self) -> list[Message]:
+        """What is asked, as a chat."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt}]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A prompt's and its answer's tokens. `asked` are the positions to learn where they are not the whole answer."""
+
+    tokens: tuple[int, ...]  # ends with the stop token
+    prompt: int  # how many of them are the prompt
+    asked: frozenset[int] | None = None
+    numbers: frozenset[int] = frozenset()  # token ids that are digits
+
+    @property
+    def is_choice(self) -> bool:
+        """The answer is one token, scored and not generated."""
+        return self.asked is None and len(self.tokens) == self.prompt + 2
+
+
+def read_lines(path: Path) -> list[Line]:
+    """All lines of a file; a broken one is named with its number."""
+    try:
+        texts = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InputError(f"data file {path} cannot be read ({error.strerror}); JSON lines were expected") from None
+    lines = [_line(text, f"{path}, line {number}") for number, text in enumerate(texts, start=1) if text.strip()]
+    if not any(line.split == TRAIN for line in lines):
+        raise InputError(f'data file {path} has no line with "split": "{TRAIN}"; there is nothing to learn')
+    return lines
+
+
+def _line(text: bytes, where: str) -> Line:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not valid JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"{where}: not a JSON object")
+    wanted: dict[str, Any] = {name: fields.get(name) for name in ("task", "split", "system", "prompt", "answer")}
+    for name, value in wanted.items():
+        if not isinstance(value, str) and not (name == "system" and value is None):
+            raise InputError(f'{where}: "{name}" is {json.dumps(value)[:40]}; a text was expected')
+    try:
+        return Line(**wanted)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def training_texts(lines: Iterable[Line]) -> list[str]:
+    """What a tokenizer learns from: every text of the lines to be learned."""
+    return [
+        text
+        for line in lines
+        if line.split == TRAIN
+        for text in (line.system, line.prompt, line.answer)
+        if text is not None
+    ]
+
+
+def encode_examples(lines: Sequence[Line], tokenizer: Any) -> list[Example]:
+    """As the sampler's commands tokenise a chat, with the answer and a stop token behind it."""
+    prompts = tokenizer.apply_chat_template(
+        [line.messages for line in lines], add_generation_prompt=True, tokenize=False
+    )
+    fast = tokenizer.backend_tokenizer  # many texts at once
+    before = fast.encode_batch(prompts, add_special_tokens=False)
+    answers = fast.encode_batch([line.answer for line in lines], add_special_tokens=False)
+    numbers = frozenset(tokenizer.convert_tokens_to_ids(list("0123456789")))
+    return [
+        Example(
+            tokens=(*prompt.ids, *answer.ids, tokenizer.eos_token_id),
+            prompt=len(prompt.ids),
+            asked=_asked(line, len(prompt.ids), answer.offsets) if line.task == DRILL else None,
+            numbers=numbers,
+        )
+        for line, prompt, answer in zip(lines, before, answers, strict=True)
+    ]
+
+
+def _asked(line: Line, start: int, offsets: Sequence[tuple[int, int]]) -> frozenset[int]:
+    """Positions of the tokens that hold a drill's results."""
+    spans = [match.span(1) for match in RESULTS.finditer(line.answer)]
+    found = frozenset(
+        start + place
+        for place, (begin, end) in enumerate(offsets)
+        if any(left < end and begin < right for left, right in spans)
+    )
+    if not found:
+        raise InputError(f"drill {line.answer[:40]!r} asks nothing; results stand behind =, is or a colon")
+    return found

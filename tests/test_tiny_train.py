@@ -1,0 +1,238 @@
+"""Training: seeded, resumed exactly, the same on one thread and two, and clear about bad input."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_lines import sum_line, write_lines
+
+from sampler import InputError, load_model
+from sampler.tiny import checkpoint
+from sampler.tiny.batches import Batches
+from sampler.tiny.evaluate import boxed, evaluate
+from sampler.tiny.examples import encode_examples, read_lines, training_texts
+from sampler.tiny.model_files import tiny_config, write_model
+from sampler.tiny.optimizer import orthogonal
+from sampler.tiny.tokenizer import build_tokenizer
+from sampler.tiny.train import identity, main, train
+from sampler.tiny.trainer import GROWS_AT, Budget, Trainer, learning_rate
+
+RUN = "a run"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lines(tmp_path_factory.mktemp("data") / "lines.jsonl")
+
+
+@pytest.fixture(scope="module")
+def prepared(data: Path) -> tuple[Any, list[Any], Any]:
+    """Tokenizer, training lines, configuration of a network of three layers."""
+    lines = read_lines(data)
+    tokenizer = build_tokenizer(training_texts(lines))
+    return tokenizer, [line for line in lines if line.split == "train"], tiny_config(tokenizer, layers=3)
+
+
+def new_trainer(prepared: tuple[Any, list[Any], Any], *, seed: int = 0, threads: int = 1) -> Trainer:
+    tokenizer, lines, config = prepared
+    return Trainer(
+        config, Batches(encode_examples(lines, tokenizer), config, seed=seed, size=12), seed=seed, threads=threads
+    )
+
+
+def assert_same(left: Trainer, right: Trainer, same: bool = True) -> None:
+    state = right.state()
+    assert left.state().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in left.state().items()) is same
+
+
+@pytest.mark.parametrize("at", [2, 5])  # before and after the network grows
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    prepared: tuple[Any, list[Any], Any], tmp_path: Path, at: int
+) -> None:
+    budget = Budget(steps=8)
+    assert budget.position(2, 0) < GROWS_AT < budget.position(5, 0)
+    whole = new_trainer(prepared)
+    progress = train(whole, budget, tmp_path / "whole.safetensors", RUN)
+    begun = new_trainer(prepared)
+    for step in range(at):
+        begun.step(budget.position(step, 0))
+    seen = sum(begun.batches.shard(number, 0.5).examples for number in range(2 * at))
+    stopped = checkpoint.Progress(run=RUN, step=at, examples=seen, grew_at=begun.grew_at)
+    checkpoint.save(tmp_path / "cut.safetensors", begun.state(), stopped)
+    resumed = new_trainer(prepared)
+    again = train(resumed, budget, tmp_path / "cut.safetensors", RUN)
+    assert_same(whole, resumed)
+    assert (again.step, again.examples, again.grew_at) == (8, progress.examples, progress.grew_at)
+    assert whole.weights["qkv"].shape[0] == 3
+
+
+def test_threads_change_nothing_and_the_seed_does(prepared: tuple[Any, list[Any], Any], tmp_path: Path) -> None:
+    runs = [new_trainer(prepared, threads=threads, seed=seed) for threads, seed in ((1, 0), (2, 0), (1, 1))]
+    for number, trainer in enumerate(runs):
+        train(trainer, Budget(steps=3), tmp_path / f"{number}.safetensors", RUN)
+    assert_same(runs[0], runs[1])
+    assert_same(runs[0], runs[2], same=False)
+
+
+def test_the_loss_falls(prepared: tuple[Any, list[Any], Any]) -> None:
+    trainer = new_trainer(prepared)
+    reports = [trainer.step(step / 60) for step in range(40)]
+    assert reports[-1].loss < 0.6 * reports[0].loss
+    assert reports[-1].hits > reports[0].hits
+
+
+def test_growing_keeps_the_scale_of_the_loss(prepared: tuple[Any, list[Any], Any]) -> None:
+    trainer = new_trainer(prepared)
+    before = [trainer.step(0.2) for _ in range(30)][-1]
+    assert trainer.weights["qkv"].shape[0] == 1
+    after = trainer.step(GROWS_AT)
+    assert trainer.weights["qkv"].shape[0] == 3
+    assert after.loss < 1.5 * before.loss
+
+
+def test_a_checkpoint_of_another_run_is_refused(prepared: tuple[Any, list[Any], Any], tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, {"x": torch.zeros(1)}, checkpoint.Progress(run="another", step=3))
+    with pytest.raises(InputError, match="belongs to a run with other data, seed or budget"):
+        checkpoint.load(path, RUN)
+    path.write_bytes(b"not safetensors")
+    with pytest.raises(InputError, match="is no checkpoint of this program"):
+        checkpoint.load(path, RUN)
+    config = prepared[2]
+    names = {
+        identity(b"data", config, Budget(steps=1), 0),
+        identity(b"other", config, Budget(steps=1), 0),
+        identity(b"data", config, Budget(steps=2), 0),
+        identity(b"data", config, Budget(minutes=1), 0),
+        identity(b"data", config, Budget(steps=1), 1),
+    }
+    assert len(names) == 5
+
+
+def test_the_schedule_rises_stays_and_ends_at_zero() -> None:
+    assert learning_rate(0) < 0.2
+    assert learning_rate(0.2) == learning_rate(0.3) == 1
+    assert learning_rate(GROWS_AT) < 0.2  # a fresh optimizer starts gently
+    assert 0 < learning_rate(0.99) < 0.05
+    assert learning_rate(1.0) == 0
+    assert Budget(minutes=2).position(7, 60.0) == 0.5
+    assert Budget(steps=10).position(5, 1e9) == 0.5
+
+
+def test_orthogonal_has_singular_values_near_one() -> None:
+    matrices = torch.randn(3, 40, 20, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonal(matrices))
+    assert float(values.min()) > 0.5
+    assert float(values.max()) < 1.5
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    assert torch.nn.functional.cosine_similarity(orthogonal(matrices).flatten(), (u @ v).flatten(), 0) > 0.97
+
+
+def test_a_written_model_loads_and_is_evaluated(
+    prepared: tuple[Any, list[Any], Any], data: Path, tmp_path: Path
+) -> None:
+    tokenizer, _, config = prepared
+    trainer = new_trainer(prepared)
+    trainer.step(GROWS_AT)
+    write_model(tmp_path, trainer.weights, config, tokenizer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    model = load_model(str(tmp_path))
+    assert model.config == config
+    figures = evaluate(model, read_lines(data), limit=3)
+    assert set(figures) == {"gsm8k", "mmlu"}
+    assert figures["gsm8k"].documents == figures["mmlu"].documents == 3
+    assert figures["mmlu"].tokens is None
+    assert 0 < (figures["gsm8k"].tokens or 0) <= 160
+
+
+def test_the_last_box_counts() -> None:
+    assert boxed("so \\boxed{3}, no, $\\boxed{ 4}$.") == "4"
+    assert boxed("four") is None
+
+
+def bad(fields: dict[str, Any]) -> str:
+    return json.dumps(sum_line(random.Random(0), "train") | fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", 'has no line with "split": "train"'),
+        ("{", "line 1: not valid JSON"),
+        ("[1]", "line 1: not a JSON object"),
+        (bad({"split": "test"}), "line 1: \"split\" is 'test'"),
+        (bad({"prompt": 3}), 'line 1: "prompt" is 3; a text was expected'),
+        (bad({"answer": ""}), 'line 1: "answer" is empty'),
+        (bad({"split": "held_out"}), 'has no line with "split": "train"'),
+        (bad({"task": "drill", "answer": "nothing"}), "asks nothing"),
+    ],
+)
+def test_bad_data_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(text + "\n")
+
+    def read() -> None:
+        lines = read_lines(path)
+        encode_examples(lines, build_tokenizer(training_texts(lines)))
+
+    with pytest.raises(InputError) as error:
+        read()
+    assert said in str(error.value)
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sampler.tiny.train", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data", "no such file", "--out", "x"], "data file no such file cannot be read"),
+        (["--data", "x"], "--out"),
+        (["--data", "x", "--out", "y", "--steps", "0"], "steps 0: at least 1 is allowed"),
+        (["--data", "x", "--out", "y", "--minutes", "-1"], "minutes -1.0: a positive number is allowed"),
+        (["--data", "x", "--out", "y", "--minutes", "1", "--steps", "1"], "not allowed with"),
+        (["--data", "x", "--out", "y", "--threads", "3"], "threads 3: 1 or 2 is allowed"),
+        (["--data", "x", "--out", "y", "--layers", "4"], "layers 4: a multiple of 3 is allowed"),
+        (["--data", "x", "--out", __file__], "is a file; a folder is allowed"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: list[str], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        main(arguments)
+    assert said in str(error.value)
+
+
+def test_the_command_ends_in_one_sentence() -> None:
+    done = run("--data", "no such file", "--out", "x")
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: data file no such file cannot be read (No such file or directory); JSON lines were expected\n"
+    )
+
+
+@pytest.mark.slow
+def test_two_minutes_train_a_toy(tmp_path: Path) -> None:
+    """End to end on sums below nine: it answers most of them."""
+    data = write_lines(tmp_path / "lines.jsonl", train=2000, held_out=25)
+    done = run("--data", data, "--out", tmp_path / "toy", "--minutes", 2, "--layers", 6)
+    assert done.returncode == 0, done.stderr
+    assert "min left" in done.stderr
+    assert not (tmp_path / "toy" / "checkpoint.safetensors").exists()
+    figures = evaluate(load_model(str(tmp_path / "toy")), read_lines(data))
+    assert str(figures["gsm8k"]) in done.stdout
+    assert figures["gsm8k"].right >= 15
