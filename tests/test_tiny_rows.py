@@ -128,7 +128,7 @@ def test_a_drill_asks_its_results_only() -> None:
 
 def test_every_example_is_learned_once_an_epoch_and_no_shard_overflows() -> None:
     rng = random.Random(0)
-    lengths = [(rng.randrange(10, 60), rng.randrange(2, 70)) for _ in range(200)]
+    lengths = [(rng.randrange(10, 60), rng.randrange(3, 70)) for _ in range(200)]
     batches = Batches([example(p + a, p) for p, a in lengths], CONFIG, seed=0, size=20)
     epoch = batches.shards_of_epoch(0)
     assert sorted(index for shard in epoch for index in shard) == list(range(200))
