@@ -136,16 +136,17 @@ class Network:
         """Queries (K, B, G × S, d), keys and values (K, B × S, d), rotated."""
         c = self.config
         y = linear(_rms_norm(x_ND, norm, c.rms_norm_eps), qkv, bias)
-        queries, keys, values = y.split(matrix_parts(c)["qkv"], -1)
-        q = _rotate(queries.unflatten(-1, (c.num_heads, c.head_dim)), cos, sin)
-        k = _rotate(keys.unflatten(-1, (c.num_kv_heads, c.head_dim)), cos, sin)
-        v = values.unflatten(-1, (c.num_kv_heads, c.head_dim))
-        q = q.unflatten(0, (-1, c.block_size)).unflatten(2, (c.num_kv_heads, -1)).permute(2, 0, 3, 1, 4)
+        queries, keys, values = torch.split(y, matrix_parts(c)["qkv"], -1)
+        q = _rotate(torch.unflatten(queries, -1, (c.num_heads, c.head_dim)), cos, sin)
+        k = _rotate(torch.unflatten(keys, -1, (c.num_kv_heads, c.head_dim)), cos, sin)
+        v = torch.unflatten(values, -1, (c.num_kv_heads, c.head_dim))
+        blocks = torch.unflatten(q, 0, (-1, c.block_size))
+        q = torch.unflatten(blocks, 2, (c.num_kv_heads, -1)).permute(2, 0, 3, 1, 4)
         return q.flatten(2, 3).contiguous(), k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
 
     def _after(self, x_ND: Tensor, mixed: Tensor, out: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         c = self.config
-        heads = mixed.unflatten(2, (-1, c.block_size)).permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1)
+        heads = torch.unflatten(mixed, 2, (-1, c.block_size)).permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1)
         x_ND = x_ND + linear(heads, out)
         gate, up = linear(_rms_norm(x_ND, norm, c.rms_norm_eps), gate_up).chunk(2, -1)
         return x_ND + linear(silu(gate) * up, down)
@@ -186,9 +187,9 @@ def qwen2_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[st
         block = f"model.layers.{index}."
         for kind in ("weight", "bias"):
             fused = layer["qkv" if kind == "weight" else "qkv_bias"]
-            for name, part in zip("qkv", fused.split(parts["qkv"]), strict=True):
+            for name, part in zip("qkv", torch.split(fused, parts["qkv"]), strict=True):
                 tensors[f"{block}self_attn.{name}_proj.{kind}"] = part
-        gate, up = layer["gate_up"].split(parts["gate_up"])
+        gate, up = torch.split(layer["gate_up"], parts["gate_up"])
         tensors |= {
             f"{block}self_attn.o_proj.weight": layer["out"],
             f"{block}mlp.gate_proj.weight": gate,

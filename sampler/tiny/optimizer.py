@@ -35,7 +35,9 @@ class Optimizer:
             momentum = self.state[f"momentum.{name}"]
             momentum.lerp_(gradients[name], 1 - MOMENTUM)
             ahead = gradients[name].lerp(momentum, MOMENTUM)
-            for part, direction in zip(weights[name].split(list(rows), 1), ahead.split(list(rows), 1), strict=True):
+            for part, direction in zip(
+                torch.split(weights[name], list(rows), 1), torch.split(ahead, list(rows), 1), strict=True
+            ):
                 tall = max(1.0, part.shape[1] / part.shape[2]) ** 0.5
                 part.add_(orthogonal(direction), alpha=-MATRIX_RATE * scale * tall)
         self._adam(weights, gradients, number, scale)
@@ -57,7 +59,7 @@ class Optimizer:
 def orthogonal(matrices: Tensor) -> Tensor:
     """Matrices with the same singular vectors and all singular values near one."""
     wide = matrices.transpose(-1, -2) if matrices.shape[-2] > matrices.shape[-1] else matrices
-    x = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
     a, b, c = NEWTON_SCHULZ
     for _ in range(ROUNDS):
         gram = x @ x.transpose(-1, -2)

@@ -66,7 +66,7 @@ class Trainer:
             results = list(self.pool.map(lambda shard: self.gradients(shard, total), shards))
         else:  # the first step compiles, which only one thread may do
             results = [self.gradients(shard, total) for shard in shards]
-        summed = {name: sum(gradients[name] for _, _, gradients in results) for name in self.weights}
+        summed = {name: torch.stack([gradients[name] for _, _, gradients in results]).sum(0) for name in self.weights}
         self.optimizer.step(self.weights, summed, self.number - (self.grew_at or 0), learning_rate(position))
         self.number += 1
         return Report(
