@@ -157,7 +157,8 @@ class Looking:
 def progress_of(results: Any) -> Progress | None:
     """None while the actor does not answer: it may be coming back."""
     try:
-        progress: Progress = ray.get(results.progress.remote(), timeout=ANSWER)
+        look = results.progress.options(enable_task_events=False)  # twice a second: the dashboard shows work instead
+        progress: Progress = ray.get(look.remote(), timeout=ANSWER)
     except (GetTimeoutError, RayActorError):
         return None
     return progress

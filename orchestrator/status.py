@@ -70,7 +70,7 @@ def show(overview: Overview, damage: Sequence[str]) -> None:
 
 def _request(overview: Overview) -> Iterator[str]:
     request, settings, model = overview.request, overview.request["settings"], overview.request.get("model") or {}
-    revision = f" at {model['revision'][:12]}" if model.get("revision") else ""
+    revision = f" at {model['revision'].removeprefix('sha256:')[:12]}" if model.get("revision") else ""
     yield f"{request.get('sweep') or overview.folder.name}: {model.get('source', 'an unknown model')}{revision}"
     tasks = ", ".join(f"{task} ({facts['documents']:,} documents)" for task, facts in request["tasks"].items())
     named = [f"{name} {settings[name]}" for name in ("limit", "sample") if settings.get(name)]
