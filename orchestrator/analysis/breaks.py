@@ -21,7 +21,7 @@ class Break:
     row: int
     baseline_trial: str
     trial: str
-    first_difference: int | None  # index of the first token that differs; None where nothing was generated
+    first_difference: int | None  # index of the first token that differs; None where there are no tokens to compare
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,6 @@ NUMBERS = (
     "repeat",
     "attempt",
     "batch_id",
-    "prompt_tokens",
     "tokens",
     "seconds",
     "batch_seconds",
@@ -36,7 +35,6 @@ NUMBERS = (
     "layers_computed",
     "layers_reused",
     "layer_positions",
-    "prefill_tokens",
     "eligible",
     "replayed",
     "calibration",
@@ -44,6 +42,7 @@ NUMBERS = (
 NAMES = ("trial_id", "policy", "subset", "mode", "dtype", "doc_id", "subtask", "finish", "actor", "device")
 OTHERS = ("sweep", "task", "doc_hash", "correct", "metrics", "layers", "token_ids", "scores", "started_at")
 COLUMNS = (*NUMBERS, *NAMES, *OTHERS)  # all that an analysis reads; a caller need not load others
+ANSWER = "answer"  # the fingerprint, in tables whose tokens and scores were left behind
 
 SPAN = 40_000  # rows whose tokens are spread out at a time
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -61,12 +60,16 @@ def numbers(column: pa.ChunkedArray) -> Array:
 
 def codes(column: pa.ChunkedArray) -> tuple[Array, tuple[Any, ...]]:
     """A column of names as codes into its distinct values in sorted order; null is a value, None, and the last one."""
-    encoded = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    encoded = encoded.dictionary_encode(null_encoding="encode")
-    order = pc.sort_indices(encoded.dictionary).to_numpy()
-    rank = np.empty(len(order), dtype=np.int32)
-    rank[order] = np.arange(len(order))
-    return rank[encoded.indices.to_numpy()], tuple(encoded.dictionary.take(pa.array(order)).to_pylist())
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    whole = encoded.unify_dictionaries().combine_chunks()
+    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+    values = whole.dictionary.to_pylist()
+    order = sorted(range(len(values)), key=values.__getitem__)
+    rank = np.empty(len(values) + 1, dtype=np.int32)
+    rank[order] = np.arange(len(values))
+    rank[-1] = len(values)  # of null
+    code = whole.indices.fill_null(len(values)).to_numpy() if whole.null_count else whole.indices.to_numpy()
+    return rank[code], (*(values[place] for place in order), *((None,) if whole.null_count else ()))
 
 
 def grouped(*keys: Array) -> tuple[Array, int]:
@@ -122,7 +125,10 @@ def _number(text: str, primary: str) -> float:
 
 def has_nan(rows: pa.Table) -> Array:
     """Rows whose metrics hold a number that is none."""
-    return numbers(pc.match_substring_regex(rows["metrics"], r"NaN|Infinity")).astype(bool)
+    code, texts = codes(rows["metrics"])
+    wrong = np.array([text is None or "NaN" in text or "Infinity" in text for text in texts])
+    result: Array = wrong[code]
+    return result
 
 
 def wall_time(trial: Array, attempt: Array, batch: Array, batch_seconds: Array, tokens: Array) -> Array:
@@ -139,8 +145,23 @@ def wall_time(trial: Array, attempt: Array, batch: Array, batch_seconds: Array, 
     return result
 
 
+def condense(rows: pa.Table) -> pa.Table:
+    """Rows with their answers' fingerprints in place of tokens, scores and text, and names stored once.
+
+    Small enough to hold by the million: a caller condenses batch by batch, joins the batches and analyses that.
+    """
+    kept = [name for name in COLUMNS if name not in ("token_ids", "scores")]
+    small = rows.select(kept).append_column(ANSWER, pa.array(fingerprints(rows)))
+    for place, field in enumerate(small.schema):
+        if pa.types.is_string(field.type):
+            small = small.set_column(place, field.name, small.column(place).dictionary_encode())
+    return small
+
+
 def fingerprints(rows: pa.Table) -> Array:
     """A number per row that is equal for equal answers: of its tokens, else of its highest option's place."""
+    if ANSWER in rows.column_names:
+        return numbers(rows[ANSWER])
     result = np.zeros(rows.num_rows, dtype=np.uint64)
     done = 0
     for batch in rows.select(["token_ids", "scores"]).to_batches(max_chunksize=SPAN):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sampler.errors import InputError
+from orchestrator.analysis.errors import refuse
 
 CAVEATS = (
     "no documents, so nothing is paired and no interval is possible",
@@ -41,7 +41,7 @@ class Summary:
 
     def __post_init__(self) -> None:
         if not 0 <= self.accuracy <= 1:
-            raise InputError(f"{self.task} {self.config}: accuracy {self.accuracy} is outside 0 to 1")
+            refuse(f"{self.task} {self.config}: accuracy {self.accuracy} is outside 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +62,10 @@ class OldTask:
 def read_folder(folder: Path) -> tuple[OldTask, ...]:
     """All summary.json files below a folder, by task."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder; a folder with summary.json files is needed")
+        refuse(f"{folder} is no folder; a folder with summary.json files is needed")
     paths = sorted(folder.rglob("summary.json"))
     if not paths:
-        raise InputError(f"{folder} holds no summary.json; a folder of an earlier experiment's results is needed")
+        refuse(f"{folder} holds no summary.json; a folder of an earlier experiment's results is needed")
     return tables([read_file(path) for path in paths])
 
 
@@ -73,19 +73,19 @@ def read_file(path: Path) -> Summary:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); a readable file is needed") from None
+        refuse(f"{path} cannot be read ({error.strerror}); a readable file is needed")
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({error})") from None
+        refuse(f"{path} is not valid JSON ({error})")
     return summary(content, str(path))
 
 
 def summary(content: object, origin: str) -> Summary:
     """A file's content; `origin` names it in errors."""
     if not isinstance(content, Mapping):
-        raise InputError(f"{origin} holds no JSON object")
+        refuse(f"{origin} holds no JSON object")
     for key in ("task", "config", "accuracy"):
         if content.get(key) is None:
-            raise InputError(f"{origin} lacks {key!r}; the experiment's summary.json has task, config and accuracy")
+            refuse(f"{origin} lacks {key!r}; the experiment's summary.json has task, config and accuracy")
     clock = content.get("throughput") or {}
     task, limit = _task_and_limit(str(content["task"]), content.get("eval_params") or {})
     config = content["config"]
@@ -126,7 +126,7 @@ def _number(content: Mapping[str, Any], key: str, origin: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{origin}: {key} {value!r} is no number")
+        refuse(f"{origin}: {key} {value!r} is no number")
     return float(value)
 
 

@@ -124,7 +124,7 @@ def _described(rows: TaskRows, evidence: Evidence) -> Iterator[Finding]:
         return
     found = pc.index_in(pa.array(rows.doc_ids, pa.string()), value_set=documents["doc_id"].combine_chunks())
     expected = documents["doc_hash"].combine_chunks().take(found)
-    stated = evidence.table["doc_hash"]
+    stated = evidence.table["doc_hash"].cast(pa.string())
     stated = stated.take(pa.array(rows.row)) if len(evidence.tasks) > 1 else stated
     same = pc.equal(stated, expected.take(pa.array(rows.columns["doc_id"])))
     strange = np.flatnonzero(~numbers(same.fill_null(False)).astype(bool))

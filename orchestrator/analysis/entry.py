@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from orchestrator.analysis import gates
-from orchestrator.analysis.columns import COLUMNS, fingerprints
+from orchestrator.analysis.columns import ANSWER, COLUMNS, codes, fingerprints
+from orchestrator.analysis.errors import refuse
 from orchestrator.analysis.findings import Evidence
 from orchestrator.analysis.gates_rows import metrics
 from orchestrator.analysis.pairs import TaskRows, split
@@ -17,7 +18,6 @@ from orchestrator.analysis.results import Analysis
 from orchestrator.analysis.shapes import timeline
 from orchestrator.analysis.task import TaskAnalysis
 from orchestrator.analysis.verdict import Criteria
-from sampler.errors import InputError
 
 MARGIN, SPEEDUP = 5.0, 1.2  # where a request declares none
 
@@ -60,7 +60,7 @@ def analyse(
         for part in tasks
     ]
     return Analysis(
-        sweeps=tuple(sorted(rows["sweep"].unique().to_pylist())),
+        sweeps=tuple(str(name) for name in codes(rows["sweep"])[1]),
         rows=rows.num_rows,
         criteria=criteria,
         declared=declared,
@@ -71,13 +71,12 @@ def analyse(
 
 
 def _check_columns(rows: pa.Table) -> None:
-    absent = [name for name in COLUMNS if name not in rows.column_names]
+    given = {*rows.column_names, *(("token_ids", "scores") if ANSWER in rows.column_names else ())}
+    absent = [name for name in COLUMNS if name not in given]
     if absent:
-        raise InputError(
-            f"the rows lack the columns {', '.join(absent)}; rows of this version of the program are needed"
-        )
+        refuse(f"the rows lack the columns {', '.join(absent)}; rows of this version of the program are needed")
     if not rows.num_rows:
-        raise InputError("there are no rows to analyse yet; let a sweep finish some documents first")
+        refuse("there are no rows to analyse yet; let a sweep finish some documents first")
 
 
 def _check_comparable(tasks: Sequence[TaskRows], evidence: Evidence) -> None:
@@ -85,28 +84,24 @@ def _check_comparable(tasks: Sequence[TaskRows], evidence: Evidence) -> None:
     policies = sorted({configuration.policy for rows in tasks for configuration in rows.configurations})
     with_baseline = [rows for rows in tasks if any(c.is_baseline for c in rows.configurations)]
     if not with_baseline:
-        raise InputError(
-            f"no rows at k=1 among {', '.join(policies)}; a comparison needs the baseline: run policy k1 too"
-        )
+        refuse(f"no rows at k=1 among {', '.join(policies)}; a comparison needs the baseline: run policy k1 too")
     if not any(len({c.is_baseline for c in rows.configurations}) > 1 for rows in with_baseline):
-        raise InputError(
-            f"only {', '.join(policies)} here; a comparison needs another policy beside k=1 in the same task"
-        )
+        refuse(f"only {', '.join(policies)} here; a comparison needs another policy beside k=1 in the same task")
     for finding in metrics(evidence):
-        raise InputError(f"{finding.sentence.rstrip('.')}: no statistic can be made of them; run these trials again")
+        refuse(f"{finding.sentence.rstrip('.')}: no statistic can be made of them; run these trials again")
 
 
 def _declared(request: Mapping[str, Any], name: str, otherwise: float) -> float:
     value = request.get(name, otherwise)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InputError(f"sweep.json: {name} {value!r} is no positive number; a number above 0 is allowed")
+        refuse(f"sweep.json: {name} {value!r} is no positive number; a number above 0 is allowed")
     return float(value)
 
 
 def _criteria(declared: Criteria, margin: float | None, speedup: float | None) -> Criteria:
     for name, value in (("margin", margin), ("speed-up", speedup)):
         if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} {value}: a number above 0 is allowed")
+            refuse(f"{name} {value}: a number above 0 is allowed")
     chosen = replace(
         declared,
         margin=declared.margin if margin is None else margin,

@@ -1,0 +1,67 @@
+"""A million rows: in under ten seconds of computing and one gigabyte, text columns never touched."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from analysis_tables import Truth, World, asked, described, draw, grid
+
+ROOT = Path(__file__).parent.parent
+ANALYSE = """
+import json, resource, sys, time
+import pyarrow as pa
+import pyarrow.parquet as pq
+from orchestrator.analysis import COLUMNS, analyse, as_json, condense
+folder = sys.argv[1]
+batches = pq.ParquetFile(f"{folder}/rows.parquet").iter_batches(columns=list(COLUMNS))
+rows = pa.concat_tables([condense(pa.Table.from_batches([batch])) for batch in batches])
+documents = {"minerva_math": pq.read_table(f"{folder}/documents.parquet")}
+request = json.load(open(f"{folder}/sweep.json"))
+started = time.process_time()
+found = analyse(rows, documents, request)
+seconds = time.process_time() - started
+text = json.dumps(as_json(found.tasks), allow_nan=False)
+print(json.dumps({
+    "rows": found.rows, "seconds": seconds, "size": len(text), "outcome": found.tasks[0].hypothesis.outcome,
+    "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+}))
+"""
+
+
+@pytest.mark.slow
+def test_a_million_rows(tmp_path: Path) -> None:
+    world = World(
+        documents=112_000,
+        subtasks=57,
+        task="minerva_math",
+        policies=grid(Truth(lost=0.03, won=0.01, speedup=1.35)),
+        length_noise=0.1,
+    )
+    rows = draw(world)
+    place = rows.schema.get_field_index("text")
+    long = pa.repeat(pa.scalar("a long answer, " * 30), rows.num_rows)
+    pq.write_table(
+        rows.set_column(place, rows.schema.field(place), long), tmp_path / "rows.parquet", row_group_size=50_000
+    )
+    pq.write_table(described(world)[world.task], tmp_path / "documents.parquet")
+    (tmp_path / "sweep.json").write_text(json.dumps(asked(world)))
+    ran = subprocess.run(
+        [sys.executable, "-c", ANALYSE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = json.loads(ran.stdout)
+    assert found["rows"] == 1_008_000
+    assert found["outcome"] == "confirmed"
+    assert found["seconds"] < 10, found
+    assert found["gigabytes"] < 1, found
+    assert found["size"] < 2_000_000, found
+
+
+def test_an_analysis_needs_neither_ray_nor_torch() -> None:
+    """Not even by way of what it imports: a report starts quickly and runs where there is no model."""
+    asked_for = "import sys, orchestrator.analysis; print(sorted({'ray', 'torch', 'lm_eval'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", asked_for], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
