@@ -118,7 +118,8 @@ class Watch(tune.Callback):  # type: ignore[misc]
 def describe(error: BaseException | None) -> str:
     """What went wrong with a worker, in one line."""
     if isinstance(error, RayActorError):
-        return "its worker died"
+        reason = str(error).strip().splitlines()[-1] if error.actor_init_failed else ""  # behind Ray's traceback
+        return f"its worker could not be set up ({reason})" if reason else "its worker died"
     if isinstance(error, RayTaskError) and error.cause is not None:
         error = error.cause
     text = " ".join(str(error).split())

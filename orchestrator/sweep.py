@@ -13,6 +13,7 @@ from orchestrator.flags import Command, parse
 from orchestrator.machine import Machine, place
 from orchestrator.preflight import prepare, sweep_folder
 from orchestrator.prepared import Prepared
+from orchestrator.report.write import write_report
 from orchestrator.setting_up import SetUp, set_up
 from orchestrator.stop import Aborted, Interrupted, Stop
 from orchestrator.store import Store
@@ -20,6 +21,7 @@ from orchestrator.stored import stored_progress
 from orchestrator.view import SweepView
 from orchestrator.writer import StoreWriter
 from sampler.cli import run_command
+from sampler.errors import InputError
 
 
 def main() -> None:
@@ -116,10 +118,15 @@ def _print_dry_run(prepared: Prepared) -> None:
 
 
 def _print_end(made: SetUp) -> None:
-    """The table, and last where everything is."""
+    """The table, the report, and last where everything is."""
+    folder = Path(made.plan.folder)
     with SweepView() as view:
-        view.finish(stored_progress(made.plan, Store(Path(made.plan.folder))))
-    print(made.plan.folder)
+        view.finish(stored_progress(made.plan, Store(folder)))
+    try:
+        print(f"report: {write_report([folder])}")
+    except InputError as error:  # one policy alone, say, has nothing to be compared with
+        print(f"no report: {error}")
+    print(folder)
 
 
 if __name__ == "__main__":
