@@ -21,6 +21,7 @@ from orchestrator.stop import Aborted, Stop
 from orchestrator.trainable import FAILED, REFUSED, TRIAL, SweepWorker
 from orchestrator.view import SweepView
 from orchestrator.worker import WorkerSettings
+from sampler.errors import InputError
 
 MAX_FAILURES = 2  # a trial is tried three times
 LOOK = 0.5  # seconds between looks at the result actor
@@ -92,7 +93,10 @@ class Watch(tune.Callback):  # type: ignore[misc]
         self._stop.check()
 
     def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
-        self._notes.put(f"{self._labels[_name_of(trial)]}: {self._reason(trial)}; trying again")
+        reason = self._reason(trial)
+        if InputError.__name__ in reason:  # the same on every worker: trying again would not help
+            raise Aborted(reason)
+        self._notes.put(f"{self._labels[_name_of(trial)]}: {reason}; trying again")
 
     def on_trial_error(self, *, trial: Any, **_: Any) -> None:
         trial_id, reason = _name_of(trial), self._reason(trial)

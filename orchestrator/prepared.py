@@ -14,7 +14,7 @@ from orchestrator.machine import Placement
 from orchestrator.request import ask
 from orchestrator.schema import DOCUMENTS
 from orchestrator.settings import NAME, SweepSettings
-from sampler.loading import ModelFiles
+from sampler.loading import BUNDLED, ModelFiles
 from tasks.catalog import LOGLIKELIHOOD
 from tasks.harness import Document, Task
 from tasks.options import TaskOptions
@@ -102,7 +102,8 @@ class Prepared:
     @property
     def model_source(self) -> str:
         """What every actor loads: the same commit, wherever the Hub's newest is by then."""
-        return f"{self.identity.model}@{self.files.revision}" if self.files.revision else self.settings.model
+        from_hub = self.files.revision is not None and self.files.source != BUNDLED
+        return f"{self.identity.model}@{self.files.revision}" if from_hub else self.settings.model
 
     @property
     def options(self) -> TaskOptions:

@@ -14,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import COLUMNS
+from orchestrator.analysis.counters import SUMS
 from orchestrator.schema import ROWS
 from orchestrator.store import Store
 from sampler.errors import InputError
 
 THREADS = 4
 TABLES = 512  # trials whose tables are joined into one, so that a table of many trials has few chunks
-NEEDED = (*COLUMNS, "node")
+NEEDED = (*COLUMNS, *SUMS, "node")
 SAME = (
     *("model", "model_revision", "depth", "dtype", "subset_size", "data", "sample", "fewshot", "chat_template"),
     *("max_new_tokens", "batch_size"),
