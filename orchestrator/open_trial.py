@@ -21,6 +21,7 @@ from orchestrator.segments import SegmentWriter
 from orchestrator.store_errors import Damaged, RowsLost, StoreError
 from orchestrator.trial_folder import (
     FACTS,
+    SUMMARY,
     TABLE,
     Damage,
     fresh_facts,
@@ -32,16 +33,16 @@ from orchestrator.trial_folder import (
 )
 
 REQUIRED = tuple(position for position, column in enumerate(ROWS) if not column.nullable)
-TRIAL_LEVEL = ("settings", "layers", "tally")  # facts about the trial; all others are about the attempt
+TRIAL_LEVEL = ("settings", "layers", SUMMARY)  # facts about the trial; all others are about the attempt
 
 
 class OpenTrial:
-    """Its methods may be called by several threads; they run one after the other."""
+    """Whoever calls a method holds `guard`."""
 
     def __init__(self, disk: Disk, folder: Path, aside: Path, spec: Mapping[str, Any] | None) -> None:
         self._disk, self._folder, self._aside = disk, folder, aside
         self._found: list[Damage] = []  # and set aside
-        self._guard = threading.RLock()
+        self.guard = threading.RLock()
         self._segment: SegmentWriter | None = None
         self._facts, self._done = self._load(spec)
 
@@ -68,36 +69,31 @@ class OpenTrial:
 
     def found(self) -> list[Damage]:
         """What was damaged since this trial was opened."""
-        with self._guard:
-            return list(self._found)
+        return list(self._found)
 
     def done(self) -> set[str]:
-        with self._guard:
-            return set(self._done)
+        return set(self._done)
 
     def close(self) -> None:
-        with self._guard:
-            if self._segment is not None:
-                self._segment.close()
-                self._segment = None
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
 
     def begin(self, spec: Mapping[str, Any], facts: Mapping[str, Any]) -> int:
-        with self._guard:
-            self.close()  # an attempt has its own file
-            make_folders(self._disk, self._folder)
-            attempt = len(self._facts["attempts"])
-            attempts = [*self._facts["attempts"], {"attempt": attempt, "started_at": _now()}]
-            self._record({"status": "running", "trial": dict(spec), "attempts": attempts}, facts)
-            return attempt
+        self.close()  # an attempt has its own file
+        make_folders(self._disk, self._folder)
+        attempt = len(self._facts["attempts"])
+        attempts = [*self._facts["attempts"], {"attempt": attempt, "started_at": _now()}]
+        self._record({"status": "running", "trial": dict(spec), "attempts": attempts}, facts)
+        return attempt
 
     def append(self, attempt: int, batch: pa.RecordBatch) -> int:
-        with self._guard:
-            rows = _new_rows(batch, self._done)
-            if len(rows):
-                self._reopen(attempt)
-                self._write(rows)
-                self._done.update(rows["doc_id"].to_pylist())
-            return len(rows)
+        rows = _new_rows(batch, self._done)
+        if len(rows):
+            self._reopen(attempt)
+            self._write(rows)
+            self._done.update(rows["doc_id"].to_pylist())
+        return len(rows)
 
     def _reopen(self, attempt: int) -> None:
         """A late row of a finished trial makes it unfinished; attempts that a damaged trial.json forgot come back."""
@@ -119,18 +115,17 @@ class OpenTrial:
 
     def finish(self, facts: Mapping[str, Any], wanted: Sequence[str]) -> None:
         """Rows to Parquet, then trial.json, then the streams go: in this order a crash in between loses nothing."""
-        with self._guard:
-            self.close()
-            missing = [doc_id for doc_id in wanted if doc_id not in self._done]
-            if missing:
-                raise StoreError(
-                    f"trial {self._folder.name} has no row for {len(missing)} documents, {missing[0]} the first"
-                )
-            if segment_numbers(self._folder) or not self._table.exists():
-                self._merge(wanted)
-            state = {"status": "finished", "sha256": hash_file(self._table), "rows": len(self._done)}
-            self._record(state, {"ended_at": _now(), **facts})
-            self._remove_segments()
+        self.close()
+        missing = [doc_id for doc_id in wanted if doc_id not in self._done]
+        if missing:
+            raise StoreError(
+                f"trial {self._folder.name} has no row for {len(missing)} documents, {missing[0]} the first"
+            )
+        if segment_numbers(self._folder) or not self._table.exists():
+            self._merge(wanted)
+        state = {"status": "finished", "sha256": hash_file(self._table), "rows": len(self._done)}
+        self._record(state, {"ended_at": _now(), **facts})
+        self._remove_segments()
 
     @property
     def _table(self) -> Path:
@@ -163,20 +158,18 @@ class OpenTrial:
             self._disk.sync_folder(self._folder)
 
     def fail(self, reason: str) -> None:
-        with self._guard:
-            self.close()
-            self._record({"status": "failed"}, {"ended_at": _now(), "reason": reason})
+        self.close()
+        self._record({"status": "failed"}, {"ended_at": _now(), "reason": reason})
 
     def recover(self) -> None:
         """Looks at every byte again and sets aside what is damaged."""
-        with self._guard:
-            self.close()
-            self._found += recover_trial(self._disk, self._folder, self._aside)
-            self._facts, self._done = self._load(self._facts["trial"])
+        self.close()
+        self._found += recover_trial(self._disk, self._folder, self._aside)
+        self._facts, self._done = self._load(self._facts["trial"])
 
     def _record(self, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """trial.json anew; what is in memory changes only when the file has."""
-        new = {**self._facts, **state, **{key: facts[key] for key in TRIAL_LEVEL if key in facts}}
+        new = {**self._facts, **state, SUMMARY: None, **{key: facts[key] for key in TRIAL_LEVEL if key in facts}}
         *others, last = new["attempts"]
         rest = {key: value for key, value in facts.items() if key not in TRIAL_LEVEL}
         new["attempts"] = [*others, {**last, **rest}]

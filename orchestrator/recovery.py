@@ -17,6 +17,7 @@ from orchestrator.segments import encode_segment, read_segment
 from orchestrator.store_errors import Damaged
 from orchestrator.trial_folder import (
     FACTS,
+    SUMMARY,
     TABLE,
     Damage,
     read_facts,
@@ -100,7 +101,7 @@ def _reconcile(disk: Disk, folder: Path, facts: dict[str, Any] | None, sha256: s
     if new is None:
         return
     if new["status"] == "finished" and not compact:
-        new = {**new, "status": "running"}
+        new = {**new, "status": "running", SUMMARY: None}
     if new["sha256"] != sha256:
         new = {**new, "sha256": sha256, "rows": None if sha256 is None else _count(folder)}
     if new != facts:

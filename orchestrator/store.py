@@ -1,6 +1,6 @@
 """A sweep's folder as any process may read it, at any time, also while another writes. Changes nothing.
 
-    sweep.json                     the request
+    sweep.json, sweep.copy.json    the request, twice
     documents/<task>.parquet       question, choices and gold, once
     trials/<trial_id>/trial.json   what the trial is, its status and attempts
                       rows-<n>.arrows   rows as they came; one file per attempt and writer

@@ -23,6 +23,7 @@ from orchestrator.store_errors import Damaged, StoreError
 
 FACTS = "trial.json"
 TABLE = "rows.parquet"
+SUMMARY = "tally"  # in trial.json, of exactly the rows it was finished with; gone when that changes
 SEGMENT = re.compile(r"rows-([0-9]+)\.arrows")
 TRIES = 100
 SPEC = ("trial_id", "task", "policy", "threshold", "small_block", "block_cache", "repeat", "shard")
@@ -142,7 +143,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 def fresh_facts(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The trial.json of a trial without rows."""
     trial = {"schema": SCHEMA_VERSION, "trial": dict(spec), "status": "running"}
-    return {**trial, "rows": None, "sha256": None, "attempts": []}
+    return {**trial, "rows": None, "sha256": None, SUMMARY: None, "attempts": []}
 
 
 def lost_attempts(numbers: Iterable[int]) -> list[dict[str, Any]]:

@@ -65,10 +65,12 @@ class StoreWriter(Store):
     def close(self) -> None:
         """Everything acknowledged is on disk already; this only lets go."""
         with self._guard:
-            for trial in self._open.values():
-                trial.close()
+            trials = list(self._open.values())
             self._open.clear()
-            self._lock.release()
+        for trial in trials:
+            with trial.guard:
+                trial.close()
+        self._lock.release()
 
     def write_request(self, request: Mapping[str, Any]) -> None:
         """sweep.json, and a copy of it, since no other file says the same."""
@@ -89,8 +91,9 @@ class StoreWriter(Store):
 
         `settings`, `layers` and `tally` among the facts are kept for the trial, the others for this attempt.
         """
-        with self._explained(f"begin trial {trial['trial_id']}"):
-            return self._opened(trial["trial_id"], trial).begin(trial, facts)
+        trial_id = trial["trial_id"]
+        with self._explained(f"begin trial {trial_id}"), self._using(trial_id, trial) as opened:
+            return opened.begin(trial, facts)
 
     def append(self, trial_id: str, attempt: int, batch: pa.RecordBatch) -> int:
         """How many of these rows were new; all are on disk on return. After a StoreError none of them counts."""
@@ -99,27 +102,27 @@ class StoreWriter(Store):
         if len(batch) == 0:
             return 0
         with self._explained(f"write rows of trial {trial_id}"):
-            opened = self._open.get(trial_id) or self._opened(trial_id, spec_of(batch))
-            return opened.append(attempt, batch)
+            spec = None if trial_id in self._open else spec_of(batch)
+            with self._using(trial_id, spec) as opened:
+                return opened.append(attempt, batch)
 
     def finish(self, trial_id: str, facts: Mapping[str, Any], wanted: Sequence[str]) -> None:
         """All rows into one Parquet file, wanted documents first and in that order; each of them must have a row.
 
         RowsLost if some can no longer be read: they are not done any more, and the trial is still running.
         """
-        with self._explained(f"finish trial {trial_id}"):
-            opened = self._opened(trial_id)
+        with self._explained(f"finish trial {trial_id}"), self._using(trial_id) as opened:
             try:
                 opened.finish(facts, wanted)
             finally:
                 self.damage.update((damage.path, damage) for damage in opened.found())
-        with self._guard:
-            self._open.pop(trial_id, None)
+            with self._guard:
+                self._open.pop(trial_id, None)
 
     def fail(self, trial_id: str, reason: str) -> None:
         """Keeps the rows there are; a later begin tries again."""
-        with self._explained(f"mark trial {trial_id} as failed"):
-            self._opened(trial_id).fail(reason)
+        with self._explained(f"mark trial {trial_id} as failed"), self._using(trial_id) as opened:
+            opened.fail(reason)
 
     def set_aside(self, trial_id: str) -> Path:
         """Moves all of a trial out of the way, so that it begins anew; where it lies now."""
@@ -136,9 +139,10 @@ class StoreWriter(Store):
             return target
 
     def done(self, trial_id: str) -> set[str]:
-        with self._guard:
-            opened = self._open.get(trial_id)
-        return super().done(trial_id) if opened is None else opened.done()
+        if trial_id not in self._open:
+            return super().done(trial_id)
+        with self._using(trial_id) as opened:
+            return opened.done()
 
     def check(self) -> list[str]:
         """Reads every byte, and sets aside what is damaged."""
@@ -156,19 +160,25 @@ class StoreWriter(Store):
         return found
 
     def _recover_trial(self, trial_id: str) -> list[Damage]:
-        with self._guard:
-            opened = self._open.get(trial_id)
-        if opened is None:
+        if trial_id not in self._open:
             return recover_trial(self._disk, self.trial_folder(trial_id), self._aside / trial_id)
-        opened.recover()
-        return opened.found()
+        with self._using(trial_id) as opened:
+            opened.recover()
+            return opened.found()
 
-    def _opened(self, trial_id: str, spec: Mapping[str, Any] | None = None) -> OpenTrial:
-        with self._guard:
-            if trial_id not in self._open:
-                folder = self.trial_folder(trial_id)
-                self._open[trial_id] = OpenTrial(self._disk, folder, self._aside / trial_id, spec)
-            return self._open[trial_id]
+    @contextmanager
+    def _using(self, trial_id: str, spec: Mapping[str, Any] | None = None) -> Iterator[OpenTrial]:
+        """A trial for oneself. Who waited for one that was finished meanwhile opens it again."""
+        while True:
+            with self._guard:
+                if trial_id not in self._open:
+                    folder = self.trial_folder(trial_id)
+                    self._open[trial_id] = OpenTrial(self._disk, folder, self._aside / trial_id, spec)
+                opened = self._open[trial_id]
+            with opened.guard:
+                if self._open.get(trial_id) is opened:
+                    yield opened
+                    return
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

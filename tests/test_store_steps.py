@@ -85,11 +85,12 @@ def test_a_finished_trial_can_be_extended(tmp_path: Path) -> None:
 def test_a_late_row_of_a_finished_trial_makes_it_unfinished(tmp_path: Path) -> None:
     with new_sweep(tmp_path) as writer:
         fill(writer, DOCS[:2])
-        writer.finish(TRIAL, {}, DOCS[:2])
+        writer.finish(TRIAL, {"tally": {"documents": 2}}, DOCS[:2])
         assert writer.append(TRIAL, 0, make_rows(DOCS[:2])) == 0
         assert writer.trials()[TRIAL]["status"] == "finished"
         assert writer.append(TRIAL, 0, make_rows(DOCS[:3])) == 1
-        assert writer.trials()[TRIAL]["status"] == "running"
+        facts = writer.trials()[TRIAL]
+        assert (facts["status"], facts["tally"]) == ("running", None)
 
 
 def test_a_failed_trial_keeps_its_rows_and_begins_again(tmp_path: Path) -> None:
@@ -422,3 +423,26 @@ def test_threads_may_append_to_different_trials_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert found(Store(tmp_path).rows()) == {(name, doc_id): 7 for name in names for doc_id in DOCS}
+
+
+def test_rows_that_come_while_their_trial_is_finished_are_kept(tmp_path: Path) -> None:
+    """Two workers on one trial, the first thought dead: each row is written once, whoever finishes."""
+    docs = [f"d{n}" for n in range(12)]
+    with new_sweep(tmp_path) as writer:
+        attempt = fill(writer, docs[:1])
+
+        def append_all() -> None:
+            for doc_id in docs:
+                writer.append(TRIAL, attempt, make_rows([doc_id]))
+
+        def finish_often() -> None:
+            for _ in docs:
+                writer.finish(TRIAL, {}, docs[:1])
+
+        threads = [threading.Thread(target=act) for act in (append_all, append_all, finish_often)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(marks(tmp_path)) == sorted(docs)
+        assert writer.done(TRIAL) == set(docs)
