@@ -31,6 +31,7 @@ from orchestrator.trial_folder import (
     segment_path,
 )
 
+REQUIRED = tuple(position for position, column in enumerate(ROWS) if not column.nullable)
 TRIAL_LEVEL = ("settings", "layers", "tally")  # facts about the trial; all others are about the attempt
 
 
@@ -188,13 +189,12 @@ def _now() -> str:
 
 
 def _new_rows(batch: pa.RecordBatch, done: set[str]) -> pa.RecordBatch:
-    """The first row of each document that is not done, as a batch of exactly the rows' schema."""
+    """The first row of each document that is not done."""
     seen: set[str] = set()
     keep = []
     for doc_id in batch["doc_id"].to_pylist():
         keep.append(doc_id not in done and doc_id not in seen)
         seen.add(doc_id)
-    rows = batch if all(keep) else batch.filter(pa.array(keep))
-    for column_field, column in zip(ROWS, rows.columns, strict=True):
-        assert column_field.nullable or column.null_count == 0, f"{column_field.name} must not be null"
-    return pa.RecordBatch.from_arrays(rows.columns, schema=ROWS)
+    for position in REQUIRED:
+        assert batch.column(position).null_count == 0, f"{ROWS.names[position]} must not be null"
+    return batch if all(keep) else batch.filter(pa.array(keep))

@@ -4,6 +4,8 @@ Files may come and go meanwhile, since a writer compacts. It puts rows.parquet i
 was made of, so a reader that lists first and opens after sees each row, if it begins again whenever a file is gone.
 """
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from orchestrator.store_errors import Damaged, StoreError
 
 FACTS = "trial.json"
 TABLE = "rows.parquet"
+SEGMENT = re.compile(r"rows-([0-9]+)\.arrows")
 TRIES = 100
 SPEC = ("trial_id", "task", "policy", "threshold", "small_block", "block_cache", "repeat", "shard")
 
@@ -50,8 +53,12 @@ def segment_path(folder: Path, number: int) -> Path:
 
 def segment_numbers(folder: Path) -> list[int]:
     """Ascending, which is the order in which they were written."""
-    numbers = (path.name.removeprefix("rows-").removesuffix(".arrows") for path in folder.glob("rows-*.arrows"))
-    return sorted(int(number) for number in numbers if number.isdigit())
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    found = (SEGMENT.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
 
 
 def is_compact(folder: Path) -> bool:
@@ -130,10 +137,15 @@ def lost_attempts(numbers: Iterable[int]) -> list[dict[str, Any]]:
     return [{"attempt": number, "reason": "trial.json was damaged: what it said is lost"} for number in numbers]
 
 
+def spec_of(rows: pa.Table | pa.RecordBatch) -> dict[str, Any]:
+    """What a row says of its trial."""
+    return dict(rows.select(list(SPEC)).slice(0, 1).to_pylist()[0])
+
+
 def rebuild_facts(rows: pa.Table, *, finished: bool) -> dict[str, Any] | None:
     """A trial.json from what rows say of their trial, if there are any."""
     if not len(rows):
         return None
-    facts = fresh_facts(rows.select(list(SPEC)).slice(0, 1).to_pylist()[0])
+    facts = fresh_facts(spec_of(rows))
     facts["attempts"] = lost_attempts(range(pc.max(rows["attempt"]).as_py() + 1))
     return {**facts, "status": "finished", "rows": len(rows)} if finished else facts

@@ -24,7 +24,7 @@ from orchestrator.sealed_json import write_object
 from orchestrator.sealed_parquet import encode_table
 from orchestrator.store import Store
 from orchestrator.store_errors import StoreError
-from orchestrator.trial_folder import SPEC, Damage
+from orchestrator.trial_folder import Damage, spec_of
 from sampler.errors import InputError
 
 
@@ -99,8 +99,8 @@ class StoreWriter(Store):
         if len(batch) == 0:
             return 0
         with self._explained(f"write rows of trial {trial_id}"):
-            spec = batch.select(list(SPEC)).slice(0, 1).to_pylist()[0]
-            return self._opened(trial_id, spec).append(attempt, batch)
+            opened = self._open.get(trial_id) or self._opened(trial_id, spec_of(batch))
+            return opened.append(attempt, batch)
 
     def finish(self, trial_id: str, facts: Mapping[str, Any], wanted: Sequence[str]) -> None:
         """All rows into one Parquet file, wanted documents first and in that order; each of them must have a row.

@@ -1,4 +1,4 @@
-"""A small file of each format, cut at every byte, and with each byte changed: noticed or harmless, never a wrong row."""
+"""A small file of each format, cut at every byte, each byte changed: noticed or harmless, never a wrong row."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Writers killed at random moments: all that was acknowledged is there, once, and the next writer takes over at once."""
+"""Writers killed at random moments: what was acknowledged is there, once, and the next takes over at once."""
 
 import random
 import time

@@ -73,10 +73,10 @@ def test_a_reused_process_number_does_not_keep_a_folder(tmp_path: Path) -> None:
 
 def test_a_writer_elsewhere_lives_as_long_as_it_gives_signs_of_life(tmp_path: Path) -> None:
     path = leave_lock(tmp_path, machine="another", host="node7", pid=5)
-    with pytest.raises(FolderInUse, match="process 5 on node7 .* gave a sign of life 0 s ago; wait .* 60 s"):
+    with pytest.raises(FolderInUse, match=r"process 5 on node7 .* gave a sign of life 0 s ago; wait .* 60 s"):
         FolderLock.acquire(tmp_path)
     grow_old(path, 50)
-    with pytest.raises(FolderInUse, match="sign of life 5[01] s ago"):
+    with pytest.raises(FolderInUse, match=r"sign of life 5[01] s ago"):
         FolderLock.acquire(tmp_path)
     grow_old(path, 70)
     assert writer_of(tmp_path) is None

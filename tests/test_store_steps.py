@@ -1,4 +1,4 @@
-"""What the store promises, one scenario each: order of steps, full disks, damaged files, late rows, readers meanwhile."""
+"""What the store promises, one scenario each: order of steps, full disks, damaged files, late rows, readers."""
 
 import errno
 import os
@@ -220,10 +220,14 @@ def test_a_really_full_disk(small_disk: Path) -> None:
     acknowledged = []
     with new_sweep(folder) as writer:
         attempt = fill(writer, [])
-        with pytest.raises(StoreError, match="No space left on device"):
+
+        def fill_up() -> None:
             for number in range(1000):
                 writer.append(TRIAL, attempt, make_rows([f"d{number}"]))
                 acknowledged.append(f"d{number}")
+
+        with pytest.raises(StoreError, match="No space left on device"):
+            fill_up()
         assert len(acknowledged) > 10
         assert list(marks(folder)) == acknowledged
         with pytest.raises(StoreError, match="No space left on device"):
@@ -250,6 +254,33 @@ def damaged_sweep(folder: Path, name: str, at: float) -> bytes:
         writer.finish("aa", {}, DOCS)
         fill(writer, DOCS, trial_id="bb")
     return change_byte(folder / name, at)
+
+
+def test_the_power_may_go_at_every_call_of_a_recovery(tmp_path: Path) -> None:
+    """Good rows of damaged files stay, and so do the damaged files, here or set aside."""
+    damaged_sweep(tmp_path / "model", "trials/aa/rows.parquet", 0.5)
+    change_byte(tmp_path / "model" / "trials/bb/rows-0.arrows", 0.6)
+    change_byte(tmp_path / "model" / "trials/bb/trial.json", 0.5)
+    names = ("trials/aa/rows.parquet", "trials/bb/rows-0.arrows", "trials/bb/trial.json")
+    damaged = {(tmp_path / "model" / name).read_bytes() for name in names}
+    left = {("bb", doc_id): 7 for doc_id in DOCS[:2]}
+    for cut in range(1000):
+        folder = tmp_path / str(cut)
+        shutil.copytree(tmp_path / "model", folder)
+        disk = CrashingDisk(tmp_path / f"scratch-{cut}", seed=cut)
+        disk.calls_left = cut
+        try:
+            StoreWriter(folder, disk=disk).close()
+            break
+        except PowerCut:
+            disk.lose()
+        assert found(Store(folder).rows()) == left, cut
+        with StoreWriter(folder) as writer:
+            assert found(writer.rows()) == left, cut
+            assert set(writer.trials()) == {"aa", "bb"}
+            assert writer.check() == []
+        assert damaged <= {path.read_bytes() for path in folder.rglob("*") if path.is_file()}, cut
+    assert cut > 20
 
 
 CASES: list[tuple[str, float, list[str], list[str]]] = [  # file, where, what is left of aa and of bb
