@@ -1,5 +1,6 @@
 """Totals as lines of text for a terminal: one table for a running view, its end and a status. Knows no clock."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -7,6 +8,7 @@ from itertools import groupby
 from rich.text import Text
 
 from orchestrator.tally import Totals
+from sampler.policy import SUBSETS
 
 INDENT = 2
 ASIDE = 14  # titles up to this long stand beside their first row, others above it
@@ -57,14 +59,12 @@ class _Column:
 
 
 def groups_of(totals: Sequence[Totals]) -> tuple[Group, ...]:
-    """In order of first appearance; a title names the settings that differ within the sweep."""
-    first: dict[tuple[object, ...], int] = {}
-    for line in totals:
-        first.setdefault(_group(line), len(first))
-    ordered = sorted(totals, key=lambda line: first[_group(line)])
+    """Tasks as they come, settings and policies in their natural order: trials run, and rows come, in a random one."""
+    tasks = list(dict.fromkeys(line.configuration.task for line in totals))
+    ordered = sorted(totals, key=lambda line: (tasks.index(line.configuration.task), line.configuration.settings))
     varying = _varying(totals)
-    grouped = [tuple(lines) for _, lines in groupby(ordered, key=_group)]
-    return tuple(Group(title=_title(lines[0], varying), lines=lines) for lines in grouped)
+    grouped = [sorted(lines, key=_place) for _, lines in groupby(ordered, key=_group)]
+    return tuple(Group(title=_title(lines[0], varying), lines=tuple(lines)) for lines in grouped)
 
 
 class Table:
@@ -184,6 +184,16 @@ def _right(write: Callable[[Totals], str]) -> Callable[[Totals, int], Text]:
 
 def _group(line: Totals) -> tuple[object, ...]:
     return line.configuration.task, line.configuration.settings
+
+
+def _place(line: Totals) -> tuple[object, ...]:
+    """k1_first, k1_middle, k1_last, k2_first, …, k10_first; then what is no such policy, by name."""
+    policy = line.configuration.policy
+    rule, _, rest = policy.partition("_")
+    layers, _, option = rest.partition(".")
+    number = int(rule[1:]) if rule[:1] == "k" and rule[1:].isdigit() else sys.maxsize
+    known = ("", *SUBSETS)
+    return number, option, known.index(layers) if layers in known else len(known), policy
 
 
 def _varying(totals: Sequence[Totals]) -> tuple[bool, ...]:

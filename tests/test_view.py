@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import random
 import re
 import struct
 import subprocess
@@ -141,6 +142,26 @@ def test_settings_are_named_where_they_differ() -> None:
         "gsm8k, threshold 0.95",
     ]
     assert [group.title for group in groups_of(totals())] == ["gsm8k", "minerva_math"]
+
+
+def test_rows_stand_in_their_natural_order_however_they_came() -> None:
+    names = [
+        "k1",
+        "k1_first",
+        "k1_middle",
+        "k2_first",
+        "k2_last",
+        "k2_all",
+        "k2_4-9",
+        "k2_last.output",
+        "k10_first",
+        "z",
+    ]
+    mixed = totals(("b", "a"), random.Random(0).sample(names, len(names)), thresholds=(0.95, 0.9))
+    groups = groups_of(mixed)
+    expected = ["b, threshold 0.9", "b, threshold 0.95", "a, threshold 0.9", "a, threshold 0.95"]
+    assert [group.title for group in groups] == expected
+    assert all([line.configuration.policy for line in group.lines] == names for group in groups)
 
 
 def test_long_names_are_cut_in_the_middle() -> None:
