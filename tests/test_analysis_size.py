@@ -12,7 +12,7 @@ from analysis_tables import Truth, World, asked, described, draw, grid
 
 ROOT = Path(__file__).parent.parent
 ANALYSE = """
-import json, resource, sys, time
+import json, re, sys, time
 import pyarrow as pa
 import pyarrow.parquet as pq
 from orchestrator.analysis import COLUMNS, analyse, as_json, condense
@@ -25,14 +25,17 @@ started = time.process_time()
 found = analyse(rows, documents, request)
 seconds = time.process_time() - started
 text = json.dumps(as_json(found.tasks), allow_nan=False)
+# Not getrusage: its peak is handed down from the process that started this one.
+peak = int(re.search("VmHWM:\\s+([0-9]+) kB", open("/proc/self/status").read())[1])
 print(json.dumps({
     "rows": found.rows, "seconds": seconds, "size": len(text), "outcome": found.tasks[0].hypothesis.outcome,
-    "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    "gigabytes": peak / 1e6,
 }))
 """
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_a_million_rows(tmp_path: Path) -> None:
     world = World(
         documents=112_000,

@@ -2,7 +2,8 @@
 
 confirmed   the speed-up's low end lies above the declared one and the noise floor, and the worst end of the accuracy
             difference lies above minus the margin
-rejected    the speed-up's high end lies below the declared one, or the difference's best end below minus the margin
+rejected    the speed-up's high end lies below the declared one by more than the noise floor, or the difference's best
+            end lies below minus the margin
 undecided   otherwise: the intervals do not settle it
 
 The intervals are simultaneous: with m configurations compared in a task each holds at 1 − 5 %/m (Bonferroni). A bad
@@ -101,13 +102,15 @@ def _speed(speedup: Speedup | None, floor: NoiseFloor | None, declared: float) -
             state=UNDECIDED,
             text=f"{said}, but k=1 ran once, so the noise floor is unknown (add k1_middle, or a second repeat)",
         )
-    if ends.high < declared:
+    noise = f"within the noise floor: runs at k=1 differ by up to {_times(floor.spread.high)}"
+    if ends.high * floor.spread.high < declared:
         return _Part(state=REJECTED, text=f"{said}, below the {_times(declared)} asked for")
+    if ends.high < declared:
+        return _Part(state=UNDECIDED, text=f"{said}, below the {_times(declared)} asked for but {noise}")
     if ends.low <= declared:
         return _Part(state=UNDECIDED, text=f"{said}, which does not settle the {_times(declared)} asked for")
     if ends.low <= floor.spread.high:
-        noise = _times(floor.spread.high)
-        return _Part(state=UNDECIDED, text=f"{said}, within the noise floor: runs at k=1 differ by up to {noise}")
+        return _Part(state=UNDECIDED, text=f"{said}, {noise}")
     return _drift(speedup, declared, f"{said}, above the {_times(declared)} asked for")
 
 
