@@ -24,6 +24,7 @@ from orchestrator.trial_folder import (
     SUMMARY,
     TABLE,
     Damage,
+    first_times,
     fresh_facts,
     lost_attempts,
     read_facts,
@@ -183,11 +184,7 @@ def _now() -> str:
 
 def _new_rows(batch: pa.RecordBatch, done: set[str]) -> pa.RecordBatch:
     """The first row of each document that is not done."""
-    seen: set[str] = set()
-    keep = []
-    for doc_id in batch["doc_id"].to_pylist():
-        keep.append(doc_id not in done and doc_id not in seen)
-        seen.add(doc_id)
     for position in REQUIRED:
         assert batch.column(position).null_count == 0, f"{ROWS.names[position]} must not be null"
+    keep = first_times(batch["doc_id"].to_pylist(), done)
     return batch if all(keep) else batch.filter(pa.array(keep))

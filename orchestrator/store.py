@@ -75,7 +75,7 @@ class Store:
             return read_facts(folder)
         except FileNotFoundError:
             pass
-        except Damaged as problem:
+        except (Damaged, OSError) as problem:
             self._note([Damage(path=folder / FACTS, problem=str(problem))])
         reading = read_rows(folder)
         self._note(reading.damage)

@@ -7,7 +7,7 @@ rows.parquet is another one than before (then a stream may be another one, too: 
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from orchestrator.schema import ROWS, SCHEMA_VERSION
 from orchestrator.sealed_json import read_object
 from orchestrator.sealed_parquet import read_table, verify_table
-from orchestrator.segments import read_segment
+from orchestrator.segments import Segment, read_segment
 from orchestrator.store_errors import Damaged, StoreError
 
 FACTS = "trial.json"
@@ -105,11 +105,10 @@ def _read_once(folder: Path, columns: Sequence[str] | None, verify: bool) -> Rea
         if segment_numbers(folder) != numbers:
             raise  # compacted in between
     for number in numbers:
-        path = segment_path(folder, number)
-        segment = read_segment(path)
+        segment = _read_segment(segment_path(folder, number))
         tables.append(_project(segment.rows, needed))
         if segment.problem is not None:
-            damage.append(Damage(path=path, problem=segment.problem, torn=segment.torn))
+            damage.append(Damage(path=segment_path(folder, number), problem=segment.problem, torn=segment.torn))
     if not numbers and tables:
         return Reading(rows=tables[0], damage=damage)
     rows = pa.concat_tables(tables) if tables else _project(ROWS.empty_table(), needed)
@@ -118,8 +117,22 @@ def _read_once(folder: Path, columns: Sequence[str] | None, verify: bool) -> Rea
 
 def _read_parquet(folder: Path, columns: Sequence[str] | set[str] | None, verify: bool) -> pa.Table:
     if verify:
-        verify_table(folder / TABLE)
+        try:
+            verify_table(folder / TABLE)
+        except FileNotFoundError:
+            raise
+        except OSError as problem:
+            raise Damaged(f"cannot be read: {problem.strerror}") from problem
     return read_table(folder / TABLE, ROWS, None if columns is None else list(columns))
+
+
+def _read_segment(path: Path) -> Segment:
+    try:
+        return read_segment(path)
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        return Segment(batches=[], size=0, problem=f"cannot be read: {problem.strerror}")
 
 
 def _project(rows: pa.Table, columns: Sequence[str] | set[str] | None) -> pa.Table:
@@ -128,11 +141,18 @@ def _project(rows: pa.Table, columns: Sequence[str] | set[str] | None) -> pa.Tab
 
 def first_of_each(rows: pa.Table) -> pa.Table:
     """The first row of each document, in the order they came."""
-    if pc.count_distinct(rows["doc_id"]).as_py() == len(rows):
-        return rows
+    keep = first_times(rows["doc_id"].to_pylist())
+    return rows if all(keep) else rows.filter(pa.array(keep))
+
+
+def first_times(doc_ids: Iterable[str], done: Set[str] = frozenset()) -> list[bool]:
+    """Whether each is neither done nor among those before it."""
     seen: set[str] = set()
-    keep = [not (doc_id in seen or seen.add(doc_id)) for doc_id in rows["doc_id"].to_pylist()]  # type: ignore[func-returns-value]
-    return rows.filter(pa.array(keep))
+    keep = []
+    for doc_id in doc_ids:
+        keep.append(doc_id not in done and doc_id not in seen)
+        seen.add(doc_id)
+    return keep
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
