@@ -96,7 +96,8 @@ def watch(order: Order, pid: int, report: socket.socket, output: int) -> dict[st
     if order["cage"] != "namespaces":
         report.send(key)
     while True:
-        ended = ended or os.waitpid(pid, os.WNOHANG)[0] != 0
+        # Not reaped yet: until it is cleared away its number is nobody else's.
+        ended = ended or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         for message in heard(report):
             if message.startswith(b"failed "):
                 return {"ended": "failed" if ready else "no cage", "why": message[7:].decode(errors="replace")}
@@ -125,12 +126,12 @@ def watch(order: Order, pid: int, report: socket.socket, output: int) -> dict[st
 def clear(pid: int) -> None:
     """Ends what is left. The kernel empties a cage whose process 1 died; without a cage each process is looked for."""
     deadline = time.monotonic() + 10
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # before anything is looked for: looking takes longer than forking
+    os.kill(pid, signal.SIGKILL)  # before anything is looked for: looking takes longer than forking
     while time.monotonic() < deadline:
-        for member in [member for member in family(os.getpid()) if member != os.getpid()] or [pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member, signal.SIGKILL)
+        for member in family(os.getpid()):
+            if member != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
