@@ -71,14 +71,15 @@ def test_single_prompts_are_continued_as_the_reference_does(row: GoldenRow) -> N
         assert row.stopped or len(seen) == len(row.trace)
 
 
-def test_batches_of_ragged_prompts_are_continued_as_the_reference_does() -> None:
+@pytest.mark.parametrize(("every", "wanted"), [(4, 25), pytest.param(1, 115, marks=pytest.mark.slow)])
+def test_batches_of_ragged_prompts_are_continued_as_the_reference_does(every: int, wanted: int) -> None:
     compared = 0
-    for settings, model in {(row.settings, row.model) for row in batch_rows()}:
+    for settings, model in list(dict.fromkeys((row.settings, row.model) for row in batch_rows()))[::every]:
         rows = [row for row in batch_rows() if (row.settings, row.model) == (settings, model)]
         got = decode("k1", [Prompt(ids=row.prompt) for row in rows], settings, model=golden_model(model), batch_size=4)
         assert [g.ids for g in got] == [row.ids for row in rows]
         compared += len(rows)
-    assert compared == 115
+    assert compared == wanted
 
 
 def test_k1_is_the_same_under_every_name() -> None:

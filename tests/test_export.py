@@ -10,6 +10,7 @@ import lm_eval.api.model
 import pyarrow as pa
 import pytest
 from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 from simulated_sweep import QuickDisk, Simulation, write_sweep
 from test_tasks_sources import gsm8k_folder
@@ -139,7 +140,13 @@ def lm_eval_files(task: Task, out: Path) -> Path:
     tracker = EvaluationTracker(output_path=str(out))
     tracker.general_config_tracker.model_name_sanitized = "canned"
     with quiet():
-        found = lm_eval.simple_evaluate(model=Model(), tasks=task.evaluable, log_samples=True, bootstrap_iters=100_000)
+        found = lm_eval.simple_evaluate(
+            model=Model(),
+            tasks=task.evaluable,
+            log_samples=True,
+            bootstrap_iters=100_000,
+            task_manager=TaskManager(include_defaults=False),
+        )
     samples = found.pop("samples")
     tracker.save_results_aggregated(results=found, samples=samples)
     for name, lines in samples.items():

@@ -139,20 +139,22 @@ def humaneval_gold(document: dict[str, Any]) -> str:
     return str(document["canonical_solution"])
 
 
-def test_humaneval_canonical_solutions() -> None:
-    task = opened("humaneval", allow_code_execution=True)
+@pytest.mark.parametrize("documents", [16, pytest.param(164, marks=pytest.mark.slow)])
+def test_humaneval_canonical_solutions(documents: int) -> None:
+    task = opened("humaneval", limit=documents, allow_code_execution=True)
     results = run(task, canned_for(task, humaneval_gold))
-    assert len(results) == 164
+    assert len(results) == documents
     assert [result.document.doc_id for result in results if not result.correct] == []
 
 
-def test_humaneval_wrong_code() -> None:
-    task = opened("humaneval", allow_code_execution=True)
+@pytest.mark.parametrize("documents", [8, pytest.param(164, marks=pytest.mark.slow)])
+def test_humaneval_wrong_code(documents: int) -> None:
+    task = opened("humaneval", limit=documents, allow_code_execution=True)
     assert not any(result.correct for result in run(task, canned_for(task, lambda _: "    return None\n")))
 
 
 def test_humaneval_streamed_equals_simple_evaluate() -> None:
-    task = opened("humaneval", limit=12, allow_code_execution=True)
+    task = opened("humaneval", limit=6, allow_code_execution=True)
     decoder = canned_for(task, sometimes(humaneval_gold, "    pass\n"))
     ours = aggregate(task, run(task, decoder))
     assert 0 < ours["humaneval"]["pass@1,create_test"] < 1
