@@ -1,4 +1,4 @@
-"""The lines of docs/rows.md, run on a sweep's folder: other programs read its rows."""
+"""The lines of the README on rows, run on a sweep's folder: other programs read its rows."""
 
 import ast
 import os
@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from simulated_sweep import Simulation, write_sweep
 
-TEXT = (Path(__file__).parents[1] / "docs" / "rows.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+TEXT = README.partition("\n## Rows\n")[2].partition("\n## ")[0]
 BLOCKS = dict(re.findall(r"\n([^\n]*):\n\n```python\n(.*?)```", TEXT, re.DOTALL))
 SIMULATION = Simulation(documents={"gsm8k": 20}, policies=("k1_first", "k2_middle"), shard_size=10)
 
