@@ -17,7 +17,7 @@ class Drill:
 
 
 def draw_drill(source: random.Random) -> Drill:
-    return source.choices((_sums, _letters, _facts), (5, 4, 1))[0](source)
+    return source.choices((_sums, _letters, _facts), (4, 5, 1))[0](source)
 
 
 def _sums(source: random.Random) -> Drill:
@@ -29,7 +29,10 @@ def _sums(source: random.Random) -> Drill:
 
 
 def _letters(source: random.Random) -> Drill:
-    """Four options; then at which letter things stand, some of them as a sum or by what they are."""
+    """Four options; then at which letter things stand, some of them as a sum or by what they are; or what stands there.
+
+    A letter is written as in the options and as a question's answer, without a space before it: one token for all.
+    """
     if source.random() < 0.5:
         made = [draw_sum(source) for _ in range(4)]
         values = [str(one.result) for one in made]
@@ -42,9 +45,11 @@ def _letters(source: random.Random) -> Drill:
         return _letters(source)
     options = "".join(f"\n{letter}. {value}" for letter, value in zip("ABCD", values, strict=True))
     places = [source.randrange(4) for _ in range(LETTERS)]
-    said = [source.choice((values[place], asked[place], asked[place])) for place in places]
-    answer = ", ".join(f"{what}: {'ABCD'[place]}" for what, place in zip(said, places, strict=True))
-    return Drill(prompt=f"Drill: {', '.join(said)}{options}", answer=answer)
+    said = [
+        source.choice((f"{values[place]}:{letter}", f"{asked[place]}:{letter}", f"{letter}:{values[place]}"))
+        for place, letter in ((place, "ABCD"[place]) for place in places)
+    ]
+    return Drill(prompt=f"Drill:{options}", answer=", ".join(said))
 
 
 def _facts(source: random.Random) -> Drill:
