@@ -103,7 +103,7 @@ class Trainer:
 
     def _depth_at(self, position: float) -> int:
         still = sum(position < at for at in GROWS_AT)
-        return self.config.num_layers // GROWTH**still
+        return int(self.config.num_layers // GROWTH**still)
 
     def _grow(self, number: int) -> None:
         """Deeper, with a fresh optimizer."""
