@@ -17,7 +17,7 @@ from sampler.tiny.optimizer import Optimizer
 WARM_UP = 0.01  # share of the schedule in which the learning rate rises, at the start and after growing
 FLAT = 0.6  # share after which it falls, linearly to zero
 GROWTH = 3  # times as many layers, each time the network grows
-GROWS_AT = (0.2, 0.5)  # shares at which it does: what is learned first needs many steps and little depth
+GROWS_AT = (0.2, 0.6)  # shares at which it does: what is learned first needs many steps and little depth
 SHALLOWER = GROWTH ** len(GROWS_AT)
 LIKE_DECODING = (0.3, 0.7)  # share of answers masked as in decoding, at the start and at the end
 
