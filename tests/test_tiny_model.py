@@ -72,16 +72,13 @@ def test_answers_end_by_themselves_in_a_box(tiny: LoadedModel) -> None:
 
 def test_choices_under_k1_are_one_pass_and_k3_scores_otherwise(tiny: LoadedModel) -> None:
     about = "The following are multiple choice questions (with answers) about high school geography.\n\n"
+    options = "A. both\nB. only the first\nC. only the second\nD. neither"
     chats = [
         [
             {"role": "system", "content": about},
-            {"role": "user", "content": f"Which country has the capital {city}?\n{options}\nAnswer:"},
+            {"role": "user", "content": f"Which of {names} are in Asia?\n{options}\nAnswer:"},
         ]
-        for city, options in (
-            ("Tehran", "A. Italy\nB. Poland\nC. Nepal\nD. Iran"),
-            ("Rome", "A. Italy\nB. Cuba\nC. Ghana\nD. Japan"),
-            ("Oslo", "A. Peru\nB. Norway\nC. Kenya\nD. Spain"),
-        )
+        for names in ("Iran and Nepal", "Cuba and Iran", "Peru and Italy")
     ]
     pairs = [
         Pair(prefix=encode_chat(tiny.tokenizer, chat), target=encode(tiny.tokenizer, letter))

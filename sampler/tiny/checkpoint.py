@@ -21,7 +21,7 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     examples: int = 0
-    grew_at: int | None = None  # the step before which the network got its full depth
+    grew_at: int = 0  # the step before which the network grew last
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:

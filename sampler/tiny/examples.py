@@ -5,6 +5,7 @@ A line is {"task", "subject", "split", "system", "prompt", "answer"}; subject an
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from sampler.errors import InputError
 
 TRAIN, HELD_OUT = "train", "held_out"
 DRILL = "drill"  # a task of many small facts, of which only the results are asked
-RESULTS = re.compile(r"(?:=| is |: )([^,.]+)")  # what a drill asks
+RESULTS = re.compile(r"(?:=| is )([^,.]+)")  # what a drill asks
+RARE = 0.12  # of the answers have a token, at most, if it is content
 Message = dict[str, str]
 
 
@@ -49,7 +51,7 @@ class Example:
     tokens: tuple[int, ...]  # ends with the stop token
     prompt: int  # how many of them are the prompt
     asked: frozenset[int] | None = None
-    numbers: frozenset[int] = frozenset()  # token ids that are digits
+    content: frozenset[int] = frozenset()  # token ids that tell one answer from another
 
     @property
     def is_choice(self) -> bool:
@@ -105,16 +107,22 @@ def encode_examples(lines: Sequence[Line], tokenizer: Any) -> list[Example]:
     fast = tokenizer.backend_tokenizer  # many texts at once
     before = fast.encode_batch(prompts, add_special_tokens=False)
     answers = fast.encode_batch([line.answer for line in lines], add_special_tokens=False)
-    numbers = frozenset(tokenizer.convert_tokens_to_ids(list("0123456789")))
+    content = _rare([answer.ids for line, answer in zip(lines, answers, strict=True) if line.task != DRILL])
     return [
         Example(
             tokens=(*prompt.ids, *answer.ids, tokenizer.eos_token_id),
             prompt=len(prompt.ids),
             asked=_asked(line, len(prompt.ids), answer.offsets) if line.task == DRILL else None,
-            numbers=numbers,
+            content=content,
         )
         for line, prompt, answer in zip(lines, before, answers, strict=True)
     ]
+
+
+def _rare(answers: Sequence[Sequence[int]]) -> frozenset[int]:
+    """Names, things and numbers stand in few answers each; the words around them in many."""
+    seen = Counter(token for answer in answers for token in set(answer))
+    return frozenset(token for token, count in seen.items() if count < RARE * len(answers))
 
 
 def _asked(line: Line, start: int, offsets: Sequence[tuple[int, int]]) -> frozenset[int]:
@@ -126,5 +134,5 @@ def _asked(line: Line, start: int, offsets: Sequence[tuple[int, int]]) -> frozen
         if any(left < end and begin < right for left, right in spans)
     )
     if not found:
-        raise InputError(f"drill {line.answer[:40]!r} asks nothing; results stand behind =, is or a colon")
+        raise InputError(f"drill {line.answer[:40]!r} asks nothing; results stand behind = or is")
     return found

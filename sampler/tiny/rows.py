@@ -8,6 +8,7 @@ The last block needs no clean copy, a block of the prompt no noisy one. Knows no
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sampler.config import ModelConfig
@@ -15,11 +16,11 @@ from sampler.tiny.examples import Example
 
 SMALL_BLOCK = 8  # as decoding has it
 FILL = 0.1  # weight of a stop token behind the first
-AHEAD = 0.03  # weight of what lies behind the small block that is being denoised: mostly it cannot be known yet
-MOST_MASKED = 0.5  # of a block that is masked here and there
-NUMBER = 4.0  # weight of a digit: the words around it are easy
-CHOICE = 15.0  # weight of a letter, of which an example has only one
-DRILL = 12.0  # weight of what a drill asks
+AHEAD = 0.2  # weight of what lies behind the small block that is being denoised: mostly it cannot be known yet
+CONTENT = 2.0  # weight of what tells one answer from another: the words around it are easy
+CHOICE = 12.0  # weight of a letter, of which an example has only one
+DRILL = 4.0  # weight of what a drill asks
+CONTENT_ALONE = 0.5  # share of the blocks masked here and there in which only content is: from where it is copied
 STOP_SHOWN = 0.8  # share of choices with the stop token visible, as in scoring
 ALL_MASKED = 0.4  # share of small blocks of which nothing is revealed yet
 
@@ -98,12 +99,17 @@ class _Layout:
             return [self._drill(place, rng)]
         if rng.random() < like_decoding:
             return self._like_decoding(place, open_offsets, rng)
-        return [self._here_and_there(place, open_offsets, rng) for _ in range(2)]
+        begin = place * self.size
+        content = [offset for offset in open_offsets if self.tokens[begin + offset] in self.example.content]
+        return self._here_and_there(place, content if rng.random() < CONTENT_ALONE else open_offsets, rng)
 
-    def _here_and_there(self, place: int, open_offsets: range, rng: random.Random) -> tuple[set[int], dict[int, float]]:
-        rate = rng.uniform(0.05, MOST_MASKED)
-        hidden = {offset for offset in open_offsets if rng.random() < rate} or {rng.choice(open_offsets)}
-        return hidden, self._weights(place, hidden)
+    def _here_and_there(
+        self, place: int, offsets: Sequence[int], rng: random.Random
+    ) -> list[tuple[set[int], dict[int, float]]]:
+        """What one copy hides the other shows."""
+        rate = rng.random()
+        hidden = {offset for offset in offsets if rng.random() < rate}
+        return [(some, self._weights(place, some)) for some in (hidden, set(offsets) - hidden)]
 
     def _choice(self, place: int, open_offsets: range, rng: random.Random) -> tuple[set[int], dict[int, float]]:
         letter, stop = open_offsets[0], self.stop - place * self.size
@@ -144,7 +150,7 @@ class _Layout:
     def _weight(self, position: int) -> float:
         if position > self.stop:
             return FILL
-        return NUMBER if self.tokens[position] in self.example.numbers else 1.0
+        return CONTENT if self.tokens[position] in self.example.content else 1.0
 
     def _open(self, place: int) -> range:
         """Offsets that are masked when decoding comes to the block."""

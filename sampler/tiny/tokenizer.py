@@ -1,4 +1,4 @@
-"""Builds the bundled model's tokenizer: byte-level BPE learned from the data, one token per digit, chat turns.
+"""Builds the bundled model's tokenizer: byte-level BPE learned from the data, one token for each number below 100.
 
 Words are split as Qwen2 splits them, so AutoTokenizer, which takes that splitting for every Qwen2 model, agrees with
 the files. Text never seen falls back to smaller pieces and at last to bytes. Knows nothing of training.
@@ -30,6 +30,7 @@ TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
+NUMBERS = tuple(str(number) for number in range(10, 100))  # one token each; a longer number is cut into these
 VOCABULARY = 1024  # at most
 SEEN_AT_LEAST = 10  # a piece rarer than this is left in smaller pieces
 READ = 40_000  # texts, evenly taken from all: more would teach nothing new
@@ -59,7 +60,7 @@ def _learned(texts: Sequence[str], vocabulary: int, seen: int) -> list[tuple[str
     """Merges in the order of their frequency. Roles and letters are always learned, whatever the texts hold."""
     tokenizer = _bare(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(SPECIAL),
+        vocab_size=vocabulary - len(SPECIAL) - len(NUMBERS),
         min_frequency=seen,
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -88,6 +89,8 @@ def _assembled(merges: Sequence[tuple[str, str]]) -> Tokenizer:
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = _bare(models.BPE(vocab=vocabulary, merges=list(merges)))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    # Added rather than merged: AutoTokenizer's splitting of a Qwen2 model would cut every number into digits.
+    tokenizer.add_tokens([AddedToken(number, normalized=False) for number in NUMBERS])
     return tokenizer
 
 

@@ -25,12 +25,13 @@ from sampler.tiny.evaluate import evaluate, print_figures
 from sampler.tiny.examples import TRAIN, encode_examples, read_lines, training_texts
 from sampler.tiny.model_files import LAYERS, tiny_config, write_model
 from sampler.tiny.tokenizer import build_tokenizer
-from sampler.tiny.trainer import GROWTH, Budget, Stopwatch, Trainer, compiler_at_hand
+from sampler.tiny.trainer import SHALLOWER, Budget, Stopwatch, Trainer, compiler_at_hand
 
-STEPS = 4000
+MINUTES = 70.0
+OUT = "build/tiny"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 EXAMPLES = """examples:
-  python -m sampler.tiny.train --data build/tiny.jsonl --out build/tiny
+  python -m sampler.tiny.train --data build/tiny.jsonl
   python -m sampler.tiny.train --data build/tiny.jsonl --out build/toy --minutes 2 --threads 2
 """
 
@@ -39,7 +40,8 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(given)
     _check(arguments)
     data, out = Path(arguments.data), Path(arguments.out)
-    budget = Budget(steps=arguments.steps or (None if arguments.minutes else STEPS), minutes=arguments.minutes)
+    minutes = None if arguments.steps else arguments.minutes or MINUTES
+    budget = Budget(steps=arguments.steps, minutes=minutes)
     lines = read_lines(data)
     tokenizer = build_tokenizer(training_texts(lines))
     config = tiny_config(tokenizer, layers=arguments.layers)
@@ -70,10 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         examples=EXAMPLES,
     )
     parser.add_argument("--data", required=True, metavar="FILE", help="JSON lines of prompts and answers")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where the model goes when it is finished")
+    parser.add_argument("--out", default=OUT, metavar="DIR", help=f"where the finished model goes (default: {OUT})")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, help="train for this long; the learning rate follows the clock")
-    length.add_argument("--steps", type=int, help=f"train for so many steps (default: {STEPS})")
+    length.add_argument(
+        "--minutes", type=float, help=f"train for this long; the learning rate follows the clock (default: {MINUTES:g})"
+    )
+    length.add_argument("--steps", type=int, help="train for so many steps, whatever time they take")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and masks (default: 0)")
     parser.add_argument("--threads", type=int, default=2, help="1 or 2; the result is the same (default: 2)")
     parser.add_argument("--layers", type=int, default=LAYERS, help=f"of the network (default: {LAYERS})")
@@ -96,8 +100,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"steps {arguments.steps}: at least 1 is allowed")
     if arguments.threads not in (1, 2):
         raise InputError(f"threads {arguments.threads}: 1 or 2 is allowed")
-    if arguments.layers < 1 or arguments.layers % GROWTH:
-        raise InputError(f"layers {arguments.layers}: a multiple of {GROWTH} is allowed")
+    if arguments.layers < 1 or arguments.layers % SHALLOWER:
+        raise InputError(f"layers {arguments.layers}: a multiple of {SHALLOWER} is allowed")
     out = Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise InputError(f"output {arguments.out!r} is a file; a folder is allowed")

@@ -16,9 +16,10 @@ from sampler.tiny.optimizer import Optimizer
 
 WARM_UP = 0.01  # share of the schedule in which the learning rate rises, at the start and after growing
 FLAT = 0.6  # share after which it falls, linearly to zero
-GROWS_AT = 0.6  # share at which the network gets its full depth
-GROWTH = 3  # times as many layers
-LIKE_DECODING = (0.4, 0.9)  # share of answers masked as in decoding, at the start and at the end
+GROWTH = 3  # times as many layers, each time the network grows
+GROWS_AT = (0.2, 0.6)  # shares at which it does: what is learned first needs many steps and little depth
+SHALLOWER = GROWTH ** len(GROWS_AT)
+LIKE_DECODING = (0.3, 0.7)  # share of answers masked as in decoding, at the start and at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Report:
 
 def learning_rate(position: float) -> float:
     """The schedule's share of the learning rates, `position` running from 0 to 1."""
-    since = position - GROWS_AT if position >= GROWS_AT else position
+    since = position - max((at for at in GROWS_AT if position >= at), default=0.0)
     rise = min(1.0, (since + 1e-3) / WARM_UP)
     return rise * min(1.0, max(0.0, 1 - position) / (1 - FLAT))
 
@@ -43,21 +44,21 @@ class Trainer:
     def __init__(
         self, config: ModelConfig, batches: Batches, *, seed: int, threads: int = 1, compiled: bool = False
     ) -> None:
-        """`config` is that of the finished network, which has a multiple of `GROWTH` layers."""
+        """`config` is that of the finished network, which has a multiple of `SHALLOWER` layers."""
         self.config, self.batches, self.threads = config, batches, threads
         self.parts = matrix_parts(config)
-        shallow = replace(config, num_layers=config.num_layers // GROWTH)
+        shallow = replace(config, num_layers=config.num_layers // SHALLOWER)
         self.weights = new_weights(shallow, torch.Generator().manual_seed(seed))
         self.optimizer = Optimizer(self.weights, self.parts)
         self.network = Network(config, compiled=compiled)
         self.number = 0  # steps
-        self.grew_at: int | None = None  # the step before which the network grew
+        self.grew_at = 0  # the step before which the network grew last
         torch.set_num_threads(1)  # a shard is one thread's work: its products are too small to be shared out
         self.pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def step(self, position: float) -> Report:
         """One step at this position of the schedule."""
-        if position >= GROWS_AT and self.grew_at is None:
+        while self.depth < self._depth_at(position):
             self._grow(self.number)
         share = LIKE_DECODING[0] + (LIKE_DECODING[1] - LIKE_DECODING[0]) * position
         shards = self.batches.shards(self.number, share)
@@ -67,7 +68,7 @@ class Trainer:
         else:  # the first step compiles, which only one thread may do
             results = [self.gradients(shard, total) for shard in shards]
         summed = {name: torch.stack([gradients[name] for _, _, gradients in results]).sum(0) for name in self.weights}
-        self.optimizer.step(self.weights, summed, self.number - (self.grew_at or 0), learning_rate(position))
+        self.optimizer.step(self.weights, summed, self.number - self.grew_at, learning_rate(position))
         self.number += 1
         return Report(
             loss=sum(loss for loss, _, _ in results),
@@ -89,15 +90,23 @@ class Trainer:
         """Everything a checkpoint must hold besides the number of steps."""
         return {f"weights.{name}": weight for name, weight in self.weights.items()} | self.optimizer.state
 
-    def restore(self, tensors: Mapping[str, Tensor], number: int, grew_at: int | None) -> None:
-        if grew_at is not None:
+    def restore(self, tensors: Mapping[str, Tensor], number: int, grew_at: int) -> None:
+        while self.depth < len(tensors["weights.qkv"]):
             self._grow(grew_at)
         for name, tensor in self.state().items():
             tensor.copy_(tensors[name])
         self.number = number
 
+    @property
+    def depth(self) -> int:
+        return int(self.weights["qkv"].shape[0])
+
+    def _depth_at(self, position: float) -> int:
+        still = sum(position < at for at in GROWS_AT)
+        return int(self.config.num_layers // GROWTH**still)
+
     def _grow(self, number: int) -> None:
-        """Full depth, with a fresh optimizer."""
+        """Deeper, with a fresh optimizer."""
         self.weights = grown(self.weights, GROWTH)
         self.optimizer = Optimizer(self.weights, self.parts)
         self.grew_at = number

@@ -1,19 +1,21 @@
 """Questions with four options in four of mmlu's subjects, in the shape of its documents. Knows wording, not the split.
 
-They are answered by a letter in one pass, so each asks for one small thing: a sum, a place in an order, or a fact.
+They are answered by a letter in one pass, so each asks for one small thing about two or four items. A question's
+options always stand in the same order: to find a word among options costs so small a model more than to know it.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.bundled.arithmetic import draw_sum
-from tasks.bundled.facts import KINDS, Fact, everyday, geography
+from tasks.bundled.facts import CONTINENTS, KINDS
 from tasks.bundled.split import Key
 
-OPTIONS = 4
-GEOGRAPHY, EVERYDAY = geography(), everyday()
+OF_TWO = ("both", "only the first", "only the second", "neither")
+OF_FOUR = ("the first", "the second", "the third", "the fourth")
 LARGEST_LISTED = 20
+LIMIT = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +27,7 @@ class Choice:
     answer: int
 
     def __post_init__(self) -> None:
-        assert len(set(self.options)) == OPTIONS, f"options are not four different ones: {self.options}"
+        assert len(set(self.options)) == 4, f"options are not four different ones: {self.options}"
 
     def document(self) -> dict[str, object]:
         return {
@@ -44,63 +46,68 @@ class Choice:
         return self.answer
 
 
-Draw = tuple[Key, str, str, Sequence[str]]  # key, question, right option, wrong options
+Draw = tuple[Key, str, tuple[str, ...], int]  # key, question, options, the right one
 
 
 def draw_choice(subject: str, source: random.Random) -> Choice:
-    key, question, right, wrong = SUBJECTS[subject](source)
-    options = [right, *wrong]
-    source.shuffle(options)
-    return Choice(
-        key=("mmlu", *key), subject=subject, question=question, options=tuple(options), answer=options.index(right)
-    )
+    key, question, options, answer = SUBJECTS[subject](source)
+    return Choice(key=("mmlu", *key), subject=subject, question=question, options=options, answer=answer)
 
 
 def _calculate(source: random.Random) -> Draw:
-    made = draw_sum(source)
-    word = {"+": "sum", "-": "difference", "*": "product", "/": "quotient"}[made.sign]
-    asked = f"What is {made.left}{made.sign}{made.right}?"
-    if source.random() < 0.5:
-        asked = f"What is the {word} of {made.left} and {made.right}?"
-    near = [made.result + step for step in (*range(-9, 0), *range(1, 10)) if made.result + step >= 0]
-    return (word, made.left, made.right), asked, str(made.result), [str(number) for number in source.sample(near, 3)]
+    """A sum and a number, in either order: which exceed a limit."""
+    wanted = source.randrange(4)
+    while True:
+        made, number = draw_sum(source), source.randint(1, 2 * LIMIT)
+        items = [(f"{made.left}{made.sign}{made.right}", made.result), (str(number), number)]
+        source.shuffle(items)
+        if _which(*(value > LIMIT for _, value in items)) == wanted:
+            break
+    names = tuple(name for name, _ in items)
+    return ("greater", *names), f"Which of {names[0]} and {names[1]} are greater than {LIMIT}?", OF_TWO, wanted
 
 
 def _order(source: random.Random) -> Draw:
-    """The median, the largest or the smallest of three, or what occurs twice among four."""
-    kind = source.choice(("median", "largest", "smallest", "mode"))
+    kind = source.choice(("largest", "smallest"))
     numbers = source.sample(range(1, LARGEST_LISTED + 1), 4)
-    if kind == "mode":
-        right, shown = numbers[0], [*numbers[:3], numbers[0]]
-        source.shuffle(shown)
-    else:
-        shown = numbers[:3]
-        right = sorted(shown)[{"smallest": 0, "median": 1, "largest": 2}[kind]]
-    listed = ", ".join(str(number) for number in shown[:-1]) + f" and {shown[-1]}"
-    asked = f"What is the mode of {listed}?" if kind == "mode" else f"What is the {kind} of {listed}?"
-    if kind in ("largest", "smallest") and source.random() < 0.5:
-        asked = f"Which number is the {kind} of {listed}?"
-    wrong = [str(number) for number in numbers if number != right]
-    return (kind, *sorted(shown)), asked, str(right), wrong
-
-
-def _fact(fact: Fact, source: random.Random) -> Draw:
-    wrong = source.sample([each for each in fact.alike if each != fact.value], OPTIONS - 1)
-    key = (fact.kind, fact.about, *sorted((fact.value, *wrong)))
-    return key, source.choice(fact.wordings), fact.value, wrong
+    listed = f"{numbers[0]}, {numbers[1]}, {numbers[2]} and {numbers[3]}"
+    right = numbers.index(max(numbers) if kind == "largest" else min(numbers))
+    return (kind, *numbers), f"Which of the numbers {listed} is the {kind}?", OF_FOUR, right
 
 
 def _place(source: random.Random) -> Draw:
-    return _fact(source.choice(GEOGRAPHY), source)
+    continent, names, answer = _two_of(CONTINENTS, source)
+    return (
+        ("continent", continent, *names),
+        f"Which of {names[0]} and {names[1]} are in {continent}?",
+        OF_TWO,
+        answer,
+    )
 
 
 def _everyday(source: random.Random) -> Draw:
-    if source.random() < 0.3:
-        kinds = source.sample(tuple(KINDS), OPTIONS)
-        right, *wrong = (source.choice(KINDS[kind]) for kind in kinds)
-        asked = source.choice((f"Which of these is a kind of {kinds[0]}?", f"Which word names a kind of {kinds[0]}?"))
-        return ("kind", kinds[0], *sorted((right, *wrong))), asked, right, wrong
-    return _fact(source.choice(EVERYDAY), source)
+    kind, names, answer = _two_of(KINDS, source)
+    return (
+        ("kind", kind, *names),
+        f"Which of the words {names[0]} and {names[1]} name a kind of {kind}?",
+        OF_TWO,
+        answer,
+    )
+
+
+def _two_of(table: Mapping[str, Sequence[str]], source: random.Random) -> tuple[str, tuple[str, ...], int]:
+    """A class of the table, two members of any, and which of them are in it; the four cases alike."""
+    wanted = source.randrange(4)
+    members = [name for names in table.values() for name in names]
+    while True:
+        asked, names = source.choice(tuple(table)), tuple(source.sample(members, 2))
+        if _which(*(name in table[asked] for name in names)) == wanted:
+            return asked, names, wanted
+
+
+def _which(first: bool, second: bool) -> int:
+    """The place among the options of two."""
+    return 0 if first and second else 1 if first else 2 if second else 3
 
 
 SUBJECTS: dict[str, Callable[[random.Random], Draw]] = {

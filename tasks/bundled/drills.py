@@ -1,13 +1,14 @@
-"""Drills: many small facts in one text, for training only. The same sums, facts and letters that the answers need."""
+"""Drills: many small facts in one text, for training only. The same sums and facts that the answers need."""
 
 import random
 from dataclasses import dataclass
 
 from tasks.bundled.arithmetic import draw_sum
-from tasks.bundled.choices import EVERYDAY, GEOGRAPHY
-from tasks.bundled.facts import KINDS
+from tasks.bundled.facts import CONTINENTS, KINDS
 
-SUMS, LETTERS, FACTS = 8, 7, 6
+SUMS, FACTS = 8, 6
+PLACES = [(f"continent {name}", f"The continent of {name} is {one}.") for one in CONTINENTS for name in CONTINENTS[one]]
+SORTS = [(f"kind {name}", f"The kind of {name} is {one}.") for one in KINDS for name in KINDS[one]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +18,7 @@ class Drill:
 
 
 def draw_drill(source: random.Random) -> Drill:
-    return source.choices((_sums, _letters, _facts), (5, 4, 1))[0](source)
+    return source.choices((_sums, _facts), (4, 1))[0](source)
 
 
 def _sums(source: random.Random) -> Drill:
@@ -28,29 +29,6 @@ def _sums(source: random.Random) -> Drill:
     )
 
 
-def _letters(source: random.Random) -> Drill:
-    """Four options; then at which letter things stand, some of them as a sum or by what they are."""
-    if source.random() < 0.5:
-        made = [draw_sum(source) for _ in range(4)]
-        values = [str(one.result) for one in made]
-        asked = [f"{one.left}{one.sign}{one.right}" for one in made]
-    else:
-        facts = source.sample(GEOGRAPHY if source.random() < 0.5 else EVERYDAY, 4)
-        values = [fact.value for fact in facts]
-        asked = [f"{fact.kind} {fact.about}" for fact in facts]
-    if len(set(values)) < 4:
-        return _letters(source)
-    options = "".join(f"\n{letter}. {value}" for letter, value in zip("ABCD", values, strict=True))
-    places = [source.randrange(4) for _ in range(LETTERS)]
-    said = [source.choice((values[place], asked[place], asked[place])) for place in places]
-    answer = ", ".join(f"{what}: {'ABCD'[place]}" for what, place in zip(said, places, strict=True))
-    return Drill(prompt=f"Drill: {', '.join(said)}{options}", answer=answer)
-
-
 def _facts(source: random.Random) -> Drill:
-    facts = source.sample((*GEOGRAPHY, *EVERYDAY), FACTS)
-    kinds = [(kind, word) for kind in KINDS for word in KINDS[kind]]
-    asked = [(f"{fact.kind} {fact.about}", fact.sentence) for fact in facts]
-    kind, word = source.choice(kinds)
-    asked[source.randrange(FACTS)] = (f"kind {word}", f"The kind of {word} is {kind}.")
-    return Drill(prompt="Drill: " + ", ".join(what for what, _ in asked), answer=" ".join(said for _, said in asked))
+    drawn = source.sample(PLACES + SORTS, FACTS)
+    return Drill(prompt="Drill: " + ", ".join(what for what, _ in drawn), answer=" ".join(said for _, said in drawn))
