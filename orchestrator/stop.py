@@ -44,11 +44,18 @@ class Stop:
         self.asked: int | None = None
         self.farewell, self._seconds = farewell, seconds
         self._deferred = False
+        self._timer: threading.Timer | None = None
 
     def install(self) -> None:
         """Again, if need be: libraries put their own handlers there."""
         for number in SIGNALS:
             signal.signal(number, self._receive)
+
+    def relent(self) -> None:
+        """The program may go on after all; a later signal is the first again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.asked = self._timer = None
 
     def check(self) -> None:
         if self.asked is not None:
@@ -69,9 +76,9 @@ class Stop:
         if self.asked is not None:
             return
         self.asked = number
-        timer = threading.Timer(self._seconds, self.leave)
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(self._seconds, self.leave)
+        self._timer.daemon = True
+        self._timer.start()
         if not self._deferred:
             raise Interrupted(number)
 

@@ -21,6 +21,7 @@ def stop() -> Iterator[Stop]:
     made = Stop(seconds=60)
     made.install()
     yield made
+    made.relent()  # or the tests would end with it
     for number, handler in before.items():
         signal.signal(number, handler)
 
