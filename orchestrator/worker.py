@@ -1,12 +1,14 @@
 """One warm model that runs trials: documents in, record batches out. Knows nothing of Ray or files.
 
-The model, its warm-up and the opened tasks outlive a trial; every cache starts fresh with each.
+The model, its warm-up, the opened tasks and the speeds found outlive a trial; every cache starts fresh with each.
 """
 
 import math
 import os
 import resource
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,6 +32,7 @@ from tasks.options import TaskOptions
 CALIBRATION_DOCUMENTS = 4
 CALIBRATION_TOKENS = 32  # new ones of each document
 CALIBRATION_PROMPT = 256  # its last tokens
+CALIBRATIONS = 5  # one takes half a second, in which a shared machine's speed may be far from that of the next minute
 MEMORY_SECONDS = 60.0
 
 
@@ -55,14 +58,11 @@ class WorkerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """The speed of the moment: fixed documents at k1."""
+    """The speed of the moment, and what finding it took."""
 
+    speed: float  # tokens/s of fixed documents at k1: the median of the last few times
     tokens: int
     seconds: float
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.seconds
 
 
 class Worker:
@@ -83,6 +83,7 @@ class Worker:
         self._made_with = {"packages": provenance.packages(), "code": provenance.code()}
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
         self._prompts = self._calibration_prompts()
+        self._speeds: deque[float] = deque(maxlen=CALIBRATIONS)
 
     def facts(self, trial: TrialSpec, calibration: Calibration) -> dict[str, Any]:
         """What trial.json says about a trial and who runs it."""
@@ -118,7 +119,9 @@ class Worker:
         )
         tokens = sum(len(generated.ids) for _, generated in decoded)
         self._synchronise()
-        return Calibration(tokens=tokens, seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._speeds.append(tokens / seconds)
+        return Calibration(speed=statistics.median(self._speeds), tokens=tokens, seconds=seconds)
 
     def run(self, trial: TrialSpec, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
         """Rows of these documents. Only decoding is timed; scoring happens while the clock stands."""
