@@ -18,9 +18,8 @@ from orchestrator.grid import TrialSpec
 from orchestrator.machine import Placement
 from orchestrator.progress import Progress
 from orchestrator.stop import Aborted, Stop
-from orchestrator.trainable import FAILED, REFUSED, TRIAL, SweepWorker
+from orchestrator.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
 from orchestrator.view import SweepView
-from orchestrator.worker import WorkerSettings
 from sampler.errors import InputError
 
 MAX_FAILURES = 2  # a trial is tried three times
@@ -34,7 +33,7 @@ def run_trials(
     trials: Sequence[TrialSpec],
     *,
     results: Any,
-    settings: WorkerSettings,
+    settings: Watched,
     placement: Placement,
     sweep: str,
     view: SweepView,

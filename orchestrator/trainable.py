@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray import tune
@@ -15,16 +15,23 @@ from orchestrator.watchdog import Watchdog
 from sampler.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.worker import Worker, WorkerSettings
+    from orchestrator.worker import Worker
 
 TRIAL = "trial"  # the one key of Tune's configuration: a trial's id
 FAILED, REFUSED = "failed", "refused"  # keys of a result: a trial that cannot be run, a disk that takes no rows
 
 
+class Watched(Protocol):
+    """Settings of whatever decodes."""
+
+    @property
+    def timeout(self) -> float: ...  # seconds after which a worker that hangs is ended
+
+
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
     """Set up once; Tune hands it the next trial by `reset_config`. A trial is one step."""
 
-    def setup(self, config: dict[str, Any], *, results: Any, settings: "WorkerSettings", sweep: str) -> None:
+    def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str) -> None:
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         here = ray.get_runtime_context()
         self._place = {"node": socket.gethostname(), "gpus": here.get_accelerator_ids().get("GPU", [])}
@@ -34,7 +41,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         self._worker = self.load(settings)
         ray.get(results.ready.remote(self._name))
 
-    def load(self, settings: "WorkerSettings") -> "Worker":
+    def load(self, settings: Any) -> "Worker":
         from orchestrator.worker import Worker  # only now: torch is not for those who bring a decoder of their own
 
         return Worker(settings)

@@ -54,9 +54,14 @@ class Case:
 
 
 def write_case(folder: Path, *, timeout: float) -> Case:
-    """Random weights: nonsense for answers, but other nonsense for each document and policy."""
-    questions = [f"What is {number} plus {7 * number}, and why?" for number in range(DOCUMENTS)]
-    tokenizer = build_tokenizer(questions, vocabulary=300, seen=2)
+    write_files(folder, documents=DOCUMENTS)
+    return Case(folder=folder, timeout=timeout)
+
+
+def write_files(folder: Path, *, documents: int) -> None:
+    """`folder`/model and `folder`/data. Random weights: nonsense, but another for each document and policy."""
+    questions = [f"What is {number} plus {7 * number}, and why?" for number in range(documents)]
+    tokenizer = build_tokenizer(questions[:DOCUMENTS], vocabulary=300, seen=2)
     config = tiny_config(tokenizer, layers=LAYERS)
     weights = new_weights(config, torch.Generator().manual_seed(0))
     weights[HEAD] *= 50  # sure enough of itself to show what a wrong cache would change
@@ -64,10 +69,9 @@ def write_case(folder: Path, *, timeout: float) -> Case:
     data = folder / "data" / "openai" / "gsm8k"
     (data / "main").mkdir(parents=True)
     rows = [{"question": text, "answer": f"It is so.\n#### {8 * n}"} for n, text in enumerate(questions)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
     for split in ("train", "test"):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
         (data / "main" / f"{split}.jsonl").write_text(text, encoding="utf-8")
     files = "".join(f"\n  - split: {split}\n    path: main/{split}.jsonl" for split in ("train", "test"))
     readme = f"---\nconfigs:\n- config_name: main\n  data_files:{files}\n---\n"
     (data / "README.md").write_text(readme, encoding="utf-8")
-    return Case(folder=folder, timeout=timeout)
