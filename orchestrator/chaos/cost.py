@@ -72,8 +72,8 @@ def measure(whole: Timed, scene: Scene) -> Cost:
     scene.start()
     while scene.running and scene.rows() < whole.rows // 2:
         time.sleep(0.05)
-    scene.kill_driver()
     after = time.monotonic() - began
+    scene.kill_driver()
     kept = scene.rows()
     return Cost(whole=whole, killed_after=after, rows_kept=kept, rest=timed(scene))
 
