@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray import tune
+from ray.exceptions import RayTaskError
 
 from orchestrator.results import Assignment
 from orchestrator.rows import Account, RowContext
@@ -55,10 +56,10 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         try:
             return {"done": True, **self._finish()}
         except InputError as error:  # the same on every worker: trying again would not help
-            ray.get(self._results.fail.remote(self._trial, str(error)))
-            return {"done": True, FAILED: str(error)}
+            ray.get(self._results.fail.remote(self._trial, sentence(error)))
+            return {"done": True, FAILED: sentence(error)}
         except StoreError as error:
-            return {"done": True, REFUSED: str(error)}
+            return {"done": True, REFUSED: sentence(error)}
 
     def _finish(self) -> dict[str, Any]:
         assigned: Assignment = ray.get(self._results.assign.remote(self._trial, self._name))
@@ -108,6 +109,11 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return str(self._name)  # frozen by Ray when the actor is made, so it names no trial
+
+
+def sentence(error: Exception) -> str:
+    """What an error says; one that came from another actor would say where it was raised as well."""
+    return str(error.cause if isinstance(error, RayTaskError) else error)
 
 
 def _wait(acknowledgement: Any) -> float:
