@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of their order and moments (default: 0)")
     parser.add_argument("--round", type=int, help="only the faults of this round of the seed's campaign")
     parser.add_argument("--minutes", type=float, default=600, help="begin no round after so many (default: 600)")
-    parser.add_argument("--worker-timeout", type=float, default=8, help="seconds, of the sweeps (default: 8)")
+    parser.add_argument("--worker-timeout", type=float, default=10, help="seconds, of the sweeps (default: 10)")
     parser.add_argument("--write", metavar="FILE", help="the result as a page, after each round anew")
     return parser
 

@@ -13,6 +13,8 @@ from orchestrator.chaos.processes import below, gone
 from orchestrator.environment import LOOPBACK
 
 GONE = 60.0  # seconds for what a dead command leaves behind
+# Ray's own: they hold nothing of a sweep, and ask a dead server for a minute before they go.
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 class Command:
@@ -50,8 +52,8 @@ class Command:
             return None
 
     def kill(self) -> bool:
-        """kill -9; whether everything it had started went with it."""
-        left = below(self.pid)
+        """kill -9; whether everything it had started went with it, but for Ray's agents."""
+        left = [pid for pid, name in below(self.pid).items() if not name.startswith(AGENTS)]
         self._process.kill()
         self._process.wait()
         if gone(left, within=GONE):

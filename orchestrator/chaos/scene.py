@@ -16,7 +16,7 @@ from orchestrator.chaos.processes import below
 from orchestrator.store import Store
 
 WORKER, RESULTS = "ray::SweepWorker", "ray::Results"
-LONGEST = 300.0  # seconds that a command may take
+LONGEST = 600.0  # seconds that a command may take
 REPEATS = 8  # of the command, until a sweep must be finished
 LOADING = 12.0  # seconds in which a fault may hit a command that has no rows yet
 ROWS = 4  # most rows between two faults
@@ -136,4 +136,5 @@ class Scene:
 def complaints(command: Command) -> list[Problem]:
     """What no command may show, whatever happened to it."""
     lines = command.text.strip().splitlines()
-    return [other(f"a traceback: {lines[-1]}")] if "Traceback" in command.text else []
+    traced = "Traceback" in command.text or '  File "' in command.text
+    return [other(f"a traceback: {lines[-1]}")] if traced else []
