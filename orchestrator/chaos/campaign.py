@@ -21,6 +21,7 @@ from orchestrator.chaos.nodes import TwoNodes
 from orchestrator.chaos.scene import Scene, TooLate
 
 PER_ROUND = 6
+OWN_RAY = 2  # each second round starts a Ray of its own with each command, unless it needs the two nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +98,7 @@ class Campaign:
         return [(name, [*found, *scene.ledger.look()])]
 
     def _scene(self, number: int, faults: Sequence[Fault]) -> Scene:
-        on_nodes = any(fault.needs == "nodes" for fault in faults)
+        on_nodes = number % OWN_RAY != 0 or any(fault.needs == "nodes" for fault in faults)
         if on_nodes and self.nodes is None:
             self.nodes = TwoNodes()
         out = self.disk.folder / f"r{number}"
