@@ -15,7 +15,6 @@ from orchestrator.chaos.processes import below, gone
 from orchestrator.chaos.scene import LONGEST, RESULTS, WORKER, Scene, TooLate, complaints
 
 Strike = Callable[[Scene, Random], list[Problem]]
-FULL = 90.0  # seconds until a command must have noticed that the disk is full
 ROW_FILES = ("rows-*.arrows", "rows.parquet")
 IN_USE = "is in use"
 
@@ -69,11 +68,11 @@ def fill_disk(scene: Scene, chance: Random) -> list[Problem]:
     del chance
     scene.disk.fill()
     try:
-        code = scene.command.wait(FULL)
+        code = scene.command.wait(LONGEST)
     finally:
         scene.disk.free()
     if code is None:
-        return [other(f"a command went on for {FULL:.0f} s on a full disk")]
+        return [other(f"a command went on for {LONGEST:.0f} s on a full disk")]
     if code == 0 or "No space left" in scene.command.text or "cannot be written to" in scene.command.text:
         return complaints(scene.command)
     return [*complaints(scene.command), other(f"ended with {code} and did not say that the disk is full")]
