@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> Result:
         if arguments.round is None:
             for _ in campaign.rounds(arguments.runs, seconds=60 * arguments.minutes):
                 result = result.grown(campaign.outcomes, rows=campaign.rows, seconds=time.monotonic() - began)
-                if arguments.write is not None:
-                    Path(arguments.write).write_text(page(result), encoding="utf-8")
+                _write(arguments.write, result)
         result = result.grown(campaign.outcomes, rows=campaign.rows, seconds=time.monotonic() - began)
+        _write(arguments.write, result)
     finally:
         if campaign is not None and campaign.nodes is not None:
             campaign.nodes.close()
@@ -95,6 +95,11 @@ def run(arguments: argparse.Namespace) -> Result:
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return result
+
+
+def _write(path: str | None, result: Result) -> None:
+    if path is not None:
+        Path(path).write_text(page(result), encoding="utf-8")
 
 
 def _have_own_mounts() -> None:

@@ -17,8 +17,9 @@ from orchestrator.chaos.case import NAME, Case
 from orchestrator.chaos.disk import SmallDisk
 from orchestrator.chaos.faults import FAULTS, Fault
 from orchestrator.chaos.ledger import Key, Ledger, Problem, Row
-from orchestrator.chaos.nodes import TwoNodes
+from orchestrator.chaos.nodes import NodesGone, TwoNodes
 from orchestrator.chaos.scene import Scene, TooLate
+from orchestrator.stop import Aborted
 
 PER_ROUND = 6
 OWN_RAY = 2  # each second round starts a Ray of its own with each command, unless it needs the two nodes
@@ -70,6 +71,9 @@ class Campaign:
             for name in names:
                 struck += self._strike(scene, name, Random(chance.getrandbits(64)))
             at_the_end = scene.finish()
+        except NodesGone:
+            print(f"round {number}: given up, since Ray's two nodes have ended", file=sys.stderr, flush=True)
+            return
         finally:
             if scene.running:
                 scene.kill_driver()
@@ -99,8 +103,8 @@ class Campaign:
 
     def _scene(self, number: int, faults: Sequence[Fault]) -> Scene:
         on_nodes = number % OWN_RAY != 0 or any(fault.needs == "nodes" for fault in faults)
-        if on_nodes and self.nodes is None:
-            self.nodes = TwoNodes()
+        if on_nodes and (self.nodes is None or self.nodes.ended):
+            self.nodes = _two_nodes()
         out = self.disk.folder / f"r{number}"
         shutil.rmtree(out, ignore_errors=True)
         return Scene(
@@ -118,6 +122,15 @@ class Campaign:
         for name, found in struck:
             for problem in found:
                 print(f"  PROBLEM after {name}: {problem.text}", file=sys.stderr, flush=True)
+
+
+def _two_nodes(tries: int = 3) -> TwoNodes:
+    try:
+        return TwoNodes()
+    except NodesGone:
+        if tries == 1:
+            raise Aborted("a Ray of two nodes cannot be started here") from None
+        return _two_nodes(tries - 1)
 
 
 def plan(names: Sequence[str], seed: int, number: int) -> list[str]:

@@ -8,10 +8,13 @@ import subprocess
 import sys
 
 from orchestrator import environment
-from orchestrator.stop import Aborted
 
 START = 180.0  # seconds
 HERE = "127.0.0.1"
+
+
+class NodesGone(Exception):
+    """The Ray of two nodes could not be started, or has ended; a machine with too much to do is a reason."""
 
 
 class TwoNodes:
@@ -32,10 +35,17 @@ class TwoNodes:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def replace(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("replace\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write("replace\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise NodesGone from None
         self._heard("killed")
 
     def wait(self) -> None:
@@ -56,7 +66,7 @@ class TwoNodes:
         for line in self._process.stdout:
             if line.startswith(beginning):
                 return line.removeprefix(beginning).strip()
-        raise Aborted("the two-node Ray of the campaign has ended")
+        raise NodesGone
 
 
 def main() -> None:

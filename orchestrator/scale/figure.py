@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sampler.errors import InputError
 
@@ -46,15 +48,25 @@ class Spent:
 def spent_by(module: str, arguments: Sequence[str]) -> Spent:
     """Runs `python -m module`; InputError with its last line if it fails."""
     began = time.perf_counter()
-    child = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert child.stderr is not None
-    said = child.stderr.read().decode(errors="replace").strip().splitlines()
-    _, code, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(code)
-    child.stderr.close()
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.DEVNULL, stderr=errors)
+        memory = 0.0
+        while (ended := os.wait4(child.pid, os.WNOHANG))[0] == 0:
+            memory = max(memory, _memory(child.pid))
+            time.sleep(0.01)
+        wall = time.perf_counter() - began
+        child.returncode = os.waitstatus_to_exitcode(ended[1])
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().splitlines()
     if child.returncode:
         raise InputError(f"{module} ended with {child.returncode}: {(said or ['no reason given'])[-1]}")
-    wall = time.perf_counter() - began
-    return Spent(wall=wall, cpu=usage.ru_utime + usage.ru_stime, memory=usage.ru_maxrss / 1024)
+    return Spent(wall=wall, cpu=ended[2].ru_utime + ended[2].ru_stime, memory=memory)
+
+
+def _memory(pid: int) -> float:
+    """The most it had so far, in MB; what the kernel tells after its end would count this process before the start."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
