@@ -75,8 +75,7 @@ class Campaign:
             print(f"round {number}: given up, since Ray's two nodes have ended", file=sys.stderr, flush=True)
             return
         finally:
-            if scene.running:
-                scene.kill_driver()
+            scene.end()
         self.rows += len(self.reference)
         if struck:
             struck[-1][1].extend(at_the_end)  # whatever comes out now counts for the last fault before it

@@ -58,7 +58,10 @@ def timed(scene: Scene) -> Timed:
     rows = scene.rows()
     clock, began = time.time(), time.monotonic()
     scene.start()
-    code = scene.command.wait(LONGEST)
+    try:
+        code = scene.command.wait(LONGEST)
+    finally:
+        scene.end()
     total = time.monotonic() - began
     if code != 0:
         raise Aborted(f"a sweep that nobody disturbed ended with {code}: {scene.command.text[-1500:]}")
@@ -70,10 +73,12 @@ def measure(whole: Timed, scene: Scene) -> Cost:
     """Kills the scene's command when about half of the rows are there."""
     began = time.monotonic()
     scene.start()
-    while scene.running and scene.rows() < whole.rows // 2:
-        time.sleep(0.05)
-    after = time.monotonic() - began
-    scene.kill_driver()
+    try:
+        while scene.running and scene.rows() < whole.rows // 2:
+            time.sleep(0.05)
+        after = time.monotonic() - began
+    finally:
+        scene.end()
     kept = scene.rows()
     return Cost(whole=whole, killed_after=after, rows_kept=kept, rest=timed(scene))
 

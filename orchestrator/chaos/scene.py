@@ -102,6 +102,11 @@ class Scene:
             time.sleep(0.1)
         return [] if quiet else [other("processes of a killed command stayed")]
 
+    def end(self) -> None:
+        """Leaves no command behind."""
+        if self.running:
+            self.kill_driver()
+
     def expect_set_aside(self, path: Path) -> None:
         self.damaged.append((path, len(self.commands)))
 
