@@ -68,6 +68,7 @@ def summary(result: Result) -> list[str]:
     return [
         f"seed {result.seed}: {len(result.outcomes)} faults in {rounds} sweeps, {result.seconds / 60:.0f} minutes; "
         f"{result.rows:,} rows compared at the end of these sweeps",
+        *([f"stopped before the {result.asked} that were asked for"] if len(result.outcomes) < result.asked else []),
         *(f"not possible here: {name}" for name in result.left_out),
         *(result.cost.lines() if result.cost is not None else []),
     ]
