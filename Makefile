@@ -2,13 +2,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-slow lint types sweep train-tiny clean
+.PHONY: test test-slow test-faults lint types sweep train-tiny clean
 
 test: lint types
 	$(BIN)/python -m pytest -m "not slow" -n auto
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow -n auto
+
+# Real sweeps, disturbed at random moments; FAULTS=1000 for the long campaign, and PAGE=docs/faults.md to keep its table.
+FAULTS ?= 120
+SEED ?= 0
+test-faults: $(VENV)/installed
+	$(BIN)/python -m orchestrator.chaos --runs $(FAULTS) --seed $(SEED) $(if $(PAGE),--write $(PAGE))
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

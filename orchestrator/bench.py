@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   python -m orchestrator.bench                        the default sweep: nine policies, gsm8k and minerva_math, 100 each
   python -m orchestrator.bench --limit 20 --no-cold   quicker, and without the comparison
   python -m orchestrator.bench --model DIR --data DIR --tasks gsm8k --actors 4 --json
+  python -m orchestrator.bench --scale                many trials, actors, rows and a long plan; no model is needed
 """
 MEANING = {
     "decoding": "decoding",
@@ -57,6 +58,11 @@ class WarmRun:
 
 def main() -> None:
     arguments = _parser().parse_args()
+    if arguments.scale is not None:
+        from orchestrator.scale.measure import measure  # only now: most of it is not needed otherwise
+
+        measure(arguments.scale, as_json=arguments.json)
+        return
     with ExitStack() as stack:
         out = arguments.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="reuse-bench-"))
         warm = run_warm(arguments, Path(out).resolve())
@@ -216,6 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="threads of each (default: 1)")
     parser.add_argument("--cold", action=argparse.BooleanOptionalAction, default=True, help="the comparison, too")
     parser.add_argument("--out", metavar="DIR", help="keep the sweep in DIR/bench (default: thrown away)")
+    parser.add_argument(
+        "--scale", nargs="*", metavar="PART", help="instead: many trials, actors, rows, or a long plan (default: all)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return parser
 

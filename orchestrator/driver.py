@@ -18,32 +18,33 @@ from orchestrator.grid import TrialSpec
 from orchestrator.machine import Placement
 from orchestrator.progress import Progress
 from orchestrator.stop import Aborted, Stop
-from orchestrator.trainable import FAILED, REFUSED, TRIAL, SweepWorker
+from orchestrator.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
 from orchestrator.view import SweepView
-from orchestrator.worker import WorkerSettings
 from sampler.errors import InputError
 
 MAX_FAILURES = 2  # a trial is tried three times
 LOOK = 0.5  # seconds between looks at the result actor
 ANSWER = 2.0  # seconds it has to answer
 MARKED = 60.0  # seconds until failures are on disk
+DIED = "its worker died (killed, perhaps for the memory it took, or ended by --worker-timeout because it hung)"
 
 
 def run_trials(
     trials: Sequence[TrialSpec],
     *,
     results: Any,
-    settings: WorkerSettings,
+    settings: Watched,
     placement: Placement,
     sweep: str,
     view: SweepView,
     stop: Stop,
+    worker: type[SweepWorker] = SweepWorker,
 ) -> dict[str, str]:
     """Runs them all; those that failed, by id, with their reasons. Interrupted if someone asked for the end."""
     notes: queue.SimpleQueue[str] = queue.SimpleQueue()
     watch = Watch(results=results, labels={trial.trial_id: trial.label for trial in trials}, notes=notes, stop=stop)
     trainable = tune.with_resources(
-        tune.with_parameters(SweepWorker, results=results, settings=settings, sweep=sweep),
+        tune.with_parameters(worker, results=results, settings=settings, sweep=sweep),
         {"cpu": placement.cpus_per_actor, "gpu": placement.gpus_per_actor},
     )
     trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, and not Tune's wrappers
@@ -123,7 +124,7 @@ def describe(error: BaseException | None) -> str:
     """What went wrong with a worker, in one line."""
     if isinstance(error, RayActorError):
         reason = str(error).strip().splitlines()[-1] if error.actor_init_failed else ""  # behind Ray's traceback
-        return f"its worker could not be set up ({reason})" if reason else "its worker died"
+        return f"its worker could not be set up ({reason})" if reason else DIED
     if isinstance(error, RayTaskError) and error.cause is not None:
         error = error.cause
     text = " ".join(str(error).split())

@@ -89,6 +89,7 @@ FLAGS: Mapping[str, Flag] = {
             ("threads-per-actor", values.whole, "N", "threads each computes with (default: 1 on a CPU)"),
             ("address", values.text, "A", "of a running Ray cluster (default: start one here)"),
             ("dashboard", values.switch, None, "Ray's dashboard, on this machine only (default: yes)"),
+            ("worker-timeout", values.number, "S", "seconds until an actor that hangs is replaced (default: 600)"),
         ),
         RUN: (
             ("out", values.text, "DIR", "folder of sweeps (default: results)"),

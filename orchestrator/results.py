@@ -6,6 +6,7 @@ acknowledged is there, and a call that is repeated adds nothing. `Results` itsel
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class Assignment:
 
     trial: TrialSpec
     missing: tuple[str, ...]
+    pause: float = 0.0  # seconds to wait first
 
 
 class Results:
@@ -49,28 +51,39 @@ class Results:
         self._failed: set[str] = set()
         self._running: set[str] = set()
         self._warm: set[str] = set()
-        self._tries: dict[str, int] = {}  # workers made for a trial, in this run
+        self._made: Counter[str] = Counter()  # workers made for a trial, in this run
+        self._assigned: Counter[str] = Counter()  # how often a trial was given to a worker, in this run
+        self._waited: dict[str, str] = {}  # workers that waited before they loaded, and the trial because of which
         self._workers = max((_number(attempt) for facts in known.values() for attempt in facts["attempts"]), default=0)
 
     def register(self, trial_id: str) -> tuple[str, float]:
         """A name for a new worker, not used by any before it that ran a trial, and how long it should wait first.
 
-        It is made for a trial. If that is not the first one made for it, something went wrong there, and may again
-        if it is tried at once.
+        It is made for a trial. If that is not the first try, something went wrong there, and may again if it is tried
+        at once.
         """
         with self._guard:
             self._workers += 1
-            tries = self._tries[trial_id] = self._tries.get(trial_id, 0) + 1
-            return f"worker-{self._workers}", 0.0 if tries == 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 2))
+            name = f"worker-{self._workers}"
+            pause = _pause(max(self._made[trial_id], self._assigned[trial_id]))
+            self._made[trial_id] += 1
+            if pause:
+                self._waited[name] = trial_id
+            return name, pause
 
     def ready(self, worker: str) -> None:
         with self._guard:
             self._warm.add(worker)
 
-    def assign(self, trial_id: str) -> Assignment:
+    def assign(self, trial_id: str, worker: str) -> Assignment:
+        """What is to be done, and how long to wait before a try that is not the first."""
         trial = self._trials[trial_id]
         done = self._store.done(trial_id)
-        return Assignment(trial=trial, missing=tuple(d for d in self._plan.wanted(trial) if d not in done))
+        with self._guard:
+            pause = 0.0 if self._waited.pop(worker, None) == trial_id else _pause(self._assigned[trial_id])
+            self._assigned[trial_id] += 1
+        missing = tuple(d for d in self._plan.wanted(trial) if d not in done)
+        return Assignment(trial=trial, missing=missing, pause=pause)
 
     def begin(self, trial_id: str, facts: Mapping[str, Any]) -> int:
         """The number of the attempt."""
@@ -125,6 +138,10 @@ class Results:
         with self._guard:
             self._running.discard(trial_id)
             where.add(trial_id)
+
+
+def _pause(failures: int) -> float:
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)) if failures else 0.0
 
 
 def _number(attempt: Mapping[str, Any]) -> int:

@@ -5,14 +5,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from orchestrator.grid import TrialSpec
 from orchestrator.schema import ROWS
-from sampler import ReusePolicy
-from tasks.evaluate import Result
+from sampler.policy import ReusePolicy
+
+if TYPE_CHECKING:
+    from tasks.evaluate import Result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +64,7 @@ class Account:
 
 
 def batches(
-    results: Iterable[Result], trial: TrialSpec, context: RowContext, device: Device
+    results: "Iterable[Result]", trial: TrialSpec, context: RowContext, device: Device
 ) -> Iterator[pa.RecordBatch]:
     """As many rows at a time as are decoded together; each batch as soon as its last document is there."""
     shared = _shared(trial, context, device)
@@ -101,7 +103,7 @@ def _shared(trial: TrialSpec, context: RowContext, device: Device) -> dict[str, 
     }
 
 
-def _own(result: Result) -> dict[str, Any]:
+def _own(result: "Result") -> dict[str, Any]:
     counters = result.counters
     return {
         "subtask": result.document.subtask,

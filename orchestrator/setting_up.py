@@ -103,6 +103,7 @@ def _worker(prepared: Prepared, request: Mapping[str, Any]) -> WorkerSettings:
         threads=prepared.placement.threads_per_actor,
         datasets=request["identity"]["datasets"],
         memory=prepared.memory,
+        timeout=settings.worker_timeout,
     )
 
 

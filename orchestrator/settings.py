@@ -84,6 +84,7 @@ class SweepSettings:
     threads_per_actor: int | None = None
     address: str | None = None
     dashboard: bool = True
+    worker_timeout: float = 600.0  # seconds without a sign of life, or for one batch of documents
 
     out: str = "results"
     name: str | None = None  # None: as the model is called
@@ -137,6 +138,8 @@ class SweepSettings:
             yield f"--gpus-per-actor {gpus}: a fraction from 0 to 1 or a whole number is allowed"
         if cpus is not None and not (cpus > 0 and math.isfinite(cpus)):
             yield f"--cpus-per-actor {cpus}: a number above 0 is allowed"
+        if not (self.worker_timeout >= 1 and math.isfinite(self.worker_timeout)):
+            yield f"--worker-timeout {self.worker_timeout}: seconds, at least 1, are allowed"
         if not 0 < self.margin < 100:
             yield f"--margin {self.margin}: percentage points above 0 and below 100 are allowed"
         if not (self.speedup > 1 and math.isfinite(self.speedup)):

@@ -17,6 +17,7 @@ from orchestrator.report.write import write_report
 from orchestrator.setting_up import SetUp, set_up
 from orchestrator.stop import Aborted, Interrupted, Stop
 from orchestrator.store import Store
+from orchestrator.store_errors import StoreError
 from orchestrator.stored import stored_progress
 from orchestrator.view import SweepView
 from orchestrator.writer import StoreWriter
@@ -37,7 +38,7 @@ def main() -> None:
         failed = _run(command, arguments, stop)
     except Interrupted:
         stop.leave()
-    except Aborted as aborted:
+    except (Aborted, StoreError) as aborted:
         print(f"error: {aborted}; continue with: {repeated}", file=sys.stderr)
         sys.exit(1)
     if failed:

@@ -3,32 +3,49 @@
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray import tune
+from ray.exceptions import RayTaskError
 
 from orchestrator.results import Assignment
 from orchestrator.rows import Account, RowContext
 from orchestrator.store_errors import RowsLost, StoreError
-from orchestrator.worker import Worker, WorkerSettings
-from sampler import InputError
+from orchestrator.watchdog import Watchdog
+from sampler.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.worker import Worker
 
 TRIAL = "trial"  # the one key of Tune's configuration: a trial's id
 FAILED, REFUSED = "failed", "refused"  # keys of a result: a trial that cannot be run, a disk that takes no rows
 
 
+class Watched(Protocol):
+    """Settings of whatever decodes."""
+
+    @property
+    def timeout(self) -> float: ...  # seconds after which a worker that hangs is ended
+
+
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
     """Set up once; Tune hands it the next trial by `reset_config`. A trial is one step."""
 
-    def setup(self, config: dict[str, Any], *, results: Any, settings: WorkerSettings, sweep: str) -> None:
+    def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str) -> None:
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         here = ray.get_runtime_context()
         self._place = {"node": socket.gethostname(), "gpus": here.get_accelerator_ids().get("GPU", [])}
         self._name, pause = ray.get(results.register.remote(self._trial))
         time.sleep(pause)
-        self._worker = Worker(settings)
+        self._watchdog = Watchdog(settings.timeout)
+        self._worker = self.load(settings)
         ray.get(results.ready.remote(self._name))
+
+    def load(self, settings: Any) -> "Worker":
+        from orchestrator.worker import Worker  # only now: torch is not for those who bring a decoder of their own
+
+        return Worker(settings)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._trial = new_config[TRIAL]
@@ -39,13 +56,14 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         try:
             return {"done": True, **self._finish()}
         except InputError as error:  # the same on every worker: trying again would not help
-            ray.get(self._results.fail.remote(self._trial, str(error)))
-            return {"done": True, FAILED: str(error)}
+            ray.get(self._results.fail.remote(self._trial, sentence(error)))
+            return {"done": True, FAILED: sentence(error)}
         except StoreError as error:
-            return {"done": True, REFUSED: str(error)}
+            return {"done": True, REFUSED: sentence(error)}
 
     def _finish(self) -> dict[str, Any]:
-        assigned: Assignment = ray.get(self._results.assign.remote(self._trial))
+        assigned: Assignment = ray.get(self._results.assign.remote(self._trial, self._name))
+        time.sleep(assigned.pause)
         facts, totals = self._run(assigned) if assigned.missing else ({}, {})
         try:
             ray.get(self._results.finish.options(name=f"{assigned.trial.label} finished").remote(self._trial, facts))
@@ -56,7 +74,8 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
     def _run(self, assigned: Assignment) -> tuple[dict[str, Any], dict[str, Any]]:
         began = time.perf_counter()
         trial, account, waited, acknowledgement = assigned.trial, Account(), 0.0, None
-        calibration = self._worker.calibrate()
+        with self._watchdog.working():
+            calibration = self._worker.calibrate()
         facts = {"actor": self._name, **self._place, **self._worker.facts(trial, calibration)}
         context = RowContext(
             sweep=self._sweep,
@@ -66,7 +85,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
             calibration=calibration.speed,
         )
         append = self._results.append.options(name=trial.label)  # what the dashboard shows
-        for batch in self._worker.run(trial, assigned.missing, context):
+        for batch in self._watchdog.each(self._worker.run(trial, assigned.missing, context)):
             account.add(batch)
             waited += _wait(acknowledgement)  # for the batch before: one is on its way while the next is decoded
             acknowledgement = append.remote(self._trial, context.attempt, batch)
@@ -79,6 +98,9 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         }
         return spent, {"accuracy": account.accuracy, "tokens_per_s": account.tokens_per_s}
 
+    def cleanup(self) -> None:
+        self._watchdog.close()
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing to save: the folder is the truth. Tune reuses no actor of a class without this method."""
 
@@ -87,6 +109,11 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return str(self._name)  # frozen by Ray when the actor is made, so it names no trial
+
+
+def sentence(error: Exception) -> str:
+    """What an error says; one that came from another actor would say where it was raised as well."""
+    return str(error.cause if isinstance(error, RayTaskError) else error)
 
 
 def _wait(acknowledgement: Any) -> float:

@@ -50,6 +50,7 @@ class WorkerSettings:
     threads: int | None = None  # None leaves torch's choice
     datasets: Mapping[str, Mapping[str, str]] | None = None  # by task: the revisions that the sweep was planned with
     memory: int = 0  # bytes of the device that a model and its caches will take
+    timeout: float = 600.0  # seconds after which a worker that hangs is ended
 
     def __post_init__(self) -> None:
         assert self.dtype != "auto", "the dtype is chosen once for a sweep, not by each worker"

@@ -43,11 +43,11 @@ def batch(spec: TrialSpec, documents: str, *, attempt: int = 0, batch_id: int = 
 
 def test_what_is_acknowledged_is_on_disk(folder: Path) -> None:
     results = Results(plan_for(folder), actors=2)
-    assert results.assign(ONE.trial_id).missing == DOCUMENTS
+    assert results.assign(ONE.trial_id, "worker-1").missing == DOCUMENTS
     attempt = results.begin(ONE.trial_id, {"actor": results.register(ONE.trial_id)[0]})
     assert results.append(ONE.trial_id, attempt, batch(ONE, "ab")) == 2
     assert Store(folder).done(ONE.trial_id) == {"a", "b"}
-    assert results.assign(ONE.trial_id).missing == ("c",)
+    assert results.assign(ONE.trial_id, "worker-1").missing == ("c",)
     progress = results.progress()
     assert (progress.documents, progress.wanted, progress.finished, progress.running) == (2, 6, 0, (ONE.label,))
     results.append(ONE.trial_id, attempt, batch(ONE, "c", batch_id=1))
@@ -121,7 +121,7 @@ def test_a_finished_trial_that_wants_more_is_unfinished(folder: Path) -> None:
     larger = plan_for(folder, ("a", "b", "c", "d"))
     assert larger.unfinished(facts) == [ONE, TWO]
     again = Results(larger, actors=1)
-    assert again.assign(ONE.trial_id).missing == ("d",)
+    assert again.assign(ONE.trial_id, "worker-1").missing == ("d",)
     attempt = again.begin(ONE.trial_id, {})
     again.append(ONE.trial_id, attempt, batch(ONE, "d", attempt=attempt))
     again.finish(ONE.trial_id, {})
@@ -146,3 +146,14 @@ def test_a_worker_made_again_for_the_same_trial_waits_longer_each_time(folder: P
     pauses = [results.register(ONE.trial_id)[1] for _ in range(8)]
     assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert results.register(TWO.trial_id) == ("worker-9", 0.0)
+
+
+def test_a_second_try_waits_on_whichever_worker(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=2)
+    one, two = (results.register(spec.trial_id)[0] for spec in (ONE, TWO))
+    assert results.assign(ONE.trial_id, one).pause == 0.0
+    assert results.assign(ONE.trial_id, two).pause == 2.0  # `one` died; this worker is warm and was made for another
+    three, pause = results.register(ONE.trial_id)
+    assert pause == 4.0
+    assert results.assign(ONE.trial_id, three).pause == 0.0  # it has waited before it loaded
+    assert results.assign(TWO.trial_id, three).pause == 0.0  # nothing has gone wrong with this one

@@ -1,8 +1,11 @@
 """Sweeps that are disturbed end with exactly the rows of one that was not. Each takes a minute or two."""
 
+import json
 import os
+import shutil
 import signal
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,73 @@ def test_a_trial_that_cannot_be_run_fails_alone(case: Path, tmp_path: Path) -> N
     assert "2 trials failed" in Run(tmp_path / "case", tmp_path / "results", *flags).wait(1)
     assert rows_there(run.folder) >= before
     assert len(states["k1", 0]["attempts"]) == 1
+
+
+def test_a_trial_whose_workers_die_fails_alone_and_is_tried_again(case: Path, tmp_path: Path) -> None:
+    """Whoever works on one of the trials is killed, each time; the others finish."""
+    flags = ("--tasks", "gsm8k", "--policies", "k1,k2_middle", "--max-new-tokens", "200", "--shard-size", "12")
+    run = Run(case, tmp_path / "results", *flags, "--actors", "1", "--no-dashboard")
+
+    def unlucky() -> dict[str, object]:
+        trials = Store(run.folder).trials().values()
+        return next((facts for facts in trials if facts["trial"]["policy"] == "k2_middle"), {"attempts": []})
+
+    for number in range(3):
+        pid = run.until(lambda n=number: _process(unlucky()["attempts"], n), f"attempt {number}")
+        os.kill(pid, signal.SIGKILL)
+    text = run.wait(1)
+    assert text.count("trying again") == 2
+    assert "1 trials failed; try them again with: python -m orchestrator.sweep" in text
+    states = {facts["trial"]["policy"]: facts for facts in Store(run.folder).trials().values()}
+    assert {policy: facts["status"] for policy, facts in states.items()} == {"k1": "finished", "k2_middle": "failed"}
+    assert "its worker died" in states["k2_middle"]["attempts"][-1]["reason"]
+    began = [datetime.fromisoformat(one["started_at"]) for one in states["k2_middle"]["attempts"]]
+    assert (began[1] - began[0]).total_seconds() > 2, "not at once"
+    assert (began[2] - began[1]).total_seconds() > 4, "and later each time"
+    finished = outcome(run.folder)
+    Run(case, tmp_path / "results", *flags, "--actors", "1", "--no-dashboard").wait()
+    again = {facts["trial"]["policy"]: facts for facts in Store(run.folder).trials().values()}
+    assert {facts["status"] for facts in again.values()} == {"finished"}
+    assert (len(again["k1"]["attempts"]), len(again["k2_middle"]["attempts"])) == (1, 4)
+    assert finished.items() <= outcome(run.folder).items()
+
+
+def _process(attempts: list[dict[str, int]], number: int) -> int | None:
+    return attempts[number]["process"] if len(attempts) > number else None
+
+
+def test_a_stopped_worker_is_replaced(case: Path, tmp_path: Path, undisturbed: dict[object, object]) -> None:
+    run = Run(case, tmp_path / "results", *FLAGS, *HERE, "--worker-timeout", "10")
+    run.until_rows(4)
+    stopped = run.named("ray::SweepWorker")[0]
+    os.kill(stopped, signal.SIGSTOP)
+    text = run.wait()
+    assert "trying again" in text
+    assert gone({stopped})
+    assert outcome(run.folder) == undisturbed
+
+
+def test_folders_that_cannot_be_used_are_left_as_they_are(case: Path, tmp_path: Path) -> None:
+    flags = ("--tasks", "gsm8k", "--policies", "k1", "--limit", "2", "--max-new-tokens", "16", "--no-dashboard")
+    out = tmp_path / "results"
+    Run(case, out, *flags).wait()
+    request = (out / "s" / "sweep.json").read_text()
+    newer = {**json.loads(request), "schema": 99}
+    newer.pop("check")
+    for name, content, more, told in (
+        ("changed flag", request, ("--max-new-tokens", "17"), "--max-new-tokens 16 (now 17)"),
+        ("newer schema", json.dumps(newer), (), "written by a newer version"),
+        ("damaged request", request.replace("gsm8k", "gsm9k", 1), (), "does not match its own checksum"),
+        ("no sweep", None, (), "is not empty"),
+    ):
+        here = tmp_path / name / "results"
+        shutil.copytree(out, here)
+        request_file = here / "s" / "sweep.json"
+        request_file.unlink()
+        if content is not None:
+            request_file.write_text(content)
+        before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
+        text = Run(case, here, *flags, *more).wait(2)
+        assert told in text, name
+        assert len(text.strip().splitlines()) == 1, text
+        assert {path: path.stat().st_mtime_ns for path in here.rglob("*")} == before, name

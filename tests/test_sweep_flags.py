@@ -20,7 +20,7 @@ FROZEN = {
     "Grid": "tasks k subsets reuse policies threshold small-block block-cache",
     "Model and data": "model data limit sample fewshot chat-template no-chat-template subset-size dtype batch-size "
     "max-new-tokens repeats seed shard-size",
-    "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor address dashboard no-dashboard",
+    "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor address dashboard no-dashboard worker-timeout",
     "Run": "out name skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet config "
     "save-config dry-run force",
 }

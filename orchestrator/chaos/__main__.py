@@ -1,0 +1,145 @@
+"""python -m orchestrator.chaos: disturbs real sweeps and checks that nothing is lost. Prints a table of faults."""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from orchestrator.chaos.campaign import Campaign, plan
+from orchestrator.chaos.case import NAME, write_case
+from orchestrator.chaos.cost import measure, timed
+from orchestrator.chaos.disk import SmallDisk
+from orchestrator.chaos.faults import FAULTS
+from orchestrator.chaos.ledger import Ledger, reference_of
+from orchestrator.chaos.scene import Scene
+from orchestrator.chaos.table import Result, failures, page, summary, table
+from orchestrator.stop import Aborted
+from sampler.cli import Parser, run_command
+from sampler.errors import InputError
+
+OWN_MOUNTS = "REUSE_CHAOS_OWN_MOUNTS"  # set where nobody else sees what this process mounts
+EXAMPLES = """examples:
+  python -m orchestrator.chaos --runs 20 --seed 1          twenty faults; a table at the end
+  python -m orchestrator.chaos --seed 1 --round 4          the faults of one round again
+  python -m orchestrator.chaos --runs 200 --write docs/faults.md
+
+exit code: 0 if nothing was lost and nothing else was wrong, else 1
+"""
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    for name in ("runs", "minutes", "worker_timeout"):
+        if getattr(arguments, name) <= 0:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: a number above 0 is allowed")
+    _have_own_mounts()
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        result = run(arguments)
+    except Aborted as aborted:
+        print(f"error: {aborted}", file=sys.stderr)
+        sys.exit(1)
+    print(*summary(result), "", *table(result), *failures(result), sep="\n")
+    if result.bad:
+        sys.exit(1)
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """The campaign in a folder of its own, which stays if something was wrong."""
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="reuse-chaos-"))
+    disk = SmallDisk(folder / "disk", folder / "disk.img")
+    campaign: Campaign | None = None
+    try:
+        case = write_case(folder / "case", timeout=arguments.worker_timeout)
+        calm = disk.folder / "calm"
+        scene = Scene(case=case, out=calm, outputs=folder, disk=disk, ledger=Ledger(calm / NAME, {}), nodes=None)
+        whole = timed(scene)
+        campaign = Campaign(
+            case=case, folder=folder, disk=disk, seed=arguments.seed, reference=reference_of(scene.folder)
+        )
+        shutil.rmtree(calm)
+        cost = None
+        if arguments.round is not None:
+            campaign.run_round(arguments.round, plan(campaign.names(), arguments.seed, arguments.round))
+        else:
+            print("measuring what continuing costs", file=sys.stderr, flush=True)
+            cost = measure(whole, replace(scene, commands=[]))
+            shutil.rmtree(calm)
+        result = Result(
+            seed=arguments.seed,
+            asked=arguments.runs,
+            disk=disk.kind,
+            left_out=tuple(name for name in FAULTS if name not in campaign.names()),
+            cost=cost,
+        )
+        if arguments.round is None:
+            for _ in campaign.rounds(arguments.runs, seconds=60 * arguments.minutes):
+                result = result.grown(campaign.outcomes, rows=campaign.rows, seconds=time.monotonic() - began)
+                _write(arguments.write, result)
+        result = result.grown(campaign.outcomes, rows=campaign.rows, seconds=time.monotonic() - began)
+        _write(arguments.write, result)
+    finally:
+        if campaign is not None and campaign.nodes is not None:
+            campaign.nodes.close()
+        disk.close()
+    if result.bad:
+        print(f"what the commands said, and folders that were wrong: {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
+def _write(path: str | None, result: Result) -> None:
+    if path is not None:
+        Path(path).write_text(page(result), encoding="utf-8")
+
+
+def _have_own_mounts() -> None:
+    """Runs this command again where its mounts are its own and end with it; nothing happens where that is refused."""
+    if OWN_MOUNTS in os.environ:
+        return
+    unshare = ["unshare", "--mount", "--propagation", "private"]
+    if os.getuid() != 0:
+        unshare += ["--user", "--map-root-user"]
+    try:
+        allowed = subprocess.run([*unshare, "true"], capture_output=True, timeout=60).returncode == 0
+    except FileNotFoundError:
+        return
+    if allowed:
+        os.environ[OWN_MOUNTS] = "1"
+        os.execvp("unshare", [*unshare, sys.executable, "-m", "orchestrator.chaos", *sys.argv[1:]])
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """By way of every `finally`: the disk is thawed and unmounted."""
+    del frame
+    signal.signal(number, signal.SIG_IGN)  # once is enough, and must not interrupt the clearing up
+    sys.exit(128 + number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m orchestrator.chaos",
+        description="Runs sweeps of a very small model, disturbs them at random moments, and compares their rows "
+        "with those of an undisturbed sweep.",
+        examples=EXAMPLES,
+    )
+    parser.add_argument("--runs", type=int, default=20, help="faults in all (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of their order and moments (default: 0)")
+    parser.add_argument("--round", type=int, help="only the faults of this round of the seed's campaign")
+    parser.add_argument("--minutes", type=float, default=600, help="begin no round after so many (default: 600)")
+    parser.add_argument("--worker-timeout", type=float, default=10, help="seconds, of the sweeps (default: 10)")
+    parser.add_argument("--write", metavar="FILE", help="the result as a page, after each round anew")
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(main)

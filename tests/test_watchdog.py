@@ -1,0 +1,72 @@
+"""A process that hangs is ended from outside; one that works, waits or is about to end is not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 1.0
+PROGRAM = f"""
+import sys, time
+from orchestrator.watchdog import Watchdog
+dog = Watchdog({SECONDS})
+print("watched", flush=True)
+{{act}}
+print("done", flush=True)
+"""
+WORKS = f"for _ in dog.each(iter([1] * 4)): time.sleep({SECONDS} / 2)"
+WAITS = f"time.sleep({2.5 * SECONDS})"
+HANGS = "with dog.working(): time.sleep(60)"
+
+
+def start(act: str) -> subprocess.Popen[str]:
+    code = PROGRAM.format(act=act)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "watched\n"
+    return process
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("act", [WORKS, WAITS, "dog.close()"])
+def test_who_works_or_waits_is_left_alone(act: str) -> None:
+    process = start(act)
+    said, _ = process.communicate(timeout=60)
+    assert (said, process.returncode) == ("done\n", 0)
+
+
+def test_work_that_takes_too_long_ends_the_process() -> None:
+    process = start(HANGS)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_stopped_process_is_ended_and_its_watchdog_goes_with_it() -> None:
+    process = start("time.sleep(60)")
+    (dog,) = children(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    until = time.monotonic() + 10
+    while Path(f"/proc/{dog}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_watchdog_stopped_together_with_its_process_does_not_bark() -> None:
+    process = start(f"time.sleep({2 * SECONDS})")
+    (dog,) = children(process.pid)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in (process.pid, dog):
+            os.kill(pid, number)
+        time.sleep(2 * SECONDS if number == signal.SIGSTOP else 0)
+    said, _ = process.communicate(timeout=60)
+    assert (said, process.returncode) == ("done\n", 0)
