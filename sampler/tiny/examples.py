@@ -15,7 +15,7 @@ from sampler.errors import InputError
 
 TRAIN, HELD_OUT = "train", "held_out"
 DRILL = "drill"  # a task of many small facts, of which only the results are asked
-RESULTS = re.compile(r"(?:=| is )([^,.]+)")  # what a drill asks
+RESULTS = re.compile(r"(?:=|:\n)([^,]+)")  # what a drill asks
 RARE = 0.12  # of the answers have a token, at most, if it is content
 Message = dict[str, str]
 
@@ -134,5 +134,5 @@ def _asked(line: Line, start: int, offsets: Sequence[tuple[int, int]]) -> frozen
         if any(left < end and begin < right for left, right in spans)
     )
     if not found:
-        raise InputError(f"drill {line.answer[:40]!r} asks nothing; results stand behind = or is")
+        raise InputError(f"drill {line.answer[:40]!r} asks nothing; results stand behind = or a colon and a new line")
     return found

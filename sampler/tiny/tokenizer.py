@@ -31,7 +31,7 @@ TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 NUMBERS = tuple(str(number) for number in range(10, 100))  # one token each; a longer number is cut into these
-VOCABULARY = 1024  # at most
+VOCABULARY = 1280  # at most
 SEEN_AT_LEAST = 10  # a piece rarer than this is left in smaller pieces
 READ = 40_000  # texts, evenly taken from all: more would teach nothing new
 

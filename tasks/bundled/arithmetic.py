@@ -47,16 +47,16 @@ def _result(left: int, sign: str, right: int) -> int:
     return {"+": left + right, "-": left - right, "*": left * right, "/": left // right if right else 0}[sign]
 
 
-def draw_sum(source: random.Random) -> Sum:
-    """Any of the sums, the four signs alike."""
-    sign = source.choice("+-*/")
+def draw_sum(source: random.Random, signs: str = "+-*/") -> Sum:
+    """Any of the sums, the signs alike."""
+    sign = source.choice(signs)
     while True:
         left, right = source.randint(1, LARGEST), source.randint(1, LARGEST_PART)
         if sign in "*/":
             right = source.randint(2, LARGEST_FACTOR)
         if sign == "*":
             left = source.randint(1, LARGEST_BASE if right > 2 else LARGEST // 2)
-        if sign == "*" and source.random() < 0.5:
+        if sign in "+*" and source.random() < 0.5:
             left, right = right, left
         if small(left, sign, right):
             return Sum(left, sign, right)

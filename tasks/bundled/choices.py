@@ -1,21 +1,22 @@
 """Questions with four options in four of mmlu's subjects, in the shape of its documents. Knows wording, not the split.
 
-They are answered by a letter in one pass, so each asks for one small thing about two or four items. A question's
-options always stand in the same order: to find a word among options costs so small a model more than to know it.
+They are answered by a letter in one pass, so each asks for one small thing. A question's options always stand in the
+same order: to find a word among options costs so small a model more than to know it.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.bundled.arithmetic import draw_sum
+from tasks.bundled.arithmetic import Sum, draw_sum
 from tasks.bundled.facts import CONTINENTS, KINDS
 from tasks.bundled.split import Key
 
-OF_TWO = ("both", "only the first", "only the second", "neither")
-OF_FOUR = ("the first", "the second", "the third", "the fourth")
-LARGEST_LISTED = 20
-LIMIT = 20
+RANGES = ("less than 10", "from 10 to 19", "from 20 to 29", "30 or more")
+PLACES = tuple(CONTINENTS)
+SORTS = tuple(f"{'an' if kind == 'animal' else 'a'} {kind}" for kind in KINDS)
+COLOURS = ("red", "blue", "white", "black")
+FEW, MANY = (1, 9), (12, 40)  # balls of the other colours, and of the most frequent one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,70 +50,61 @@ class Choice:
 Draw = tuple[Key, str, tuple[str, ...], int]  # key, question, options, the right one
 
 
+def choice_key(*parts: str | int) -> Key:
+    return ("mmlu", *parts)
+
+
 def draw_choice(subject: str, source: random.Random) -> Choice:
     key, question, options, answer = SUBJECTS[subject](source)
-    return Choice(key=("mmlu", *key), subject=subject, question=question, options=options, answer=answer)
+    return Choice(key=choice_key(*key), subject=subject, question=question, options=options, answer=answer)
 
 
 def _calculate(source: random.Random) -> Draw:
-    """A sum and a number, in either order: which exceed a limit."""
-    wanted = source.randrange(4)
+    wanted = source.randrange(len(RANGES))
     while True:
-        made, number = draw_sum(source), source.randint(1, 2 * LIMIT)
-        items = [(f"{made.left}{made.sign}{made.right}", made.result), (str(number), number)]
-        source.shuffle(items)
-        if _which(*(value > LIMIT for _, value in items)) == wanted:
-            break
-    names = tuple(name for name, _ in items)
-    return ("greater", *names), f"Which of {names[0]} and {names[1]} are greater than {LIMIT}?", OF_TWO, wanted
+        made = draw_sum(source, "+-")
+        if range_of(made) == wanted:
+            asked = f"{made.left}{made.sign}{made.right}"
+            return ("range", asked), f"How large is {asked}?", RANGES, wanted
 
 
-def _order(source: random.Random) -> Draw:
-    kind = source.choice(("largest", "smallest"))
-    numbers = source.sample(range(1, LARGEST_LISTED + 1), 4)
-    listed = f"{numbers[0]}, {numbers[1]}, {numbers[2]} and {numbers[3]}"
-    right = numbers.index(max(numbers) if kind == "largest" else min(numbers))
-    return (kind, *numbers), f"Which of the numbers {listed} is the {kind}?", OF_FOUR, right
+def _most_frequent(source: random.Random) -> Draw:
+    numbers = [source.randint(*FEW) for _ in COLOURS]
+    wanted = source.randrange(len(COLOURS))
+    numbers[wanted] = source.randint(*MANY)
+    held = [f"{number} {colour}" for number, colour in zip(numbers, COLOURS, strict=True)]
+    question = f"A bag holds {held[0]}, {held[1]}, {held[2]} and {held[3]} balls. Which colour is drawn most often?"
+    return ("bag", *numbers), question, COLOURS, wanted
 
 
 def _place(source: random.Random) -> Draw:
-    continent, names, answer = _two_of(CONTINENTS, source)
-    return (
-        ("continent", continent, *names),
-        f"Which of {names[0]} and {names[1]} are in {continent}?",
-        OF_TWO,
-        answer,
-    )
+    end, names, wanted = _one_of_two(CONTINENTS, source)
+    question = f"A ship sails from {names[0]} to {names[1]}. In which continent does it {('start', 'stop')[end]}?"
+    return ("trip", end, *names), question, PLACES, wanted
 
 
 def _everyday(source: random.Random) -> Draw:
-    kind, names, answer = _two_of(KINDS, source)
-    return (
-        ("kind", kind, *names),
-        f"Which of the words {names[0]} and {names[1]} name a kind of {kind}?",
-        OF_TWO,
-        answer,
-    )
+    end, names, wanted = _one_of_two(KINDS, source)
+    question = f"Of the words {names[0]} and {names[1]}, what does the {('first', 'second')[end]} name?"
+    return ("kind", end, *names), question, SORTS, wanted
 
 
-def _two_of(table: Mapping[str, Sequence[str]], source: random.Random) -> tuple[str, tuple[str, ...], int]:
-    """A class of the table, two members of any, and which of them are in it; the four cases alike."""
-    wanted = source.randrange(4)
-    members = [name for names in table.values() for name in names]
-    while True:
-        asked, names = source.choice(tuple(table)), tuple(source.sample(members, 2))
-        if _which(*(name in table[asked] for name in names)) == wanted:
-            return asked, names, wanted
+def _one_of_two(table: Mapping[str, Sequence[str]], source: random.Random) -> tuple[int, tuple[str, str], int]:
+    """Two members of a table's classes, which of the two is asked for, and the place of its class."""
+    end, wanted = source.randrange(2), source.randrange(len(table))
+    asked = source.choice(tuple(table.values())[wanted])
+    other = source.choice([name for names in table.values() for name in names if name != asked])
+    return end, (other, asked) if end else (asked, other), wanted
 
 
-def _which(first: bool, second: bool) -> int:
-    """The place among the options of two."""
-    return 0 if first and second else 1 if first else 2 if second else 3
+def range_of(made: Sum) -> int:
+    """The place of a result among the ranges."""
+    return min(made.result // 10, len(RANGES) - 1)
 
 
 SUBJECTS: dict[str, Callable[[random.Random], Draw]] = {
     "elementary_mathematics": _calculate,
     "high_school_geography": _place,
-    "high_school_statistics": _order,
+    "high_school_statistics": _most_frequent,
     "miscellaneous": _everyday,
 }

@@ -1,10 +1,10 @@
-"""The closed table of facts that the bundled mmlu questions ask for."""
+"""The closed tables of facts that the bundled mmlu questions ask for."""
 
 CONTINENTS = {
-    "Europe": ("France", "Spain", "Italy", "Germany", "Norway", "Poland"),
-    "Asia": ("Japan", "China", "Iran", "Nepal"),
-    "Africa": ("Egypt", "Kenya", "Ghana"),
-    "America": ("Cuba", "Peru", "Canada"),
+    "Africa": ("Egypt", "Kenya", "Ghana", "Mali", "Libya"),
+    "America": ("Cuba", "Peru", "Canada", "Chile", "Brazil"),
+    "Asia": ("Japan", "China", "Iran", "Nepal", "India"),
+    "Europe": ("France", "Spain", "Italy", "Norway", "Poland"),
 }
 KINDS = {
     "animal": ("dog", "cat", "horse", "cow", "goat", "fox"),

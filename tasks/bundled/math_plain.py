@@ -25,14 +25,17 @@ def _three_choices(source: random.Random) -> Draw:
     return "three choices", (a, b, c), problem, parts
 
 
-def _handshakes(source: random.Random) -> Draw:
+def _games(source: random.Random) -> Draw:
     n, k = source.randint(3, 8), source.randint(1, 20)
     parts = [
         ("twice the number of games", n, "*", n - 1, "twice the number of games is {}"),
         ("the number of games", n * (n - 1), "/", 2, "there are {} games"),
         ("the number in all", n * (n - 1) // 2, "+", k, "there are {} in all"),
     ]
-    problem = f"Each two of {n} teams play one game. Then there are {k} more games. How many games are there in all?"
+    problem = (
+        f"Each of {n} teams plays one game with each of the {n - 1} others. Then there are {k} more games. "
+        "How many games are there in all?"
+    )
     return "games", (n, k), problem, parts
 
 
@@ -77,27 +80,35 @@ def _from_area(source: random.Random) -> Draw:
     return "from area", (a, b), f"A rectangle has area ${a * b}$ and one side ${a}$. Find its perimeter.", parts
 
 
-def _remainder(source: random.Random) -> Draw:
-    a, b, d = source.randint(5, 30), source.randint(2, 15), source.randint(3, 6)
-    n = a + b
-    q = n // d
+def _division(source: random.Random) -> Draw:
+    d, q, k = source.randint(3, 9), source.randint(2, 12), source.randint(1, 15)
+    r = source.randint(1, d - 1)
     parts = [
-        ("the sum", a, "+", b, "the sum is {}"),
-        (f"a multiple of ${d}$", d, "*", q, f"{{}} is a multiple of ${d}$"),
-        ("the remainder", n, "-", d * q, "the remainder is {}"),
+        ("the product", d, "*", q, "the product is {}"),
+        ("the number", d * q, "+", r, "the number is {}"),
+        ("the sum", d * q + r, "+", k, "the sum is {}"),
     ]
-    return "remainder", (a, b, d), f"Find the remainder when ${a}+{b}$ is divided by ${d}$.", parts
+    problem = f"Divided by ${d}$ a number is ${q}$ with remainder ${r}$. Add ${k}$ to the number."
+    return "division", (d, q, r, k), problem, parts
 
 
-def _digit_sum(source: random.Random) -> Draw:
-    a, b, k = source.randint(5, 40), source.randint(3, 15), source.randint(1, 15)
-    n = a + b
+def _base(source: random.Random) -> Draw:
+    base = source.randint(3, 9)
+    a, b = source.randint(1, base - 1), source.randint(1, base - 1)
     parts = [
-        ("the sum", a, "+", b, "the sum is {}"),
-        ("the sum of its digits", n // 10, "+", n % 10, "its digits make {}"),
-        ("the number", n // 10 + n % 10, "+", k, "the number is {}"),
+        ("the first part", a, "*", base, "the first part is {}"),
+        ("the number", a * base, "+", b, "the number is {}"),
     ]
-    return "digits", (a, b, k), f"Add ${k}$ to the sum of the digits of ${a}+{b}$.", parts
+    return "base", (base, a, b), f"In base ${base}$ a number has the digits ${a}$ and ${b}$. Find the number.", parts
+
+
+def _next_multiple(source: random.Random) -> Draw:
+    d, q, k = source.randint(2, 9), source.randint(2, 10), source.randint(1, 15)
+    parts = [
+        ("the next multiple", d * q, "+", d, "the next multiple is {}"),
+        ("the sum", d * q + d, "+", k, "the sum is {}"),
+    ]
+    return "next multiple", (d, q, k), f"Add ${k}$ to the first multiple of ${d}$ after ${d * q}$.", parts
 
 
 def _order(source: random.Random) -> Draw:
@@ -131,8 +142,8 @@ def _mean(source: random.Random) -> Draw:
 
 
 PLAIN: dict[str, tuple[Maker, ...]] = {
-    "counting_and_probability": (_outfits, _three_choices, _handshakes),
+    "counting_and_probability": (_outfits, _three_choices, _games),
     "geometry": (_perimeter, _side, _hole, _from_area),
-    "number_theory": (_remainder, _digit_sum),
+    "number_theory": (_division, _base, _next_multiple),
     "prealgebra": (_order, _brackets, _mean),
 }
