@@ -12,8 +12,8 @@ from orchestrator.estimate import Work, memory_needed, parameters
 from orchestrator.grid import SweepIdentity, TrialSpec, plan_trials
 from orchestrator.machine import Placement
 from orchestrator.request import ask
-from orchestrator.schema import DOCUMENTS
 from orchestrator.settings import NAME, SweepSettings
+from orchestrator.store.schema import DOCUMENTS
 from sampler.loading import BUNDLED, ModelFiles
 from tasks.catalog import LOGLIKELIHOOD
 from tasks.harness import Document, Task

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.grid import SweepIdentity
-from orchestrator.schema import SCHEMA_VERSION
 from orchestrator.settings import SweepSettings
+from orchestrator.store.schema import SCHEMA_VERSION
 from sampler.errors import InputError
 from tasks.sources import BUNDLED_MODEL
 

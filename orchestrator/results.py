@@ -18,9 +18,9 @@ from orchestrator.grid import TrialSpec
 from orchestrator.metrics import SweepMetrics
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress
+from orchestrator.store.writer import StoreWriter
 from orchestrator.stored import stored_tally
 from orchestrator.tally import COLUMNS, trial_sums
-from orchestrator.writer import StoreWriter
 
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds
 WORKER = re.compile(r"worker-([0-9]+)")

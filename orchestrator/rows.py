@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from orchestrator.grid import TrialSpec
-from orchestrator.schema import ROWS
+from orchestrator.store.schema import ROWS
 from sampler.policy import ReusePolicy
 
 if TYPE_CHECKING:

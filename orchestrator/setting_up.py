@@ -11,8 +11,8 @@ from orchestrator.grid import TrialSpec
 from orchestrator.plan import Plan
 from orchestrator.prepared import Prepared
 from orchestrator.request import combine, extension
+from orchestrator.store.writer import StoreWriter
 from orchestrator.worker import WorkerSettings
-from orchestrator.writer import StoreWriter
 from sampler.errors import InputError
 from tasks.catalog import GENERATE
 

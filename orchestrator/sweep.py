@@ -17,10 +17,10 @@ from orchestrator.report.write import write_report
 from orchestrator.setting_up import SetUp, set_up
 from orchestrator.stop import Aborted, Interrupted, Stop
 from orchestrator.store import Store
-from orchestrator.store_errors import StoreError
+from orchestrator.store.errors import StoreError
+from orchestrator.store.writer import StoreWriter
 from orchestrator.stored import stored_progress
 from orchestrator.view import SweepView
-from orchestrator.writer import StoreWriter
 from sampler.cli import run_command
 from sampler.errors import InputError
 

@@ -11,7 +11,7 @@ from ray.exceptions import RayTaskError
 
 from orchestrator.results import Assignment
 from orchestrator.rows import Account, RowContext
-from orchestrator.store_errors import RowsLost, StoreError
+from orchestrator.store.errors import RowsLost, StoreError
 from orchestrator.watchdog import Watchdog
 from sampler.errors import InputError
 

@@ -14,10 +14,10 @@ from orchestrator.flags import parse
 from orchestrator.machine import Machine
 from orchestrator.preflight import prepare
 from orchestrator.prepared import Prepared
-from orchestrator.schema import ROWS
 from orchestrator.setting_up import SetUp, set_up
 from orchestrator.store import Store
-from orchestrator.writer import StoreWriter
+from orchestrator.store.schema import ROWS
+from orchestrator.store.writer import StoreWriter
 from sampler import InputError
 
 MACHINE = Machine(cpus=2)

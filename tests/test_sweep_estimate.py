@@ -29,8 +29,8 @@ from orchestrator.estimate import (
 from orchestrator.grid import SweepIdentity
 from orchestrator.machine import Placement
 from orchestrator.prepared import Prepared, PreparedTask
-from orchestrator.schema import ROWS
 from orchestrator.settings import SweepSettings
+from orchestrator.store.schema import ROWS
 from sampler.config import ModelConfig
 from sampler.loading import find_model, load_model
 from tasks.catalog import CATALOG

@@ -19,8 +19,8 @@ from orchestrator.machine import Machine
 from orchestrator.preflight import prepare, sweep_folder
 from orchestrator.prepared import Prepared, default_name
 from orchestrator.request import combine
-from orchestrator.schema import DOCUMENTS
 from orchestrator.settings import SweepSettings
+from orchestrator.store.schema import DOCUMENTS
 from sampler import InputError
 from tasks.opening import open_task
 

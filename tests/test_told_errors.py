@@ -3,7 +3,7 @@
 from ray.exceptions import RayTaskError
 
 from orchestrator.driver import describe
-from orchestrator.store_errors import StoreError
+from orchestrator.store.errors import StoreError
 from orchestrator.trainable import sentence
 
 

@@ -14,7 +14,7 @@ from sweep_cases import NEW_TOKENS, context, gsm8k_ids, trial, worker_settings, 
 
 from orchestrator import provenance
 from orchestrator.rows import Account
-from orchestrator.schema import ROWS
+from orchestrator.store.schema import ROWS
 from orchestrator.worker import CALIBRATION_DOCUMENTS, CALIBRATION_TOKENS, Worker, wait_for_memory
 from sampler import DecodeSettings, InputError, ReusePolicy
 from tasks.decoder import Sampler

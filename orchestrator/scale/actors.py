@@ -17,7 +17,7 @@ import ray
 from orchestrator.grid import TrialSpec
 from orchestrator.rows import RowContext
 from orchestrator.scale.million import constants
-from orchestrator.schema import ROWS
+from orchestrator.store.schema import ROWS
 from orchestrator.trainable import SweepWorker
 
 LOOK = 2.0  # seconds between two looks at whether all actors are there

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from orchestrator.atomic import Disk
-from orchestrator.schema import ROWS
-from orchestrator.seal import BLANK, find_seal, is_sealed, seal
-from orchestrator.store_errors import OTHER_COLUMNS
+from orchestrator.store.atomic import Disk
+from orchestrator.store.errors import OTHER_COLUMNS
+from orchestrator.store.schema import ROWS
+from orchestrator.store.seal import BLANK, find_seal, is_sealed, seal
 from sampler.errors import InputError
 
 KEY = "reuse_sweep_check"

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.schema import ROWS, SCHEMA_VERSION
-from orchestrator.sealed_json import read_object
-from orchestrator.sealed_parquet import read_table, verify_table
-from orchestrator.segments import Segment, read_segment
-from orchestrator.store_errors import Damaged, StoreError
+from orchestrator.store.errors import Damaged, StoreError
+from orchestrator.store.schema import ROWS, SCHEMA_VERSION
+from orchestrator.store.sealed_json import read_object
+from orchestrator.store.sealed_parquet import read_table, verify_table
+from orchestrator.store.segments import Segment, read_segment
 
 FACTS = "trial.json"
 TABLE = "rows.parquet"

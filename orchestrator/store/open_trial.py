@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.atomic import Disk, make_folders, write_file
-from orchestrator.recovery import recover_trial
-from orchestrator.schema import ROWS
-from orchestrator.sealed_json import write_object
-from orchestrator.sealed_parquet import encode_table, hash_file
-from orchestrator.segments import SegmentWriter
-from orchestrator.store_errors import Damaged, RowsLost, StoreError
-from orchestrator.trial_folder import (
+from orchestrator.store.atomic import Disk, make_folders, write_file
+from orchestrator.store.errors import Damaged, RowsLost, StoreError
+from orchestrator.store.recovery import recover_trial
+from orchestrator.store.schema import ROWS
+from orchestrator.store.sealed_json import write_object
+from orchestrator.store.sealed_parquet import encode_table, hash_file
+from orchestrator.store.segments import SegmentWriter
+from orchestrator.store.trial_folder import (
     FACTS,
     SUMMARY,
     TABLE,

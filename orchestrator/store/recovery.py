@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.atomic import TEMPORARY, Disk, move_file, remove_quietly, write_file
-from orchestrator.schema import ROWS
-from orchestrator.sealed_json import write_object
-from orchestrator.sealed_parquet import hash_file, read_table, verify_table
-from orchestrator.segments import encode_segment, read_segment
-from orchestrator.store_errors import Damaged
-from orchestrator.trial_folder import (
+from orchestrator.store.atomic import TEMPORARY, Disk, move_file, remove_quietly, write_file
+from orchestrator.store.errors import Damaged
+from orchestrator.store.schema import ROWS
+from orchestrator.store.sealed_json import write_object
+from orchestrator.store.sealed_parquet import hash_file, read_table, verify_table
+from orchestrator.store.segments import encode_segment, read_segment
+from orchestrator.store.trial_folder import (
     FACTS,
     SUMMARY,
     TABLE,

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.atomic import Disk, write_file
-from orchestrator.seal import BLANK, MARK, is_sealed, seal
-from orchestrator.store_errors import Damaged
+from orchestrator.store.atomic import Disk, write_file
+from orchestrator.store.errors import Damaged
+from orchestrator.store.seal import BLANK, MARK, is_sealed, seal
 
 KEY = "check"  # comes last in the file
 

@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator import folder_checks
-from orchestrator.lock import writer_of
-from orchestrator.schema import DOCUMENTS, ROWS
-from orchestrator.sealed_parquet import read_table, verify_table
-from orchestrator.store_errors import Damaged
-from orchestrator.trial_folder import FACTS, TABLE, Damage, is_compact, read_facts, read_rows, rebuild_facts
+from orchestrator.store import folder_checks
+from orchestrator.store.errors import Damaged
+from orchestrator.store.lock import writer_of
+from orchestrator.store.schema import DOCUMENTS, ROWS
+from orchestrator.store.sealed_parquet import read_table, verify_table
+from orchestrator.store.trial_folder import FACTS, TABLE, Damage, is_compact, read_facts, read_rows, rebuild_facts
 from sampler.errors import InputError
 
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator import folder_checks
-from orchestrator.atomic import DISK, Disk, make_folders, write_file
-from orchestrator.lock import STALE_SECONDS, FolderLock
-from orchestrator.open_trial import OpenTrial
-from orchestrator.recovery import recover_documents, recover_trial, remove_leftovers
-from orchestrator.schema import DOCUMENTS, ROWS, SCHEMA_VERSION
-from orchestrator.sealed_json import write_object
-from orchestrator.sealed_parquet import encode_table
-from orchestrator.store import Store
-from orchestrator.store_errors import StoreError
-from orchestrator.trial_folder import Damage, spec_of
+from orchestrator.store import folder_checks
+from orchestrator.store.atomic import DISK, Disk, make_folders, write_file
+from orchestrator.store.errors import StoreError
+from orchestrator.store.lock import STALE_SECONDS, FolderLock
+from orchestrator.store.open_trial import OpenTrial
+from orchestrator.store.reader import Store
+from orchestrator.store.recovery import recover_documents, recover_trial, remove_leftovers
+from orchestrator.store.schema import DOCUMENTS, ROWS, SCHEMA_VERSION
+from orchestrator.store.sealed_json import write_object
+from orchestrator.store.sealed_parquet import encode_table
+from orchestrator.store.trial_folder import Damage, spec_of
 from sampler.errors import InputError
 
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from orchestrator.atomic import TEMPORARY
-from orchestrator.lock import FOLDER as LOCK
-from orchestrator.schema import SCHEMA_VERSION
-from orchestrator.sealed_json import read_object
-from orchestrator.store_errors import Damaged
+from orchestrator.store.atomic import TEMPORARY
+from orchestrator.store.errors import Damaged
+from orchestrator.store.lock import FOLDER as LOCK
+from orchestrator.store.schema import SCHEMA_VERSION
+from orchestrator.store.sealed_json import read_object
 from sampler.errors import InputError
 
 REQUEST = "sweep.json"

@@ -14,8 +14,8 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.seal import BLANK, is_sealed_file, seal
-from orchestrator.store_errors import OTHER_COLUMNS, Damaged
+from orchestrator.store.errors import OTHER_COLUMNS, Damaged
+from orchestrator.store.seal import BLANK, is_sealed_file, seal
 from sampler.errors import InputError
 
 KEY = "reuse_sweep_check"
