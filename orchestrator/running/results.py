@@ -14,13 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.grid import TrialSpec
-from orchestrator.metrics import SweepMetrics
-from orchestrator.plan import Plan
-from orchestrator.progress import Progress
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.plan import Plan
+from orchestrator.running.metrics import SweepMetrics
 from orchestrator.store.writer import StoreWriter
-from orchestrator.stored import stored_tally
-from orchestrator.tally import COLUMNS, trial_sums
+from orchestrator.watching.progress import Progress
+from orchestrator.watching.stored import stored_tally
+from orchestrator.watching.tally import COLUMNS, trial_sums
 
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds
 WORKER = re.compile(r"worker-([0-9]+)")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.estimate import Work, memory_needed, parameters
-from orchestrator.grid import SweepIdentity, TrialSpec, plan_trials
-from orchestrator.machine import Placement
-from orchestrator.request import ask
-from orchestrator.settings import NAME, SweepSettings
+from orchestrator.planning.estimate import Work, memory_needed, parameters
+from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.planning.machine import Placement
+from orchestrator.planning.request import ask
+from orchestrator.planning.settings import NAME, SweepSettings
 from orchestrator.store.schema import DOCUMENTS
 from sampler.loading import BUNDLED, ModelFiles
 from tasks.catalog import LOGLIKELIHOOD

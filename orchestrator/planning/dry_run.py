@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Mapping
 
-from orchestrator.estimate import (
+from orchestrator.planning.estimate import (
     ANSWER_TOKENS,
     TOKENS_PER_PASS,
     disk_needed,
     rough_pass_seconds,
     seconds_needed,
 )
-from orchestrator.prepared import Prepared
+from orchestrator.planning.prepared import Prepared
 
 
 def describe(

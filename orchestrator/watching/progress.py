@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.tally import Configuration, Totals
+from orchestrator.watching.tally import Configuration, Totals
 
 WINDOW = 300.0  # seconds a pace looks back, more if few documents came in them
 STEP = 5.0  # seconds between the moments kept

@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.grid import TrialSpec
-from orchestrator.plan import Plan, configuration_of
-from orchestrator.progress import Progress
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.plan import Plan, configuration_of
 from orchestrator.store import Store
-from orchestrator.tally import COLUMNS, Sums, Tally, trial_sums
+from orchestrator.watching.progress import Progress
+from orchestrator.watching.tally import COLUMNS, Sums, Tally, trial_sums
 
 Facts = Mapping[str, Mapping[str, Any]]  # each trial.json, by trial
 

@@ -31,7 +31,7 @@ def packages() -> dict[str, str]:
 
 def code() -> dict[str, Any]:
     """The commit this code lies at and whether files differ from it; without git, the installed version."""
-    folder = Path(__file__).resolve().parent.parent
+    folder = Path(__file__).resolve().parents[2]
     known: dict[str, Any] = {"version": _version(PROJECT), "commit": None, "dirty": None}
     top = _output(["git", "-C", str(folder), "rev-parse", "--show-toplevel"])
     if top is None or Path(top) != folder:  # installed elsewhere, perhaps inside somebody else's repository

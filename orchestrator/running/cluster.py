@@ -20,11 +20,11 @@ from ray._private.state import state as cluster_state  # the only place where th
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.environment import TUNE
-from orchestrator.machine import Machine, Placement
-from orchestrator.plan import Plan
-from orchestrator.results import Results
-from orchestrator.stop import Aborted
+from orchestrator.planning.machine import Machine, Placement
+from orchestrator.planning.plan import Plan
+from orchestrator.running.environment import TUNE
+from orchestrator.running.results import Results
+from orchestrator.running.stop import Aborted
 from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 

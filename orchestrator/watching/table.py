@@ -7,7 +7,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from orchestrator.tally import Totals
+from orchestrator.watching.tally import Totals
 from sampler.policy import SUBSETS
 
 INDENT = 2

@@ -14,12 +14,12 @@ import ray
 from ray import cloudpickle, tune
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from orchestrator.grid import TrialSpec
-from orchestrator.machine import Placement
-from orchestrator.progress import Progress
-from orchestrator.stop import Aborted, Stop
-from orchestrator.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
-from orchestrator.view import SweepView
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.machine import Placement
+from orchestrator.running.stop import Aborted, Stop
+from orchestrator.running.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
+from orchestrator.watching.progress import Progress
+from orchestrator.watching.view import SweepView
 from sampler.errors import InputError
 
 MAX_FAILURES = 2  # a trial is tried three times

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Gauge
 
-from orchestrator.tally import Totals
+from orchestrator.watching.tally import Totals
 
 TAGS = ("sweep", "task", "policy", "settings")
 

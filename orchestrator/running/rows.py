@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from orchestrator.grid import TrialSpec
+from orchestrator.planning.grid import TrialSpec
 from orchestrator.store.schema import ROWS
 from sampler.policy import ReusePolicy
 

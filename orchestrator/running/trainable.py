@@ -9,14 +9,14 @@ import ray
 from ray import tune
 from ray.exceptions import RayTaskError
 
-from orchestrator.results import Assignment
-from orchestrator.rows import Account, RowContext
+from orchestrator.running.results import Assignment
+from orchestrator.running.rows import Account, RowContext
+from orchestrator.running.watchdog import Watchdog
 from orchestrator.store.errors import RowsLost, StoreError
-from orchestrator.watchdog import Watchdog
 from sampler.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.worker import Worker
+    from orchestrator.running.worker import Worker
 
 TRIAL = "trial"  # the one key of Tune's configuration: a trial's id
 FAILED, REFUSED = "failed", "refused"  # keys of a result: a trial that cannot be run, a disk that takes no rows
@@ -43,7 +43,9 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         ray.get(results.ready.remote(self._name))
 
     def load(self, settings: Any) -> "Worker":
-        from orchestrator.worker import Worker  # only now: torch is not for those who bring a decoder of their own
+        from orchestrator.running.worker import (
+            Worker,  # only now: torch is not for those who bring a decoder of their own
+        )
 
         return Worker(settings)
 

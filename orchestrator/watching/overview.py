@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.grid import TrialSpec, configurations_of
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.grid import TrialSpec, configurations_of
+from orchestrator.planning.settings import SweepSettings
 from orchestrator.store import Store
 from orchestrator.store.errors import Damaged
 from orchestrator.store.lock import Holder, writer_of
 from orchestrator.store.schema import SCHEMA_VERSION
 from orchestrator.store.sealed_json import decode_object
 from orchestrator.store.trial_folder import FACTS, TABLE, segment_numbers, segment_path
-from orchestrator.tally import COLUMNS, KEYS, Configuration, Sums, Tally, Totals
+from orchestrator.watching.tally import COLUMNS, KEYS, Configuration, Sums, Tally, Totals
 from sampler.errors import InputError
 
 STATES = ("finished", "running", "unfinished", "failed", "pending")

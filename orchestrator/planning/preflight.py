@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.estimate import disk_needed
-from orchestrator.fingerprint import folder_revision
-from orchestrator.fits import check_model
-from orchestrator.grid import SweepIdentity, shard_of
-from orchestrator.machine import Machine, Placement, notice_of, place, resolve_model
-from orchestrator.prepared import Prepared, PreparedTask, default_name, task_options
-from orchestrator.problems import Problems
-from orchestrator.request import Request, adopt, combine
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.estimate import disk_needed
+from orchestrator.planning.fingerprint import folder_revision
+from orchestrator.planning.fits import check_model
+from orchestrator.planning.grid import SweepIdentity, shard_of
+from orchestrator.planning.machine import Machine, Placement, notice_of, place, resolve_model
+from orchestrator.planning.prepared import Prepared, PreparedTask, default_name, task_options
+from orchestrator.planning.problems import Problems
+from orchestrator.planning.request import Request, adopt, combine
+from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.loading import ModelFiles, find_model
 from sampler.policy import checked_subset_size

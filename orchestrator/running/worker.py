@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from orchestrator import provenance
-from orchestrator.grid import TrialSpec
-from orchestrator.rows import Device, RowContext, batches
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.running import provenance
+from orchestrator.running.rows import Device, RowContext, batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.loading import pick_device
 from sampler.text import encode

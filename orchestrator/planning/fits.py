@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.prepared import PreparedTask
-from orchestrator.problems import Problems
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.prepared import PreparedTask
+from orchestrator.planning.problems import Problems
+from orchestrator.planning.settings import SweepSettings
 from sampler import DecodeSettings, InputError, ReusePolicy
 from sampler.config import ModelConfig
 from sampler.decode import check_ids, check_length, check_prompts

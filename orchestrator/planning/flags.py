@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import config_file, values
-from orchestrator.settings import SweepSettings, policies_of
+from orchestrator.planning import config_file, values
+from orchestrator.planning.settings import SweepSettings, policies_of
 from sampler.cli import Parser
 from sampler.errors import InputError, InputErrors
 from sampler.policy import ReusePolicy

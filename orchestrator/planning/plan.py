@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.grid import TrialSpec
-from orchestrator.tally import KEYS, Configuration
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.watching.tally import KEYS, Configuration
 
 
 def configuration_of(trial: TrialSpec) -> Configuration:

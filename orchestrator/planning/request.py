@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.grid import SweepIdentity
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.grid import SweepIdentity
+from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import SCHEMA_VERSION
 from sampler.errors import InputError
 from tasks.sources import BUNDLED_MODEL

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.values import switch
+from orchestrator.planning.values import switch
 from sampler.errors import InputError, InputErrors
 
 COMMANDS = ("config", "save-config", "dry-run", "force", "help")  # to be asked for each time

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator import provenance
-from orchestrator.grid import TrialSpec
-from orchestrator.plan import Plan
-from orchestrator.prepared import Prepared
-from orchestrator.request import combine, extension
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.plan import Plan
+from orchestrator.planning.prepared import Prepared
+from orchestrator.planning.request import combine, extension
+from orchestrator.running import provenance
+from orchestrator.running.worker import WorkerSettings
 from orchestrator.store.writer import StoreWriter
-from orchestrator.worker import WorkerSettings
 from sampler.errors import InputError
 from tasks.catalog import GENERATE
 

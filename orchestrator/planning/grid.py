@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Protocol
 
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.settings import SweepSettings
 
 RUN_LENGTH = 8  # documents of one subject in a row: they share worked examples, which are prefilled once
 DECODE_DEFAULTS = (0.95, 8, True)  # threshold, small block, block cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError, InputErrors
 from sampler.loading import pick_device, pick_dtype
 from tasks.sources import BUNDLED_MODEL
