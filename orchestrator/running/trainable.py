@@ -96,6 +96,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
             "seconds": time.perf_counter() - began,
             "decode_seconds": account.seconds,
             "waiting_seconds": waited,
+            "recalibration_seconds": self._worker.recalibration_seconds,
             "peak_memory": self._worker.peak_memory(),
         }
         return spent, {"accuracy": account.accuracy, "tokens_per_s": account.tokens_per_s}
