@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tasks_fakes import bench, canned_for, run
 
-from tasks.answers import boxed, boxed_or_all, gpqa_options, program
+from tasks.answers import boxed, boxed_or_all, gpqa_options, math_scores, program
 from tasks.opening import open_task
 from tasks.options import TaskOptions
 
@@ -130,4 +130,4 @@ def test_math_scores_are_lm_evals(text: str) -> None:
     from lm_eval.tasks.minerva_math.utils import process_results
 
     document = {"problem": "What is 7+5?", "solution": "It is $7+5=\\boxed{12}$.", "answer": "12"}
-    assert answers.math_scores(document, [text]) == process_results(document, [text])
+    assert math_scores(document, [text]) == process_results(document, [text])
