@@ -48,7 +48,7 @@ class Totals:
     tokens: int
     seconds: float  # wall time of the batches
     tokens_per_s: float | None
-    calibration: float | None  # mean tokens/s of the k=1 documents before each trial
+    calibration: float | None  # mean tokens/s of the fixed k=1 documents
     speedup: float | None  # tokens/s against all k=1 rows of the task and settings, each side by its calibration
     layer_positions: float | None  # computed for each token (or document, if none is generated), against k=1
 
