@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.running.calibration import KEPT, PARTS, REST, Calibrator
+from orchestrator.running.calibration import PARTS, REST, Calibrator
 
 
 class Machine:
@@ -21,9 +21,9 @@ def test_the_first_trial_waits_for_all_samples_the_next_for_one() -> None:
     machine = Machine()
     calibrator = Calibrator(machine.decode, lambda: machine.now)
     first, second = calibrator.before_trial(), calibrator.before_trial()
-    assert (first.seconds, second.seconds) == (KEPT, 1)
+    assert (first.seconds, second.seconds) == (PARTS, 1)
     assert first.speed == second.speed == 25, "each part counts as often as the others, wherever the last sample stood"
-    assert machine.parts == [*range(PARTS)] * 2 + [0]
+    assert machine.parts == [*range(PARTS), 0]
 
 
 def test_a_machine_that_slows_down_is_followed() -> None:
@@ -31,7 +31,7 @@ def test_a_machine_that_slows_down_is_followed() -> None:
     calibrator = Calibrator(machine.decode, lambda: machine.now)
     calibrator.before_trial()
     machine.slowness = 2.0
-    speeds = [calibrator.before_trial().speed for _ in range(KEPT)]
+    speeds = [calibrator.before_trial().speed for _ in range(PARTS)]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[-1] == 12.5
 
@@ -50,7 +50,7 @@ def test_samples_within_a_trial_rest_in_between_and_are_accounted_for() -> None:
     for result in calibrator.during(results()):  # type: ignore[arg-type]
         decoded.append(result)
     assert decoded == list(range(100))
-    assert calibrator.within == len(machine.parts) - KEPT == 100 // (REST + 1)
+    assert calibrator.within == len(machine.parts) - PARTS == 100 // (REST + 1)
     calibrator.before_trial()
     assert calibrator.within == 0
 

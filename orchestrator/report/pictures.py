@@ -37,8 +37,8 @@ def time_picture(analysis: Analysis, startups: Mapping[str, Startup], prefix: st
             name=f"{prefix}time",
             title="Tokens/s over time, by actor",
             caption="Each mark is one trial at the time it began; marks of one kind should lie on a level. The grey "
-            "line is each trial's calibration: fixed documents at k=1, decoded up to its beginning, which show the "
-            "machine and not the policy. A cold start would be a first mark far below its like.",
+            "line is the calibration as a trial began: fixed documents at k=1, which show the machine and not the "
+            "policy. A cold start would be a first mark far below its like.",
         )
 
 

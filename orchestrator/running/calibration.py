@@ -1,9 +1,11 @@
 """An actor's speed of the moment: fixed documents, before each trial and now and then within it. Knows no model.
 
-The moment before a trial is a bad one to be the only one: on a small machine the end of the trial before is still being
-stored. So samples are also taken while a trial runs, rarely enough to cost a sixteenth of its time.
+The moment before a trial is a bad one to be the only one: on a small machine the end of the trial before is still
+being stored, and a shared one changes its speed within seconds. So samples are also taken while a trial runs, rarely
+enough to cost a thirteenth of its time, and a row has the speed of its own moment.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +14,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 PARTS = 4  # of the fixed documents; a sample decodes one, the next sample the next
-KEPT = 2 * PARTS  # samples that count, in which each part has the same share
-REST = 15  # times as long as the last sample took, at least, before the next one within a trial
+REST = 12  # times as long as the last sample took, at least, before the next one within a trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,20 +30,26 @@ class Calibrator:
 
     def __init__(self, decode: Callable[[int], int], clock: Callable[[], float] = time.perf_counter) -> None:
         self._decode, self._clock = decode, clock
-        self._samples: deque[tuple[int, float]] = deque(maxlen=KEPT)  # tokens and seconds
+        self._samples: deque[tuple[int, float]] = deque(maxlen=PARTS)  # tokens and seconds
         self._taken = 0
         self._ended = 0.0
         self.within = 0.0  # seconds that samples took in the trial that runs, or ran last
 
     def before_trial(self) -> Calibration:
-        """One more sample; the first time as many as are kept."""
+        """One more sample; the first time one of each part."""
         began = self._clock()
         self._sample()
-        while len(self._samples) < KEPT:
+        while len(self._samples) < PARTS:
             self._sample()
         self.within = 0.0
-        tokens, seconds = (sum(values) for values in zip(*self._samples, strict=True))
-        return Calibration(speed=tokens / seconds, seconds=self._clock() - began)
+        return Calibration(speed=self.speed, seconds=self._clock() - began)
+
+    @property
+    def speed(self) -> float:
+        """Tokens/s of the last samples, in which each part counts once; none were taken yet: not a number."""
+        if not self._samples:
+            return math.nan
+        return sum(tokens for tokens, _ in self._samples) / sum(seconds for _, seconds in self._samples)
 
     def during(self, results: Iterable[T]) -> Iterator[T]:
         """Hands the results of a trial on, with samples in between."""

@@ -84,7 +84,6 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
             attempt=ray.get(self._results.begin.options(name=f"{trial.label} begun").remote(self._trial, facts)),
             actor=self._name,
             node=self._place["node"],
-            calibration=calibration.speed,
         )
         append = self._results.append.options(name=trial.label)  # what the dashboard shows
         for batch in self._watchdog.each(self._worker.run(trial, assigned.missing, context)):

@@ -116,7 +116,8 @@ class Worker:
             subset_size=self.settings.subset_size,
         )
         results = evaluate(task, [by_id[doc_id] for doc_id in documents], sampler)
-        return batches(self._calibrator.during(results), trial, context, self._described())
+        calibrated = self._calibrator.during(results)
+        return batches(calibrated, trial, context, self._described(), lambda: self._calibrator.speed)
 
     def peak_memory(self) -> int:
         """Bytes: on a CUDA device since the trial began, else of this process."""
