@@ -29,6 +29,8 @@ class Adaptive:
     period: None = None
 
     def plan(self, context: StepContext) -> LayerPlan:
+        if not context.past:
+            return self.compute
         just_revealed = sum(context.revealed_at[p] == context.step - 1 for p in context.window)
         drift, replays = just_revealed / len(context.window), 0
         for done in reversed(context.past):

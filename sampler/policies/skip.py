@@ -9,21 +9,21 @@ The first pass computes everything, as under every policy, so the layer executio
 from dataclasses import dataclass, field
 
 from sampler.errors import InputError
-from sampler.plan import SKIP, Keeps, LayerPlan, Policy, StepContext, in_layers
+from sampler.plan import SKIP, Keeps, LayerPlan, Policy, StepContext, compute_all, in_layers
 from sampler.policies.rule import Rule, no_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipping:
-    """Always asks for the same; what a block's first pass does is decided by `resolve`."""
+    """Asks for the same in every pass but a block's first."""
 
+    compute: LayerPlan
     skip: LayerPlan
     keeps: Keeps = field(default_factory=Keeps)
     period: int = 2  # a pass after the first is like any other, so scoring needs no more than two
 
     def plan(self, context: StepContext) -> LayerPlan:
-        del context
-        return self.skip
+        return self.skip if context.step else self.compute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,4 +43,4 @@ class SkipRule(Rule):
         return "skip"
 
     def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
-        return Skipping(skip=in_layers(SKIP, layers, depth))
+        return Skipping(compute=compute_all(depth), skip=in_layers(SKIP, layers, depth))
