@@ -40,8 +40,8 @@ class Watch:
 
 
 @dataclass(slots=True)
-class Norms:
-    """Sums of L1 norms over positions: of how far contributions moved, and of what they were."""
+class Sums:
+    """L1 norms summed over positions: of how far contributions moved, and of what they were."""
 
     change: float = 0.0
     size: float = 0.0
@@ -59,10 +59,10 @@ class Norms:
 
 @dataclass(slots=True)
 class Profile:
-    """Norms by layer, step of the block (1 is the second pass) and group of positions."""
+    """Sums of norms by layer, step of the block (1 is the second pass) and group of positions."""
 
     depth: int
-    cells: dict[tuple[int, int, str], Norms] = field(default_factory=dict)
+    cells: dict[tuple[int, int, str], Sums] = field(default_factory=dict)
     passes: int = 0
 
     def note(self, step: Step) -> None:
@@ -71,12 +71,12 @@ class Profile:
         groups = [group_of(now.revealed_at[position], now.step) for position in now.window]
         for layer, norms in moved.items():
             for group, (change, size) in zip(groups, norms, strict=True):
-                self.cells.setdefault((layer, min(now.step, LAST_STEP), group), Norms()).add(change, size)
+                self.cells.setdefault((layer, min(now.step, LAST_STEP), group), Sums()).add(change, size)
         self.passes += bool(moved)
 
-    def of(self, layer: int, *, step: int | None = None, group: str | None = None) -> Norms:
+    def of(self, layer: int, *, step: int | None = None, group: str | None = None) -> Sums:
         """The sum over all cells of a layer, or of one step or group of it."""
-        total = Norms()
+        total = Sums()
         for (at, when, which), norms in self.cells.items():
             if at == layer and step in (None, when) and group in (None, which):
                 total.add(norms.change, norms.size, norms.positions)

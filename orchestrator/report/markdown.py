@@ -152,8 +152,8 @@ def _beside_settings(section: Section) -> Iterator[str]:
         yield f"## Policies beside decode settings: {view.task.task}"
         yield ""
         yield (
-            f"The fastest configuration of each family whose accuracy lies within {margin:g} points of k=1 at the first "
-            "settings, by the low end of its paired 95 % interval. Gains are ratios per token against that k=1."
+            f"The fastest configuration of each family whose accuracy lies within {margin:g} points of k=1 at the "
+            "first settings, by the low end of its paired 95 % interval. Gains are ratios per token against that k=1."
         )
         yield ""
         names = ["Family", "Tried", "Fastest within the margin", "Accuracy difference", *(f"Gain, {a}" for a in AXES)]
@@ -173,9 +173,8 @@ def _fastest(iso: Iso, result: ConfigurationResult | None) -> list[str]:
 
 
 def _standing(result: ConfigurationResult, one: Standing) -> list[str]:
-    sides = [
-        cell for axis, by in zip(AXES, one.beaten, strict=True) for cell in (_gain(one, axis), by or "on the front")
-    ]
+    pairs = zip(AXES, one.beaten, strict=True)
+    sides = [cell for axis, by in pairs for cell in (_gain(one, axis), by or "on the front")]
     steps = number(result.throughput.steps_per_document, 1)
     return [result.label, one.family, percent(result.accuracy.value, 2), _points(one), steps, *sides]
 
