@@ -91,9 +91,9 @@ def _paretos(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Pict
             pareto(list(_stands(task, axis)), axis=axis, margin=analysis.criteria.margin),
             name=f"{prefix}pareto-{name}",
             title=f"{task.task}: policies and decode settings over {axis}",
-            caption="Paired differences in accuracy to k=1 at the first decode settings, with 95 % intervals, over "
-            "what is gained per token. Hollow: k=1 with another threshold, small block or block cache, the control that a "
-            "policy has to beat. The band is the margin.",
+            caption="Paired differences in accuracy to k=1 at the first decode settings, with 95 % intervals, "
+            "over what is gained per token. Hollow: k=1 with another threshold, small block or block cache, the "
+            "control that a policy has to beat. The band is the margin.",
         )
 
 
