@@ -49,8 +49,7 @@ def measure(bench: Bench, batches: Sequence[int], policies: Sequence[str] = POLI
 def _policies(bench: Bench, policies: Sequence[str], batch: int) -> dict[str, dict[str, float]]:
     """Each policy's replaying passes against their ideal, and its decoding against k1's right before it.
 
-    The ideal is the share of layer-positions that run; deciding is a share of a computed full pass at batch 1 or, in
-    a larger batch, of one row's part of it.
+    The ideal is the share of layer-positions that run; deciding, for all rows, is a share of a computed full pass.
     """
     depth = bench.config.num_layers
     kinds = (PassKind.FULL, PassKind.SMALL)

@@ -265,7 +265,7 @@ def test_policies_stand_beside_decode_settings(tmp_path: Path) -> None:
     for page in (text, results):
         assert "Policies beside decode settings" in page
         assert "on the front" in page
-    [table] = re.findall(r"\| Family \|.*?\n\n", results, re.DOTALL)
+    [table] = re.findall(r"(?m)^\| Family \|.*?\n\n", results, re.DOTALL)
     families = [line.split(" | ")[0].removeprefix("| ") for line in table.strip().splitlines()[2:]]
     assert families == ["k=1", "threshold", "fixed grid", "trim", "trim, random", "mlp", "stale"]
     for axis in ("speed", "executions", "positions"):

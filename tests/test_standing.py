@@ -6,7 +6,7 @@ import pytest
 from analysis_tables import Truth, World, asked, described, draw
 
 from orchestrator.analysis import analyse
-from orchestrator.analysis.families import FAMILIES, family
+from orchestrator.analysis.families import FAMILIES, family, short_name
 from orchestrator.analysis.pairs import Configuration
 from orchestrator.analysis.resample import Estimate
 from orchestrator.analysis.standing import (
@@ -64,25 +64,31 @@ def configuration(
 )
 def test_families(wanted: str, one: Configuration) -> None:
     assert family(one, FIRST) == wanted
+    assert (" " in short_name(one, FIRST)) == (one.settings != FIRST)
     assert wanted in FAMILIES
     assert wanted in MARKS, "it can be drawn"
 
 
-def standing(name: str, gain: float, low: float = -1.0, **changes: float) -> Standing:
+def test_names_hold_only_what_is_not_as_usual() -> None:
+    one = configuration("mlp=2_middle", threshold=0.5, block_cache=False)
+    assert short_name(one, FIRST) == "mlp=2_middle threshold 0.5 block cache off"
+
+
+def standing(name: str, gain: float, low: float = -1.0, label: str = "", **changes: float) -> Standing:
     at = Estimate(value=gain, low=gain, high=gain)
     points = Estimate(value=low + 1, low=low, high=low + 2)
-    return replace(Standing(family=name, points=points, speed=at, executions=gain, positions=gain), **changes)
+    return replace(
+        Standing(name=label or name, family=name, points=points, speed=at, executions=gain, positions=gain), **changes
+    )
 
 
 def test_a_policy_is_beaten_by_a_lower_threshold_that_is_as_good() -> None:
-    labels = ["k1", "k2_middle", "k1 t0.8", "trim", "mlp"]
     found = with_fronts(
-        labels,
         [0.90, 0.88, 0.89, 0.91, 0.80],
         [
             standing("k=1", 1.0),
             standing("fixed grid", 1.2),
-            standing("threshold", 1.3),
+            standing("threshold", 1.3, label="k1 t0.8"),
             standing("trim", 1.1, positions=1.4),
             standing("mlp", 1.3),
         ],
@@ -92,11 +98,11 @@ def test_a_policy_is_beaten_by_a_lower_threshold_that_is_as_good() -> None:
     assert [by[0] for by in beaten] == ["trim", "k1 t0.8", None, None, "k1 t0.8"]
     assert [by[2] for by in beaten] == ["trim", "k1 t0.8", "trim", None, "k1 t0.8"]
     assert [one.on_front(SPEED) for one in found if one is not None] == [False, False, True, True, False]
-    assert with_fronts(["a"], [0.5], [None]) == [None]
+    assert with_fronts([0.5], [None]) == [None]
 
 
 def test_equals_do_not_beat_each_other() -> None:
-    found = with_fronts(["a", "b"], [0.9, 0.9], [standing("trim", 1.2), standing("mlp", 1.2)])
+    found = with_fronts([0.9, 0.9], [standing("trim", 1.2), standing("mlp", 1.2)])
     assert [one.beaten[0] for one in found if one is not None] == [None, None]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from orchestrator.analysis.accuracy import interval
 from orchestrator.analysis.columns import Array
-from orchestrator.analysis.families import FAMILIES, GRID, OUTPUT, REFERENCE, family
+from orchestrator.analysis.families import FAMILIES, GRID, OUTPUT, REFERENCE, family, short_name
 from orchestrator.analysis.pairs import Configuration, Settings, TaskRows
 from orchestrator.analysis.pareto import beats
 from orchestrator.analysis.resample import Estimate
@@ -25,6 +25,7 @@ AXES = (SPEED, EXECUTIONS, POSITIONS)
 class Standing:
     """Ratios against k=1 at the first settings, per token and on the same documents: above 1 is a gain."""
 
+    name: str  # the policy, with decode settings that are not the first ones
     family: str
     points: Estimate  # accuracy, paired; negative is worse
     speed: Estimate | None
@@ -67,6 +68,7 @@ class Standings:
         same = configuration.is_baseline and configuration.settings == self.reference
         zero = Estimate(value=0.0, low=0.0, high=0.0)
         return Standing(
+            name=short_name(configuration, self.reference),
             family=family(configuration, self.reference),
             points=zero if same else interval(apart, rows.strata[both], self.rng)[0],
             speed=speed,
@@ -92,19 +94,13 @@ class Standings:
         return result
 
 
-Placed = tuple[str, float, Standing]  # label, accuracy
+Placed = tuple[float, Standing]  # with its accuracy
 
 
-def with_fronts(
-    labels: Sequence[str], accuracies: Sequence[float], found: Sequence[Standing | None]
-) -> list[Standing | None]:
+def with_fronts(accuracies: Sequence[float], found: Sequence[Standing | None]) -> list[Standing | None]:
     """Tells each who beats it on each axis; decode settings of k=1 are named before policies: they cost nothing."""
-    placed = [
-        (label, accuracy, one)
-        for label, accuracy, one in zip(labels, accuracies, found, strict=True)
-        if one is not None
-    ]
-    placed.sort(key=lambda each: FAMILIES.index(each[2].family))
+    placed = [(accuracy, one) for accuracy, one in zip(accuracies, found, strict=True) if one is not None]
+    placed.sort(key=lambda each: FAMILIES.index(each[1].family))
     return [
         None if one is None else replace(one, beaten=tuple(_beaten(one, accuracy, placed, axis) for axis in AXES))
         for accuracy, one in zip(accuracies, found, strict=True)
@@ -113,10 +109,10 @@ def with_fronts(
 
 def _beaten(one: Standing, accuracy: float, placed: Sequence[Placed], axis: str) -> str | None:
     own = one.gain(axis)
-    for label, theirs, other in placed:
+    for theirs, other in placed:
         gain = other.gain(axis)
         if own is not None and gain is not None and beats((theirs, gain), (accuracy, own)):
-            return label
+            return other.name
     return None
 
 

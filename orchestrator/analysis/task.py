@@ -179,7 +179,6 @@ class TaskAnalysis:
             rng=np.random.default_rng([self.seed, 1, *self.rows.task.encode()]),
         )
         placed = with_fronts(
-            [result.label for result in found],
             [result.accuracy.value for result in found],
             [standings.of(number, result.relative_speed) for number, result in enumerate(found)],
         )

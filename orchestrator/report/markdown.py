@@ -167,16 +167,16 @@ def _beside_settings(section: Section) -> Iterator[str]:
 
 def _fastest(iso: Iso, result: ConfigurationResult | None) -> list[str]:
     one = None if result is None else result.standing
-    if result is None or one is None:
+    if one is None:
         return [iso.family, str(iso.tried), "none", *[NONE] * 4]
-    return [iso.family, str(iso.tried), result.label, _points(one), *(_gain(one, axis) for axis in AXES)]
+    return [iso.family, str(iso.tried), one.name, _points(one), *(_gain(one, axis) for axis in AXES)]
 
 
 def _standing(result: ConfigurationResult, one: Standing) -> list[str]:
     pairs = zip(AXES, one.beaten, strict=True)
     sides = [cell for axis, by in pairs for cell in (_gain(one, axis), by or "on the front")]
     steps = number(result.throughput.steps_per_document, 1)
-    return [result.label, one.family, percent(result.accuracy.value, 2), _points(one), steps, *sides]
+    return [one.name, one.family, percent(result.accuracy.value, 2), _points(one), steps, *sides]
 
 
 def _points(one: Standing) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.breakdown import Part
 from orchestrator.analysis.facts import Startup
+from orchestrator.analysis.families import REFERENCE
 from orchestrator.analysis.resample import Estimate
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.shapes import Trial
@@ -98,14 +99,17 @@ def _paretos(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Pict
 
 
 def _stands(task: TaskResult, axis: str) -> Iterator[Stand]:
+    """The reference is one point, however many runs at k=1 it is pooled from."""
+    seen = set()
     for result in task.configurations:
         one = result.standing
         gain = None if one is None else one.gain(axis)
-        if one is None or gain is None:
+        if one is None or gain is None or (one.family == REFERENCE and REFERENCE in seen):
             continue
+        seen.add(one.family)
         timed = one.speed if axis == SPEED else None
         yield Stand(
-            label=result.label,
+            label=REFERENCE if one.family == REFERENCE else one.name,
             family=one.family,
             points=one.points,
             gain=timed or Estimate(value=gain, low=gain, high=gain),

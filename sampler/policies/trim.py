@@ -25,7 +25,6 @@ class Trim:
     random: bool
     compute: LayerPlan
     replay: LayerPlan
-    partial: LayerPlan
     keeps: Keeps
     period: None = None
 
@@ -38,7 +37,8 @@ class Trim:
         if self.random:
             lot = Random(f"{context.step} {context.window} {context.revealed_at}")
             chosen = set(lot.sample(context.window, len(chosen)))
-        return LayerPlan(self.partial.steps, selected=tuple(sorted(chosen))) if chosen else self.replay
+        depth, selected = len(self.compute.steps), tuple(sorted(chosen))
+        return in_layers(PARTIAL, self.keeps.layers, depth, selected) if chosen else self.replay
 
     def _outdated(self, context: StepContext) -> set[int]:
         """Positions whose contribution was made for a mask that is a token now, and their neighbours."""
@@ -86,6 +86,5 @@ class TrimRule(Rule):
             random=self.random,
             compute=compute_all(depth),
             replay=in_layers(REPLAY, layers, depth),
-            partial=in_layers(PARTIAL, layers, depth, selected=(0,)),  # its positions are chosen pass by pass
             keeps=Keeps(layers, watched=layers[0]),
         )
