@@ -91,16 +91,13 @@ def table(figures: dict[str, Any]) -> str:
             lines.append(
                 f"{batch:>5}  {kind:5} {t['computed']:7.2f} {t['floor']:7.2f} {t['ratio']:8.2f} {speed} {gain:12.2f}"
             )
-    lines += [
-        "",
-        "policy                   work   replaying pass:  of ideal       tokens/s   time  layer-pos. deciding",
-    ]
-    lines += ["                         run    of computed      full   small              (against k1)   (of a pass)"]
+    lines += ["", "policy                   work replaying pass:     of its ideal   tokens/s  time layer-pos. deciding"]
+    lines += ["                         run  of a computed       full   small            (against k1)  (of a pass)"]
     for name, p in figures["policies"].items():
         lines.append(
-            f"{name:24} {p['share']:4.0%} {p['full_pass_to_computed']:8.2f} {p['full_pass_to_ideal']:14.2f} "
-            f"{p['small_pass_to_ideal']:7.2f} {p['tokens_per_s']:10.1f} {p['time_to_k1']:7.2f} "
-            f"{p['layer_positions_to_k1']:8.2f} {p['deciding']:8.2%}"
+            f"{name:24} {p['share']:4.0%} {p['full_pass_to_computed']:13.2f} {p['full_pass_to_ideal']:10.2f} "
+            f"{p['small_pass_to_ideal']:7.2f} {p['tokens_per_s']:10.1f} {p['time_to_k1']:5.2f} "
+            f"{p['layer_positions_to_k1']:8.2f} {p['deciding']:10.2%}"
         )
     scoring = figures["scoring"]
     lines += [
