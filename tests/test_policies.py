@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden_cases import single_rows
+from golden_cases import batch_rows, single_rows
 from small_models import golden_model
 
 from sampler import DecodeSettings, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
@@ -248,8 +248,10 @@ def models() -> dict[str, LoadedModel]:
 def prompts(model: str) -> tuple[Prompt, ...]:
     """Golden prompts with their own limits; for the random model such lengths as make batches ragged."""
     if model != "random":
-        chosen = [row for row in single_rows() if row.model == model and row.settings.max_new_tokens <= 64][::2]
-        return tuple(Prompt(ids=row.prompt, max_new_tokens=row.settings.max_new_tokens) for row in chosen[:4])
+        rows = [row for row in (*single_rows(), *batch_rows()) if row.model == model]
+        limits = {row.prompt: row.settings.max_new_tokens for row in rows if row.settings.max_new_tokens <= 64}
+        chosen = list(limits)[:: max(1, len(limits) // 5)][:5]
+        return tuple(Prompt(ids=ids, max_new_tokens=limits[ids]) for ids in chosen)
     generator = random.Random(5)
     return tuple(
         Prompt(ids=tuple(generator.randrange(157) for _ in range(length)), max_new_tokens=generator.randrange(20, 60))
