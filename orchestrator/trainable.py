@@ -9,6 +9,7 @@ import ray
 from ray import tune
 from ray.exceptions import RayTaskError
 
+from orchestrator.access import Access
 from orchestrator.results import Assignment
 from orchestrator.rows import Account, RowContext
 from orchestrator.store_errors import RowsLost, StoreError
@@ -32,7 +33,8 @@ class Watched(Protocol):
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
     """Set up once; Tune hands it the next trial by `reset_config`. A trial is one step."""
 
-    def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str) -> None:
+    def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str, access: Access) -> None:
+        access.grant()
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         here = ray.get_runtime_context()
         self._place = {"node": socket.gethostname(), "gpus": here.get_accelerator_ids().get("GPU", [])}
