@@ -1,7 +1,7 @@
 """What opens gated models and data, carried from the environment of the command into that of its workers.
 
-Workers on other machines do not have the command's environment. Ray could set it, but writes it into its logs; so it goes
-the way of a worker's settings, through memory alone, and nothing prints it.
+Workers on other machines do not have the command's environment. Ray could set it, but writes it into its logs; so it
+goes the way of a worker's settings, through memory alone, and nothing prints it.
 """
 
 import os

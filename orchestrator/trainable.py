@@ -37,7 +37,11 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         access.grant()
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         here = ray.get_runtime_context()
-        self._place = {"node": socket.gethostname(), "gpus": here.get_accelerator_ids().get("GPU", [])}
+        self._place = {
+            "node": socket.gethostname(),
+            "node_id": here.get_node_id(),  # Ray's: host names may be the same
+            "gpus": here.get_accelerator_ids().get("GPU", []),
+        }
         self._name, pause = ray.get(results.register.remote(self._trial))
         time.sleep(pause)
         self._watchdog = Watchdog(settings.timeout)
