@@ -56,6 +56,3 @@ def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: ManyNodes) 
     run.wait()
     assert outcome(run.folder) == outcome(plain.folder)
     assert set(cluster.nodes) <= nodes_at_work(run.folder).keys()
-    trials = Store(run.folder).trials()
-    moved = [facts for facts in trials.values() if len({a.get("node_id") for a in facts["attempts"]}) > 1]
-    assert {a["node_id"] for facts in moved for a in facts["attempts"]} & set(vanishing), "no trial was interrupted"
