@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cold import ColdRun, run_cold
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.settings import SweepSettings
 from orchestrator.store import Store
-from orchestrator.tally import COLUMNS, Totals, tally_of
-from orchestrator.timeline import PARTS, Timeline, timeline
+from orchestrator.watching.tally import COLUMNS, Totals, tally_of
+from orchestrator.watching.timeline import PARTS, Timeline, timeline
 from sampler.cli import Parser, run_command
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError
 
 

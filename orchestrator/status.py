@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.overview import Overview, look
 from orchestrator.store import Store
-from orchestrator.view import SweepView, duration
+from orchestrator.watching.overview import Overview, look
+from orchestrator.watching.view import SweepView, duration
 from sampler.cli import Parser, run_command
 
 LISTED = 10  # failures and damaged files told one by one

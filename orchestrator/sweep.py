@@ -6,21 +6,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import config_file, environment
-from orchestrator.dry_run import describe
-from orchestrator.estimate import measured_seconds
-from orchestrator.flags import Command, parse
-from orchestrator.machine import Machine, place
-from orchestrator.preflight import prepare, sweep_folder
-from orchestrator.prepared import Prepared
+from orchestrator.planning import config_file
+from orchestrator.planning.dry_run import describe
+from orchestrator.planning.estimate import measured_seconds
+from orchestrator.planning.flags import Command, parse
+from orchestrator.planning.machine import Machine, place
+from orchestrator.planning.preflight import prepare, sweep_folder
+from orchestrator.planning.prepared import Prepared
+from orchestrator.planning.setting_up import SetUp, set_up
 from orchestrator.report.write import write_report
-from orchestrator.setting_up import SetUp, set_up
-from orchestrator.stop import Aborted, Interrupted, Stop
+from orchestrator.running import environment
+from orchestrator.running.stop import Aborted, Interrupted, Stop
 from orchestrator.store import Store
-from orchestrator.store_errors import StoreError
-from orchestrator.stored import stored_progress
-from orchestrator.view import SweepView
-from orchestrator.writer import StoreWriter
+from orchestrator.store.errors import StoreError
+from orchestrator.store.writer import StoreWriter
+from orchestrator.watching.stored import stored_progress
+from orchestrator.watching.view import SweepView
 from sampler.cli import run_command
 from sampler.errors import InputError
 
@@ -52,7 +53,7 @@ def _run(command: Command, arguments: list[str], stop: Stop) -> int:
     with ExitStack() as stack:
         dashboard = None
         if settings.address is not None:
-            from orchestrator import cluster  # only now: the environment is prepared
+            from orchestrator.running import cluster  # only now: the environment is prepared
 
             dashboard = stack.enter_context(cluster.joined(settings.address))
             machine = cluster.machine()
@@ -72,7 +73,7 @@ def _run(command: Command, arguments: list[str], stop: Stop) -> int:
         with StoreWriter(prepared.folder) as writer:
             made = set_up(prepared, writer, arguments=arguments, force=command.force)
             if made.trials and settings.address is None:
-                from orchestrator import cluster
+                from orchestrator.running import cluster
 
                 dashboard = stack.enter_context(
                     cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
@@ -85,7 +86,7 @@ def _run(command: Command, arguments: list[str], stop: Stop) -> int:
 
 
 def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) -> int:
-    from orchestrator import cluster, driver
+    from orchestrator.running import cluster, driver
 
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
     cluster.check_memory(prepared.memory, placement, remote=prepared.settings.address is not None)

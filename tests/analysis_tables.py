@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from orchestrator.schema import DOCUMENTS, ROWS
+from orchestrator.store.schema import DOCUMENTS, ROWS
 
 DEPTH = 36
 NINE = tuple(f"k{k}_{subset}" for k in (1, 2, 3) for subset in ("first", "middle", "last"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.schema import ROWS
+from orchestrator.store.schema import ROWS
 
 _ZERO: list[tuple[Any, Any]] = [
     (pa.types.is_string, ""),

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 from made_rows import DEFAULTS
 
-from orchestrator.atomic import Disk
-from orchestrator.grid import SweepIdentity, TrialSpec, plan_trials
-from orchestrator.schema import DOCUMENTS, ROWS
-from orchestrator.settings import SweepSettings
-from orchestrator.tally import trial_sums
-from orchestrator.writer import StoreWriter
+from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.planning.settings import SweepSettings
+from orchestrator.store.atomic import Disk
+from orchestrator.store.schema import DOCUMENTS, ROWS
+from orchestrator.store.writer import StoreWriter
+from orchestrator.watching.tally import trial_sums
 
 
 class Unsynced(Disk):

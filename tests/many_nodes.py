@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator import environment
+from orchestrator.running import environment
 
 HERE = "127.0.0.1"
 ROOT = Path(__file__).parents[1]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from orchestrator.atomic import Disk
-from orchestrator.schema import DOCUMENTS, ROWS
+from orchestrator.store.atomic import Disk
+from orchestrator.store.schema import DOCUMENTS, ROWS
 
 VALUES = {
     pa.string(): "a few words",

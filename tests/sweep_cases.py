@@ -7,9 +7,9 @@ from typing import Any
 from tasks_model import write_model
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-from orchestrator.grid import TrialSpec
-from orchestrator.rows import RowContext
-from orchestrator.worker import WorkerSettings
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.running.rows import RowContext
+from orchestrator.running.worker import WorkerSettings
 from tasks.options import TaskOptions
 
 DOCUMENTS = 12

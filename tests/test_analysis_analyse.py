@@ -11,7 +11,7 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 from orchestrator.analysis import COLUMNS, Analysis, analyse, as_json
 from orchestrator.analysis.breaks import first_difference
 from orchestrator.analysis.pareto import front
-from orchestrator.schema import ROWS
+from orchestrator.store.schema import ROWS
 from sampler.errors import InputError
 
 GOOD = Truth(lost=0.01, won=0.01, speedup=1.4)

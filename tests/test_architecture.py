@@ -11,6 +11,7 @@ FORBIDDEN = {
     "sampler": {"ray", "lm_eval", "datasets", "pyarrow", "tasks", "orchestrator"},
     "tasks": {"ray", "orchestrator"},
     "orchestrator/analysis": {"ray", "torch"},
+    "orchestrator/store": {"ray", "torch", "tasks"},
 }
 
 

@@ -95,15 +95,22 @@ def test_levels_and_types() -> None:
 
 def right_option(question: str) -> str:
     """The answer to a bundled mmlu question, found another way than the generator's."""
-    if ordered := re.fullmatch(r"Which of the numbers (.*) is the (largest|smallest)\?", question):
-        numbers = [int(number) for number in re.findall(r"\d+", ordered[1])]
-        best = sorted(numbers)[-1 if ordered[2] == "largest" else 0]
-        return ("the first", "the second", "the third", "the fourth")[numbers.index(best)]
-    two = re.fullmatch(r"Which of (?:the words )?(\S+) and (\S+) (?:are|name) (.*) (\w+)\?", question)
-    assert two is not None, question
-    table = CONTINENTS | KINDS
-    true = [int(eval(item)) > 20 if two[4] == "20" else item in table[two[4]] for item in (two[1], two[2])]
-    return {(1, 1): "both", (1, 0): "only the first", (0, 1): "only the second", (0, 0): "neither"}[true[0], true[1]]
+    if large := re.fullmatch(r"How large is (.*)\?", question):
+        result = int(eval(large[1]))
+        return (
+            "less than 10"
+            if result < 10
+            else "30 or more"
+            if result >= 30
+            else f"from {result // 10}0 to {result // 10}9"
+        )
+    if held := re.findall(r"(\d+) (\w+)", question):
+        return str(max(held, key=lambda pair: int(pair[0]))[1])
+    names, asked = re.findall(r"(?:from|words) (\w+) (?:to|and) (\w+)", question)[0], question.split()[-1]
+    if asked == "name?":
+        kind = next(kind for kind in KINDS if names["second" in question] in KINDS[kind])
+        return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+    return next(one for one in CONTINENTS if names[asked == "stop?"] in CONTINENTS[one])
 
 
 def test_choices_are_right_and_no_letter_is_preferred() -> None:

@@ -18,7 +18,7 @@ from orchestrator.chaos.faults import FAULTS
 from orchestrator.chaos.ledger import DOUBLED, LOST, OTHER, REMADE, WRONG, Ledger, Problem, reference_of
 from orchestrator.chaos.table import Result, failures, page, table
 from orchestrator.store import Store
-from orchestrator.writer import StoreWriter
+from orchestrator.store.writer import StoreWriter
 
 ROOT = Path(__file__).parents[1]
 ALL = list(FAULTS)

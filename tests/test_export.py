@@ -16,9 +16,9 @@ from simulated_sweep import QuickDisk, Simulation, write_sweep
 from test_tasks_sources import gsm8k_folder
 
 from orchestrator.export import export_lm_eval, main
-from orchestrator.schema import DOCUMENTS, ROWS
 from orchestrator.store import Store
-from orchestrator.writer import StoreWriter
+from orchestrator.store.schema import DOCUMENTS, ROWS
+from orchestrator.store.writer import StoreWriter
 from sampler.cli import run_command
 from tasks.harness import Task, quiet
 from tasks.opening import open_task

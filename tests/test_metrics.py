@@ -3,8 +3,8 @@
 from made_rows import made_rows
 from test_tally import configuration, row
 
-from orchestrator.metrics import TAGS, SweepMetrics, tags_of
-from orchestrator.tally import tally_of
+from orchestrator.running.metrics import TAGS, SweepMetrics, tags_of
+from orchestrator.watching.tally import tally_of
 
 
 def test_no_two_configurations_share_their_tags() -> None:

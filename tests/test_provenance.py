@@ -9,7 +9,7 @@ import pytest
 import ray
 import torch
 
-from orchestrator import provenance
+from orchestrator.running import provenance
 
 ROOT = Path(__file__).parents[1]
 

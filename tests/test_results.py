@@ -8,14 +8,14 @@ import pytest
 from made_rows import DEFAULTS
 from sweep_cases import trial
 
-from orchestrator.grid import TrialSpec
-from orchestrator.lock import FolderInUse
-from orchestrator.plan import Plan
-from orchestrator.results import Results
-from orchestrator.schema import ROWS
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.plan import Plan
+from orchestrator.running.results import Results
 from orchestrator.store import Store
-from orchestrator.stored import stored_progress
-from orchestrator.writer import StoreWriter
+from orchestrator.store.lock import FolderInUse
+from orchestrator.store.schema import ROWS
+from orchestrator.store.writer import StoreWriter
+from orchestrator.watching.stored import stored_progress
 
 DOCUMENTS = ("a", "b", "c")
 ONE, TWO = trial("k1"), trial("k2_middle")

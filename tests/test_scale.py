@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.overview import look
 from orchestrator.scale.crowd import crowd
 from orchestrator.scale.figure import Figure, spent_by
 from orchestrator.scale.million import write_rows
 from orchestrator.scale.planning import many_planned
 from orchestrator.scale.trials import thousand_trials
+from orchestrator.watching.overview import look
 from sampler.errors import InputError
 
 

@@ -10,14 +10,14 @@ import pytest
 from made_rows import DEFAULTS
 from sweep_cases import DOCUMENTS, write_case
 
-from orchestrator.flags import parse
-from orchestrator.machine import Machine
-from orchestrator.preflight import prepare
-from orchestrator.prepared import Prepared
-from orchestrator.schema import ROWS
-from orchestrator.setting_up import SetUp, set_up
+from orchestrator.planning.flags import parse
+from orchestrator.planning.machine import Machine
+from orchestrator.planning.preflight import prepare
+from orchestrator.planning.prepared import Prepared
+from orchestrator.planning.setting_up import SetUp, set_up
 from orchestrator.store import Store
-from orchestrator.writer import StoreWriter
+from orchestrator.store.schema import ROWS
+from orchestrator.store.writer import StoreWriter
 from sampler import InputError
 
 MACHINE = Machine(cpus=2)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from made_sweep import MadeSweep
 
-from orchestrator.overview import look
-from orchestrator.tally import tally_of
+from orchestrator.watching.overview import look
+from orchestrator.watching.tally import tally_of
 
 ROOT = Path(__file__).parent.parent
 

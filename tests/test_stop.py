@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stop import SIGNALS, Interrupted, Stop
+from orchestrator.running.stop import SIGNALS, Interrupted, Stop
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,7 +58,7 @@ def test_a_deferred_signal_is_not_forgotten(stop: Stop) -> None:
 def test_clearing_up_that_takes_too_long_is_cut_short() -> None:
     program = (
         "import os, signal, time\n"
-        "from orchestrator.stop import Interrupted, Stop\n"
+        "from orchestrator.running.stop import Interrupted, Stop\n"
         "stop = Stop(farewell='continue so', seconds=0.5)\n"
         "stop.install()\n"
         "try:\n"

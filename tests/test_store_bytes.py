@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.schema import ROWS
-from orchestrator.sealed_json import decode_object, encode_object
-from orchestrator.sealed_parquet import encode_table, read_table, verify_table
-from orchestrator.segments import decode_segment, encode_segment
-from orchestrator.store_errors import Damaged
+from orchestrator.store.errors import Damaged
+from orchestrator.store.schema import ROWS
+from orchestrator.store.sealed_json import decode_object, encode_object
+from orchestrator.store.sealed_parquet import encode_table, read_table, verify_table
+from orchestrator.store.segments import decode_segment, encode_segment
 from sampler.errors import InputError
 from tests.store_fakes import make_rows
 
@@ -99,7 +99,7 @@ def test_batches_taken_out_moved_or_repeated_are_noticed(order: tuple[int, ...])
 
 
 def test_an_undamaged_stream_with_other_columns_is_not_taken_for_damage(tmp_path: Path) -> None:
-    from orchestrator import segments
+    from orchestrator.store import segments
 
     path = tmp_path / "rows-0.arrows"
     data = encode_segment(TABLE)

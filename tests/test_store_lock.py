@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lock import FolderInUse, FolderLock, Holder, writer_of
-from orchestrator.store_errors import StoreError
-from orchestrator.writer import StoreWriter
+from orchestrator.store.errors import StoreError
+from orchestrator.store.lock import FolderInUse, FolderLock, Holder, writer_of
+from orchestrator.store.writer import StoreWriter
 from tests.store_fakes import TRIAL, make_rows, spec
 from tests.store_processes import PROCESSES, hold_lock, race_for_lock
 
@@ -177,7 +177,7 @@ def test_threads_that_take_and_release_never_hold_together(tmp_path: Path) -> No
 
 def test_a_slow_taker_that_wakes_up_late_steps_back(tmp_path: Path) -> None:
     """It had decided on number 2; since then 2 came and went and 3 is held."""
-    from orchestrator import lock as locks
+    from orchestrator.store import lock as locks
 
     leave_lock(tmp_path, start="1")
     for _ in range(2):

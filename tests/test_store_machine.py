@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from orchestrator.store import Store
-from orchestrator.store_errors import StoreError
-from orchestrator.writer import StoreWriter
+from orchestrator.store.errors import StoreError
+from orchestrator.store.writer import StoreWriter
 from tests.store_fakes import CrashingDisk, PowerCut, found, make_rows, spec
 
 TRIALS = ("aa", "bb")

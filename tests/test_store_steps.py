@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from orchestrator.atomic import Disk
 from orchestrator.store import Store
-from orchestrator.store_errors import RowsLost, StoreError
-from orchestrator.writer import StoreWriter
+from orchestrator.store.atomic import Disk
+from orchestrator.store.errors import RowsLost, StoreError
+from orchestrator.store.writer import StoreWriter
 from sampler.errors import InputError
 from tests.store_fakes import TRIAL, CrashingDisk, PowerCut, found, make_documents, make_rows, spec
 

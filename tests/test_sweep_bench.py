@@ -13,9 +13,9 @@ from test_timeline import attempt, trials
 
 from orchestrator.bench import WarmRun, figures_of, table
 from orchestrator.cold import Answered, ColdRun, command_of, run_cold
-from orchestrator.settings import SweepSettings
-from orchestrator.tally import Configuration, Sums, Tally
-from orchestrator.timeline import PARTS, timeline
+from orchestrator.planning.settings import SweepSettings
+from orchestrator.watching.tally import Configuration, Sums, Tally
+from orchestrator.watching.timeline import PARTS, timeline
 from sampler.errors import InputError
 
 SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1_first", "k1_last", "k2_last"), model="made", limit=2)

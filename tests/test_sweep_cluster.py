@@ -10,7 +10,7 @@ import pytest
 from sweep_cases import write_case
 from sweep_runs import Run
 
-from orchestrator import provenance
+from orchestrator.running import provenance
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ POLICIES = "k1,k2_middle,k3_last,k2_first"
 FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--max-new-tokens", "40", "--shard-size", "2")
 HEAD = """
 import sys
-from orchestrator.environment import prepare
+from orchestrator.running.environment import prepare
 prepare(local=True)
 import ray
 ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])

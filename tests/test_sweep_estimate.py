@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from tasks_model import write_model
 
-from orchestrator.dry_run import describe, duration, size
-from orchestrator.estimate import (
+from orchestrator.planning.dry_run import describe, duration, size
+from orchestrator.planning.estimate import (
     ROW,
     ROW_WHILE_RUNNING,
     TOKEN,
@@ -26,11 +26,11 @@ from orchestrator.estimate import (
     rough_pass_seconds,
     seconds_needed,
 )
-from orchestrator.grid import SweepIdentity
-from orchestrator.machine import Placement
-from orchestrator.prepared import Prepared, PreparedTask
-from orchestrator.schema import ROWS
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.grid import SweepIdentity
+from orchestrator.planning.machine import Placement
+from orchestrator.planning.prepared import Prepared, PreparedTask
+from orchestrator.planning.settings import SweepSettings
+from orchestrator.store.schema import ROWS
 from sampler.config import ModelConfig
 from sampler.loading import find_model, load_model
 from tasks.catalog import CATALOG

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import settings as run
 from hypothesis import strategies as st
 
-from orchestrator import config_file
-from orchestrator.flags import ELSEWHERE, FLAGS, Command, parse, parser, settings_of
-from orchestrator.settings import SweepSettings
+from orchestrator.planning import config_file
+from orchestrator.planning.flags import ELSEWHERE, FLAGS, Command, parse, parser, settings_of
+from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.cli import run_command
 

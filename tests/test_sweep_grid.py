@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import settings as run
 from hypothesis import strategies as st
 
-from orchestrator.grid import DECODE_DEFAULTS, SweepIdentity, TrialSpec, plan_trials, shard_of
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.grid import DECODE_DEFAULTS, SweepIdentity, TrialSpec, plan_trials, shard_of
+from orchestrator.planning.settings import SweepSettings
 
 IDENTITY = SweepIdentity(
     model="owner/name",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.machine import FULL_MODEL, Machine, Placement, notice_of, place, resolve_model
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.machine import FULL_MODEL, Machine, Placement, notice_of, place, resolve_model
+from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.errors import InputErrors
 

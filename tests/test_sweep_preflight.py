@@ -13,14 +13,14 @@ from tasks_model import write_model
 from test_tasks_model import mmlu_row
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-import orchestrator.preflight
-from orchestrator.fingerprint import PIECE, WHOLE, folder_revision
-from orchestrator.machine import Machine
-from orchestrator.preflight import prepare, sweep_folder
-from orchestrator.prepared import Prepared, default_name
-from orchestrator.request import combine
-from orchestrator.schema import DOCUMENTS
-from orchestrator.settings import SweepSettings
+import orchestrator.planning.preflight
+from orchestrator.planning.fingerprint import PIECE, WHOLE, folder_revision
+from orchestrator.planning.machine import Machine
+from orchestrator.planning.preflight import prepare, sweep_folder
+from orchestrator.planning.prepared import Prepared, default_name
+from orchestrator.planning.request import combine
+from orchestrator.planning.settings import SweepSettings
+from orchestrator.store.schema import DOCUMENTS
 from sampler import InputError
 from tasks.opening import open_task
 
@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_written(prepared: Prepare, tmp_path: Path, monk
 
 def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(orchestrator.preflight.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(orchestrator.planning.preflight.shutil, "disk_usage", lambda _: usage)
     (sentence,) = sentences(prepared)
     assert "MiB are needed there and 0 MiB are free; name another folder, or a smaller --limit" in sentence
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_sweep_grid import IDENTITY
 
-from orchestrator.request import FIXED, adopt, ask, combine, extension
-from orchestrator.settings import SweepSettings
+from orchestrator.planning.request import FIXED, adopt, ask, combine, extension
+from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 
 SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1", "k2_middle"), limit=100)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as run
 from hypothesis import strategies as st
 
-from orchestrator.settings import LISTS, SweepSettings, policies_of
+from orchestrator.planning.settings import LISTS, SweepSettings, policies_of
 from sampler import InputError, ReusePolicy
 from sampler.errors import InputErrors
 

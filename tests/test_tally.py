@@ -11,7 +11,7 @@ import pytest
 from made_rows import made_rows
 from scipy.stats import binomtest
 
-from orchestrator.tally import COLUMNS, KEYS, Configuration, Sums, Tally, Totals, tally_of, trial_sums, wilson
+from orchestrator.watching.tally import COLUMNS, KEYS, Configuration, Sums, Tally, Totals, tally_of, trial_sums, wilson
 
 
 def configuration(task: str, policy: str, **settings: Any) -> Configuration:

@@ -2,9 +2,9 @@
 
 from ray.exceptions import RayTaskError
 
-from orchestrator.driver import describe
-from orchestrator.store_errors import StoreError
-from orchestrator.trainable import sentence
+from orchestrator.running.driver import describe
+from orchestrator.running.trainable import sentence
+from orchestrator.store.errors import StoreError
 
 
 def test_an_error_of_another_actor_is_its_cause() -> None:

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.progress import Pace, Progress
-from orchestrator.table import ASCII, Glyphs, Table, groups_of
-from orchestrator.tally import Configuration, Sums, Tally, Totals
-from orchestrator.view import SweepView, duration, end_table
+from orchestrator.watching.progress import Pace, Progress
+from orchestrator.watching.table import ASCII, Glyphs, Table, groups_of
+from orchestrator.watching.tally import Configuration, Sums, Tally, Totals
+from orchestrator.watching.view import SweepView, duration, end_table
 
 NINE = tuple(f"k{k}_{subset}" for k in (1, 2, 3) for subset in ("first", "middle", "last"))
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 1.0
 PROGRAM = f"""
 import sys, time
-from orchestrator.watchdog import Watchdog
+from orchestrator.running.watchdog import Watchdog
 dog = Watchdog({SECONDS})
 print("watched", flush=True)
 {{act}}

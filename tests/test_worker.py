@@ -12,10 +12,10 @@ import pytest
 import torch
 from sweep_cases import NEW_TOKENS, context, gsm8k_ids, trial, worker_settings, write_case
 
-from orchestrator import provenance
-from orchestrator.rows import Account
-from orchestrator.schema import ROWS
-from orchestrator.worker import CALIBRATION_DOCUMENTS, CALIBRATION_TOKENS, Worker, wait_for_memory
+from orchestrator.running import provenance
+from orchestrator.running.rows import Account
+from orchestrator.running.worker import CALIBRATION_DOCUMENTS, CALIBRATION_TOKENS, Worker, wait_for_memory
+from orchestrator.store.schema import ROWS
 from sampler import DecodeSettings, InputError, ReusePolicy
 from tasks.decoder import Sampler
 from tasks.evaluate import evaluate

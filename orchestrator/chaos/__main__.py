@@ -20,7 +20,7 @@ from orchestrator.chaos.faults import FAULTS
 from orchestrator.chaos.ledger import Ledger, reference_of
 from orchestrator.chaos.scene import Scene
 from orchestrator.chaos.table import Result, failures, page, summary, table
-from orchestrator.stop import Aborted
+from orchestrator.running.stop import Aborted
 from sampler.cli import Parser, run_command
 from sampler.errors import InputError
 

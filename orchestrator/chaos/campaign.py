@@ -19,7 +19,7 @@ from orchestrator.chaos.faults import FAULTS, Fault
 from orchestrator.chaos.ledger import Key, Ledger, Problem, Row
 from orchestrator.chaos.nodes import NodesGone, TwoNodes
 from orchestrator.chaos.scene import Scene, TooLate
-from orchestrator.stop import Aborted
+from orchestrator.running.stop import Aborted
 
 PER_ROUND = 6
 OWN_RAY = 2  # each second round starts a Ray of its own with each command, unless it needs the two nodes

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.chaos.processes import below, gone
-from orchestrator.environment import LOOPBACK
+from orchestrator.running.environment import LOOPBACK
 
 GONE = 60.0  # seconds for what a dead command leaves behind
 # Ray's own: they hold nothing of a sweep, and ask a dead server for a minute before they go.

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from orchestrator.chaos.scene import LONGEST, Scene
-from orchestrator.stop import Aborted
+from orchestrator.running.stop import Aborted
 from orchestrator.store import Store
 
 

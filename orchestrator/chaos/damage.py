@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from orchestrator.segments import read_segment
+from orchestrator.store.segments import read_segment
 
 LONGEST_TEAR = 2000  # bytes
 

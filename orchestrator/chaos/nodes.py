@@ -7,7 +7,7 @@ new one in its place. It ends, with its nodes, when its input does.
 import subprocess
 import sys
 
-from orchestrator import environment
+from orchestrator.running import environment
 
 START = 180.0  # seconds
 HERE = "127.0.0.1"

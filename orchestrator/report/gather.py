@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from orchestrator.analysis import COLUMNS
 from orchestrator.analysis.counters import SUMS
-from orchestrator.schema import ROWS
 from orchestrator.store import Store
+from orchestrator.store.schema import ROWS
 from sampler.errors import InputError
 
 THREADS = 4

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.atomic import DISK, make_folders, write_file
 from orchestrator.report.earlier import beside, read_earlier
 from orchestrator.report.gather import gather
 from orchestrator.report.markdown import results_markdown
 from orchestrator.report.page import render
 from orchestrator.report.section import Section, section
 from orchestrator.report.summaries import summaries
+from orchestrator.store.atomic import DISK, make_folders, write_file
 from sampler.errors import InputError
 
 PAGE = "report.html"

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from orchestrator.grid import TrialSpec
-from orchestrator.rows import RowContext
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.running.rows import RowContext
+from orchestrator.running.trainable import SweepWorker
 from orchestrator.scale.million import constants
-from orchestrator.schema import ROWS
-from orchestrator.trainable import SweepWorker
+from orchestrator.store.schema import ROWS
 
 LOOK = 2.0  # seconds between two looks at whether all actors are there
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from orchestrator import environment
-from orchestrator.grid import TrialSpec
-from orchestrator.machine import Machine, Placement
-from orchestrator.plan import Plan
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.machine import Machine, Placement
+from orchestrator.planning.plan import Plan
+from orchestrator.planning.settings import policies_of
+from orchestrator.running import environment
+from orchestrator.running.stop import Stop
 from orchestrator.scale.figure import Figure
 from orchestrator.scale.million import TASK, write_begun
-from orchestrator.settings import policies_of
-from orchestrator.stop import Stop
 from orchestrator.store import Store
-from orchestrator.view import SweepView
+from orchestrator.watching.view import SweepView
 
 PACE = 2.0  # documents per second of each actor
 SHARD = 50  # documents of a trial, as a sweep has them
@@ -23,7 +23,7 @@ TRIALS = 2  # of each actor
 
 def crowd(folder: Path, *, actors: int = 64) -> list[Figure]:
     environment.prepare(local=True)
-    from orchestrator import cluster, driver  # only now: the environment is prepared
+    from orchestrator.running import cluster, driver  # only now: the environment is prepared
     from orchestrator.scale.actors import StandIn, StandInSettings
 
     plan = _plan(folder / "s", actors)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.atomic import Disk
-from orchestrator.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.planning.settings import SweepSettings, policies_of
 from orchestrator.scale.figure import Figure, spent_by
-from orchestrator.schema import DOCUMENTS, ROWS
-from orchestrator.settings import SweepSettings, policies_of
-from orchestrator.tally import trial_sums
-from orchestrator.writer import StoreWriter
+from orchestrator.store.atomic import Disk
+from orchestrator.store.schema import DOCUMENTS, ROWS
+from orchestrator.store.writer import StoreWriter
+from orchestrator.watching.tally import trial_sums
 
 SHARD = 50
 TASK = "made"

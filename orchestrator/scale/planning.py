@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from orchestrator.chaos.case import write_files
+from orchestrator.planning.settings import policies_of
 from orchestrator.scale.figure import Figure, spent_by
-from orchestrator.settings import policies_of
 
 
 def many_planned(folder: Path, *, trials: int = 100_000) -> list[Figure]:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from orchestrator.chaos.case import write_files
+from orchestrator.planning.settings import policies_of
 from orchestrator.scale.figure import Figure, spent_by
-from orchestrator.settings import policies_of
 from orchestrator.store import Store
-from orchestrator.timeline import timeline
+from orchestrator.watching.timeline import timeline
 
 OVERHEAD = ("scoring", "waiting", "finishing", "between")  # neither decoding nor calibration
 

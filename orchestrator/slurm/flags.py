@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import flags as sweep_flags
-from orchestrator import values
-from orchestrator.machine import Machine, place
-from orchestrator.preflight import sweep_folder
-from orchestrator.settings import SweepSettings
+from orchestrator.planning import flags as sweep_flags
+from orchestrator.planning import values
+from orchestrator.planning.machine import Machine, place
+from orchestrator.planning.preflight import sweep_folder
+from orchestrator.planning.settings import SweepSettings
 from orchestrator.slurm.job import UNSAFE, Job
 from sampler.cli import Parser
 from sampler.errors import InputError

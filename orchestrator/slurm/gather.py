@@ -6,7 +6,7 @@ A sweep needs no node but the first; those that come later get trials too. Waiti
 import sys
 import time
 
-from orchestrator import environment
+from orchestrator.running import environment
 
 LONGEST = 120.0  # seconds
 

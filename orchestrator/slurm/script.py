@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.environment import LONGEST_TEMPORARY, OBJECT_STORE, QUIET
+from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, QUIET
 from orchestrator.slurm.job import Job
 
 

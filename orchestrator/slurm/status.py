@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import folder_checks
-from orchestrator.overview import look
 from orchestrator.status import show
+from orchestrator.store import folder_checks
+from orchestrator.watching.overview import look
 from sampler.errors import InputError
 
 SECONDS_TO_ANSWER = 60

@@ -7,9 +7,9 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator import folder_checks
 from orchestrator.slurm.flags import Submission
 from orchestrator.slurm.script import script_of
+from orchestrator.store import folder_checks
 from sampler.errors import InputError
 
 SECONDS_TO_ANSWER = 120

@@ -1,0 +1,117 @@
+"""What there is to run on: which model fits it by default, and how many actors it holds. Asks nobody; facts come in."""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.planning.settings import SweepSettings
+from sampler.errors import InputError, InputErrors
+from sampler.loading import pick_device, pick_dtype
+from tasks.sources import BUNDLED_MODEL
+
+FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """This machine, or the cluster that --address names. `most` counts what its autoscaler may bring as well."""
+
+    cpus: float
+    gpus: float = 0
+    most_cpus: float | None = None  # None: no more than there is
+    most_gpus: float | None = None
+    node_cpus: float | None = None  # of the largest node there is or may come; None: one node has it all
+    node_gpus: float | None = None
+    driver_gpus: int = 0  # where the command was typed
+    dtype: str = "float32"  # what auto means on its devices
+
+    @classmethod
+    def here(cls) -> "Machine":
+        device = pick_device("auto")
+        dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
+        gpus = torch.cuda.device_count()
+        return cls(cpus=len(os.sched_getaffinity(0)), gpus=gpus, driver_gpus=gpus, dtype=dtype)
+
+    @property
+    def all_cpus(self) -> float:
+        return max(self.cpus, self.most_cpus or 0)
+
+    @property
+    def all_gpus(self) -> float:
+        return max(self.gpus, self.most_gpus or 0)
+
+
+def resolve_model(model: str, machine: Machine, address: str | None) -> str:
+    """The model that `auto` means: the full one where GPUs are or may come, else the bundled one, but on a cluster."""
+    if model != "auto":
+        return model
+    if machine.driver_gpus or machine.all_gpus:
+        return FULL_MODEL
+    if address is None:
+        return BUNDLED_MODEL
+    raise InputError(
+        f"--model auto: the cluster at {address} has no GPU and can bring none; name a model that runs without"
+    )
+
+
+def notice_of(asked: SweepSettings, settings: SweepSettings) -> list[str]:
+    """A line for whoever gets the bundled model without having named it."""
+    if asked.model != "auto" or settings.model != BUNDLED_MODEL:
+        return []
+    documents = "the bundled documents" if settings.data == "bundled" else f"documents from {settings.data}"
+    return [f"no GPU here: running the small bundled model on {documents}; --model {FULL_MODEL} runs the real one"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """What each actor gets, and how many there are. All ask for the same, or a warm one could not be used again."""
+
+    actors: int
+    gpus_per_actor: float
+    cpus_per_actor: float
+    threads_per_actor: int
+
+
+def place(settings: SweepSettings, machine: Machine) -> Placement:
+    """As asked, else as many actors as the machine holds; what it cannot hold is an error now, not a wait."""
+    gpus = settings.gpus_per_actor
+    if gpus is None:
+        gpus = 1.0 if machine.all_gpus else 0.0
+    threads = settings.threads_per_actor or (1 if gpus == 0 else max(1, int(settings.cpus_per_actor or 1)))
+    cpus = settings.cpus_per_actor
+    if cpus is None:  # threads share cores where there are not enough for each
+        node = machine.all_cpus if machine.node_cpus is None else machine.node_cpus
+        cpus = float(threads) if gpus == 0 and threads <= node else 1.0
+    problems = list(_too_much(machine, gpus, cpus))
+    room = 0 if problems else room_in(machine, gpus, cpus)
+    if not problems and (settings.actors or 1) > room:
+        each = f"{gpus:g} GPU and {cpus:g} CPU each" if gpus else f"{cpus:g} CPU each"
+        problems.append(f"--actors {settings.actors or 1}: with {each} there is room for {room}")
+    if problems:
+        raise InputErrors(problems)
+    return Placement(
+        actors=settings.actors or room, gpus_per_actor=gpus, cpus_per_actor=cpus, threads_per_actor=threads
+    )
+
+
+def _too_much(machine: Machine, gpus: float, cpus: float) -> Iterator[str]:
+    """What no node has, nor will."""
+    for what, asked, node, everything in (
+        ("gpus", gpus, machine.node_gpus, machine.all_gpus),
+        ("cpus", cpus, machine.node_cpus, machine.all_cpus),
+    ):
+        most = everything if node is None else node
+        if asked > most:
+            yield f"--{what}-per-actor {asked:g}: no machine here has more than {most:g}"
+
+
+def room_in(machine: Machine, gpus: float, cpus: float) -> int:
+    """Actors that fit, with so much for each; a fraction of a GPU is never made of two."""
+    by_cpu = math.floor(machine.all_cpus / cpus + 1e-9)
+    if gpus == 0:
+        return by_cpu
+    by_gpu = math.floor(machine.all_gpus) * math.floor(1 / gpus + 1e-9) if gpus < 1 else machine.all_gpus // gpus
+    return min(by_cpu, int(by_gpu))

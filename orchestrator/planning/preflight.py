@@ -1,0 +1,156 @@
+"""Everything that can be known to be wrong with a sweep before a model is loaded, all of it at once. No Ray."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.planning.estimate import disk_needed
+from orchestrator.planning.fingerprint import folder_revision
+from orchestrator.planning.fits import check_model
+from orchestrator.planning.grid import SweepIdentity, shard_of
+from orchestrator.planning.machine import Machine, Placement, notice_of, place, resolve_model
+from orchestrator.planning.prepared import Prepared, PreparedTask, default_name, task_options
+from orchestrator.planning.problems import Problems
+from orchestrator.planning.request import Request, adopt, combine
+from orchestrator.planning.settings import SweepSettings
+from sampler import InputError
+from sampler.loading import ModelFiles, find_model
+from sampler.policy import checked_subset_size
+from tasks.opening import open_task
+from tasks.sources import resolve_auto
+
+STAND_IN = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # so that checks go on
+
+
+def prepare(settings: SweepSettings, machine: Machine, stored: Request | None = None) -> Prepared:
+    """A sweep that can begin; or every reason why not, in one InputError. `stored` is the folder's sweep.json."""
+    problems = Problems()
+    notices: list[str] = []
+    asked, settings = settings, _named(adopt(settings, stored))
+    files: ModelFiles | None = None
+    placement = STAND_IN
+    with problems.noted():
+        model = resolve_model(settings.model, machine, settings.address)
+        settings = replace(settings, model=model, data=resolve_auto(settings.data, model))
+        notices += notice_of(asked, settings)
+        files = find_model(settings.model, weights=False)
+    with problems.noted():
+        placement = place(settings, machine)
+    with problems.noted():
+        dtype = machine.dtype if placement.gpus_per_actor else "float32"
+        settings = replace(settings, dtype=dtype if settings.dtype == "auto" else settings.dtype)
+        _check_dtype(settings, machine)
+    with problems.noted():
+        _check_folder(Path(settings.out))
+    opened = _open(settings, stored, problems, notices)
+    if files is not None:
+        check_model(settings, files, opened, problems)
+    prepared: Prepared | None = None
+    if files is not None and opened:
+        with problems.noted():
+            prepared = Prepared(
+                settings=replace(settings, tasks=tuple(opened)),
+                asked=asked,
+                files=files,
+                tasks=opened,
+                identity=_identity(settings, files, opened),
+                placement=placement,
+                notices=tuple(notices),
+            )
+            combine(stored, prepared.request(), folder=str(prepared.folder))
+            _check_disk(prepared)
+    problems.check()
+    assert prepared is not None
+    return prepared
+
+
+def sweep_folder(settings: SweepSettings, machine: Machine) -> Path:
+    """Where the sweep lies or will lie; asked before its sweep.json can be read, so before `prepare`."""
+    settings = _named(settings)
+    name = settings.name
+    if name is None:
+        model = resolve_model(settings.model, machine, settings.address)
+        name = default_name(model if os.path.isdir(model) else model.partition("@")[0])
+    return Path(settings.out) / name
+
+
+def _named(settings: SweepSettings) -> SweepSettings:
+    """With folders by their full names: actors have working directories of their own."""
+    changes: dict[str, Any] = {"out": os.path.abspath(os.path.expanduser(settings.out))}
+    for name in ("model", "data"):
+        path = os.path.expanduser(getattr(settings, name))
+        if os.path.isdir(path):
+            changes[name] = os.path.abspath(path)
+    return replace(settings, **changes)
+
+
+def _check_dtype(settings: SweepSettings, machine: Machine) -> None:
+    if settings.dtype == "float16" and (machine.all_gpus == 0 or settings.gpus_per_actor == 0):
+        raise InputError("--dtype float16 is not supported on a CPU: float32 and bfloat16 are allowed")
+
+
+def _open(
+    settings: SweepSettings, stored: Request | None, problems: Problems, notices: list[str]
+) -> dict[str, PreparedTask]:
+    """The tasks that can be had; one that cannot is a problem, or a notice if it may be left out."""
+    known = stored["identity"] if stored is not None else {"data": None, "datasets": {}}
+    options = task_options(settings, known["datasets"] if known["data"] == "hub" else {})
+    opened: dict[str, PreparedTask] = {}
+    unavailable: list[str] = []
+    for name in settings.tasks:
+        try:
+            task = open_task(name, options)
+            shards = shard_of(task.documents, settings.shard_size)
+            opened[name] = PreparedTask(task=task, shards=shards, limit=settings.limit)
+        except InputError as error:
+            unavailable += error.sentences
+    if settings.skip_unavailable and opened:
+        notices += [f"left out: {sentence}" for sentence in unavailable]
+    else:
+        problems.sentences += unavailable
+    return opened
+
+
+def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, PreparedTask]) -> SweepIdentity:
+    tasks = [prepared.task for prepared in opened.values()]
+    return SweepIdentity(
+        model=files.source.partition("@")[0] if files.revision else os.path.basename(files.source),
+        model_revision=files.revision or folder_revision(files.folder),
+        depth=files.config.num_layers,
+        dtype=settings.dtype,
+        subset_size=checked_subset_size(files.config.num_layers, settings.subset_size),
+        data=tasks[0].provenance.source,
+        datasets={task.name: dict(task.provenance.datasets) for task in tasks},
+        sample=settings.sample,
+        seed=settings.seed,
+        fewshot=settings.fewshot,
+        chat_template=settings.chat_template,
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        shard_size=settings.shard_size,
+    )
+
+
+def _check_folder(out: Path) -> None:
+    existing = _existing(out)
+    if not existing.is_dir():
+        raise InputError(f"--out {out}: {existing} is a file; a folder is allowed")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: {existing} cannot be written to; a folder of your own is allowed")
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _check_disk(prepared: Prepared) -> None:
+    needed = disk_needed(prepared.work(), running=prepared.running)
+    free = shutil.disk_usage(_existing(Path(prepared.settings.out))).free
+    if needed > free:
+        raise InputError(
+            f"--out {prepared.settings.out}: about {needed / 2**20:.0f} MiB are needed there and "
+            f"{free / 2**20:.0f} MiB are free; name another folder, or a smaller --limit"
+        )

@@ -1,0 +1,180 @@
+"""A sweep that is ready to begin: its model found, its tasks opened, its trials planned. Decides nothing more."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from orchestrator.planning.estimate import Work, memory_needed, parameters
+from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.planning.machine import Placement
+from orchestrator.planning.request import ask
+from orchestrator.planning.settings import NAME, SweepSettings
+from orchestrator.store.schema import DOCUMENTS
+from sampler.loading import BUNDLED, ModelFiles
+from tasks.catalog import LOGLIKELIHOOD
+from tasks.harness import Document, Task
+from tasks.options import TaskOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedTask:
+    """A task opened without a limit, and which of its documents are wanted."""
+
+    task: Task
+    shards: Mapping[str, int]  # of every document, in the order they are run
+    limit: int | None
+
+    @cached_property
+    def wanted(self) -> tuple[Document, ...]:
+        """The first of each subject, in the task's order."""
+        return tuple(self.within(self.limit))
+
+    @cached_property
+    def by_shard(self) -> Mapping[int, tuple[str, ...]]:
+        """Ids of the wanted documents, in the order they are run."""
+        wanted = {document.doc_id for document in self.wanted}
+        found: dict[int, list[str]] = {}
+        for doc_id, shard in self.shards.items():
+            if doc_id in wanted:
+                found.setdefault(shard, []).append(doc_id)
+        return {shard: tuple(ids) for shard, ids in found.items()}
+
+    def within(self, limit: int | None) -> list[Document]:
+        return [document for document in self.task.documents if limit is None or document.index < limit]
+
+    def table(self, limit: int | None) -> pa.Table:
+        """The documents that a limit takes, as people read them."""
+        described = [self.task.describe(document) for document in self.within(limit)]
+        return pa.Table.from_pylist(
+            [
+                {
+                    **{name: getattr(one, name) for name in DOCUMENTS.names if name != "shard"},
+                    "shard": self.shards[one.doc_id],
+                }
+                for one in described
+            ],
+            schema=DOCUMENTS,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """The most an answer may have; 0 where options are scored."""
+        if self.task.kind == LOGLIKELIHOOD:
+            return 0
+        return self.task.options.max_new_tokens or self.task.entry.max_new_tokens or 256
+
+    def facts(self) -> dict[str, Any]:
+        """As sweep.json holds them."""
+        return {
+            "kind": self.task.kind,
+            "primary": self.task.primary,
+            "documents": len(self.wanted),
+            "fewshot": self.task.fewshot,
+            "source": self.task.provenance.source,
+            "datasets": dict(self.task.provenance.datasets),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """`settings` name everything (no auto, full paths, only tasks that can be had); `asked` are those given."""
+
+    settings: SweepSettings
+    asked: SweepSettings
+    files: ModelFiles
+    tasks: Mapping[str, PreparedTask]
+    identity: SweepIdentity
+    placement: Placement
+    notices: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.settings.name or default_name(self.identity.model)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.settings.out) / self.name
+
+    @property
+    def model_source(self) -> str:
+        """What every actor loads: the same commit, wherever the Hub's newest is by then."""
+        from_hub = self.files.revision is not None and self.files.source != BUNDLED
+        return f"{self.identity.model}@{self.files.revision}" if from_hub else self.settings.model
+
+    @property
+    def options(self) -> TaskOptions:
+        """How every actor opens the tasks: the documents that were found here, whatever the Hub's newest are."""
+        return task_options(self.settings, self.identity.datasets if self.identity.data == "hub" else {})
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a model and its caches take on an actor's device."""
+        return memory_needed(self.files.config, self.identity.dtype, batch_size=self.settings.batch_size)
+
+    @property
+    def running(self) -> int:
+        """Rows of trials that are not finished at a time."""
+        return self.placement.actors * self.settings.shard_size
+
+    @cached_property
+    def trials(self) -> list[TrialSpec]:
+        shards = {name: sorted(task.by_shard) for name, task in self.tasks.items()}
+        scored = [name for name, task in self.tasks.items() if task.task.kind == LOGLIKELIHOOD]
+        return plan_trials(self.identity, self.settings, shards, scored=scored)
+
+    def documents(self, trial: TrialSpec) -> tuple[str, ...]:
+        """The wanted documents of a trial, in the order they are run."""
+        return self.tasks[trial.task].by_shard[trial.shard]
+
+    def work(self, done: Mapping[str, Collection[str]] | None = None) -> dict[str, Work]:
+        """What is left, given the documents that trials already have rows of."""
+        done = done or {}
+        trials, rows = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
+        for trial in self.trials:
+            wanted = self.documents(trial)
+            finished = done.get(trial.trial_id)
+            missing = len(wanted) - (sum(doc_id in finished for doc_id in wanted) if finished else 0)
+            trials[trial.task] += missing > 0
+            rows[trial.task] += missing
+        return {
+            name: Work(trials=trials[name], rows=rows[name], tokens=task.tokens) for name, task in self.tasks.items()
+        }
+
+    def request(self) -> dict[str, Any]:
+        """What sweep.json is to say."""
+        model = {
+            "source": self.settings.model,
+            "revision": self.identity.model_revision,
+            "depth": self.identity.depth,
+            "parameters": parameters(self.files.config),
+        }
+        facts = {name: task.facts() for name, task in self.tasks.items()}
+        asked = replace(self.asked, tasks=tuple(self.tasks))
+        return ask(settings=asked, identity=self.identity, model=model, tasks=facts)
+
+
+def task_options(settings: SweepSettings, datasets: Mapping[str, Mapping[str, str]]) -> TaskOptions:
+    """Without the limit, which decides nothing but how many documents are run. `datasets`: commits, by task."""
+    pinned = {dataset: commit for revisions in datasets.values() for dataset, commit in revisions.items()}
+    return TaskOptions(
+        data=settings.data,
+        sample=settings.sample,
+        seed=settings.seed,
+        fewshot=settings.fewshot,
+        chat_template=settings.chat_template,
+        max_new_tokens=settings.max_new_tokens,
+        allow_code_execution=settings.allow_code_execution,
+        unsafe_code_execution=settings.unsafe_code_execution,
+        revisions=tuple(sorted(pinned.items())),
+    )
+
+
+def default_name(model: str) -> str:
+    """A folder for a model's sweep, if no name is given."""
+    last = model.rpartition("/")[2]
+    name = "".join(character if NAME.fullmatch(f"a{character}") else "-" for character in last).lstrip("._+-")
+    return name[:100] or "sweep"

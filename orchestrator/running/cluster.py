@@ -1,0 +1,204 @@
+"""Ray for one sweep: started on this machine, loopback only, or joined by address. Knows no trials.
+
+`environment.prepare` comes before this module is imported: Ray reads most of its switches at import.
+"""
+
+import logging
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray._private.state import state as cluster_state  # the only place where the autoscaler's limits are told
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.planning.machine import Machine, Placement, room_in
+from orchestrator.planning.plan import Plan
+from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TUNE
+from orchestrator.running.results import Results
+from orchestrator.running.stop import Aborted
+from sampler.errors import InputError
+from sampler.loading import pick_device, pick_dtype
+
+PROBE_SECONDS = 900.0  # an autoscaler may have to bring a machine first
+ROOM_SECONDS = 5.0
+RESULT_SECONDS = 600.0  # it reads every finished trial first
+RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
+
+
+@contextmanager
+def local(placement: Placement, machine: Machine, *, dashboard: bool) -> Iterator[str | None]:
+    """A cluster of this machine alone, gone at the end; the dashboard's address where there is one."""
+    cores = max(1, math.ceil(machine.cpus), math.ceil(placement.actors * placement.cpus_per_actor))
+    temporary = Path(tempfile.mkdtemp(prefix="reuse-sweep-", dir=_short_folder()))
+    try:
+        yield _start(temporary, cores=cores, dashboard=dashboard)
+    finally:
+        ray.shutdown()
+        _remove(temporary)
+
+
+def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 3) -> str | None:
+    """On a machine that is very busy Ray may not be up in the time it gives itself; a second start finds its files."""
+    try:
+        context = ray.init(
+            address="local",
+            num_cpus=cores,
+            include_dashboard=dashboard,
+            dashboard_host="127.0.0.1",
+            object_store_memory=OBJECT_STORE,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            _temp_dir=str(temporary),
+        )
+    except Exception as error:  # Ray raises nothing more special
+        ray.shutdown()
+        if tries == 1:
+            raise Aborted(f"Ray could not be started: {' '.join(str(error).split())}") from None
+        return _start(temporary, cores=cores, dashboard=dashboard, tries=tries - 1)
+    return context.dashboard_url or None
+
+
+def _remove(temporary: Path) -> None:
+    """Ray's last processes may still be writing there."""
+    for _ in range(20):
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not temporary.exists():
+            return
+        time.sleep(0.1)
+
+
+def _short_folder() -> str | None:
+    """The usual temporary folder, unless its name leaves no room for those of Ray's sockets."""
+    return None if len(tempfile.gettempdir()) <= LONGEST_TEMPORARY else "/tmp"
+
+
+@contextmanager
+def joined(address: str) -> Iterator[str | None]:
+    """A cluster that runs already and goes on running."""
+    try:
+        context = ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": {name: TUNE[name] for name in ("RAY_CHDIR_TO_TRIAL_DIR",)}},
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"--address {address}: no Ray cluster can be joined there ({reason})") from None
+    try:
+        yield context.dashboard_url or None
+    finally:
+        ray.shutdown()
+
+
+def machine() -> Machine:
+    """What the joined cluster has, and what its autoscaler may bring."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    present = ray.cluster_resources()
+    groups = _node_groups()
+    most = cluster_state.get_max_resources_from_cluster_config() or {}
+    largest = {kind: max((node.get(kind, 0) for node in (*nodes, *groups)), default=0) for kind in ("CPU", "GPU")}
+    return Machine(
+        cpus=present.get("CPU", 0),
+        gpus=present.get("GPU", 0),
+        most_cpus=min(most["CPU"], 2**31) if most.get("CPU") else None,
+        most_gpus=min(most["GPU"], 2**31) if most.get("GPU") else None,
+        node_cpus=largest["CPU"],
+        node_gpus=largest["GPU"],
+        driver_gpus=torch.cuda.device_count(),
+    )
+
+
+class Room:
+    """How many actors the joined cluster holds now: nodes come late, and go. Asked often, it looks now and then."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement, self._looked, self._actors = placement, time.monotonic(), placement.actors
+
+    def __call__(self) -> int:
+        """At least one: a cluster that has lost its last worker may get another."""
+        if time.monotonic() - self._looked > ROOM_SECONDS:
+            each = self._placement
+            self._actors = max(1, room_in(machine(), each.gpus_per_actor, each.cpus_per_actor))
+            self._looked = time.monotonic()
+        return self._actors
+
+
+def _node_groups() -> list[dict[str, float]]:
+    configuration = cluster_state.get_cluster_config()
+    return [] if configuration is None else [dict(group.resources) for group in configuration.node_group_configs]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """Where an actor would run."""
+
+    kind: str
+    dtype: str  # what auto means there
+    memory: int  # bytes, free now
+
+
+def device_of_an_actor(gpus: float, cpus: float) -> Device:
+    """Asked on a worker, with the resources that an actor gets."""
+    probe = ray.remote(_probe).options(num_cpus=cpus, num_gpus=gpus, name="device of an actor")
+    kind, dtype, memory = ray.get(probe.remote(), timeout=PROBE_SECONDS)
+    return Device(kind=kind, dtype=dtype, memory=memory)
+
+
+def _probe() -> tuple[str, str, int]:
+    device = pick_device("auto")
+    dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
+    if device.type == "cuda":
+        return "cuda", dtype, torch.cuda.mem_get_info(device)[0]
+    return "cpu", dtype, free_memory()
+
+
+def check_memory(needed: int, placement: Placement, *, remote: bool) -> None:
+    """An InputError if an actor's device cannot hold the model; asked on a worker where actors have a GPU."""
+    if placement.gpus_per_actor or remote:
+        device = device_of_an_actor(placement.gpus_per_actor, placement.cpus_per_actor)
+        free, kind = device.memory * min(1.0, placement.gpus_per_actor or 1.0), device.kind
+    else:
+        free, kind = free_memory() / placement.actors, "cpu"
+    if needed > free:
+        raise InputError(
+            f"each actor needs about {needed / 2**30:.1f} GiB and has {free / 2**30:.1f} GiB free on its {kind}: "
+            "a smaller --batch-size or fewer --actors are allowed"
+        )
+
+
+def free_memory() -> int:
+    """Bytes that programs of this machine may still take."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:
+    """The result actor, on the machine where the folder is: that of this process. Ray brings it back if it dies."""
+    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    results = (
+        ray.remote(Results)
+        .options(
+            name="results",
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=RESULT_THREADS,
+            scheduling_strategy=here,
+        )
+        .remote(plan, actors=actors, metrics=metrics)
+    )
+    try:
+        ray.get(results.progress.remote(), timeout=RESULT_SECONDS)
+    except (RayActorError, GetTimeoutError) as error:  # the last line of its trace says why: perhaps it is in use
+        raise Aborted(f"{plan.folder} could not be opened: {str(error).strip().splitlines()[-1]}") from None
+    return results

@@ -1,0 +1,196 @@
+"""Runs a sweep's missing trials with Ray Tune and shows how it goes. Decides nothing about what is done.
+
+What is missing was computed from the folder; a fresh Tuner runs it, and Tune's own state is thrown away.
+"""
+
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import cloudpickle, tune
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.tune.search import BasicVariantGenerator
+
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.machine import Placement
+from orchestrator.running.access import Access
+from orchestrator.running.stop import Aborted, Stop
+from orchestrator.running.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
+from orchestrator.watching.progress import Progress
+from orchestrator.watching.view import SweepView
+from sampler.errors import InputError
+
+MAX_FAILURES = 2  # a trial is tried three times
+LOOK = 0.5  # seconds between looks at the result actor
+ANSWER = 2.0  # seconds it has to answer
+MARKED = 60.0  # seconds until failures are on disk
+DIED = "its worker died (killed, perhaps for the memory it took, or ended by --worker-timeout because it hung)"
+
+
+def run_trials(
+    trials: Sequence[TrialSpec],
+    *,
+    results: Any,
+    settings: Watched,
+    placement: Placement,
+    sweep: str,
+    view: SweepView,
+    stop: Stop,
+    worker: type[SweepWorker] = SweepWorker,
+    room: Callable[[], int] | None = None,
+) -> dict[str, str]:
+    """Runs them all; those that failed, by id, with their reasons. Interrupted if someone asked for the end.
+
+    `room` says how many may run at a time, now; without it, as many as were placed.
+    """
+    notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+    watch = Watch(results=results, labels={trial.trial_id: trial.label for trial in trials}, notes=notes, stop=stop)
+    trainable = tune.with_resources(
+        tune.with_parameters(worker, results=results, settings=settings, sweep=sweep, access=Access.of_this_process()),
+        {"cpu": placement.cpus_per_actor, "gpu": placement.gpus_per_actor},
+    )
+    trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, and not Tune's wrappers
+    with tempfile.TemporaryDirectory(prefix="reuse-tune-", ignore_cleanup_errors=True) as scratch:
+        tuner = tune.Tuner(
+            trainable,
+            param_space={TRIAL: tune.grid_search([trial.trial_id for trial in trials])},
+            tune_config=tune.TuneConfig(
+                reuse_actors=True,
+                search_alg=Trials(room or (lambda: placement.actors)),
+                trial_name_creator=_name_of,
+                trial_dirname_creator=_name_of,
+            ),
+            run_config=tune.RunConfig(
+                name="sweep",
+                storage_path=scratch,
+                failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
+                callbacks=[watch],
+                verbose=0,
+            ),
+        )
+        with Looking(results, view, notes), stop.deferred():
+            tuner.fit()
+    ray.get(watch.marks, timeout=MARKED)
+    return watch.failed
+
+
+class Trials(BasicVariantGenerator):  # type: ignore[misc]
+    """Tune's own way through a grid, but for how many trials it hands out at a time: that may change."""
+
+    def __init__(self, room: Callable[[], int]) -> None:
+        super().__init__(max_concurrent=room())
+        self._room = room
+
+    def next_trial(self) -> Any:
+        self.max_concurrent = self._room()
+        return super().next_trial()
+
+
+def _name_of(trial: Any) -> str:
+    return str(trial.config[TRIAL])
+
+
+class Watch(tune.Callback):  # type: ignore[misc]
+    """Hears from Tune what happens to trials, and stops it where that is safe: between two of its steps."""
+
+    def __init__(self, *, results: Any, labels: dict[str, str], notes: "queue.SimpleQueue[str]", stop: Stop) -> None:
+        self._results, self._labels, self._notes, self._stop = results, labels, notes, stop
+        self.failed: dict[str, str] = {}
+        self.marks: list[Any] = []  # answers to come: that failures are on disk
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune keeps a copy of itself, which nobody reads
+
+    def setup(self, *_: Any, **__: Any) -> None:
+        self._stop.install()  # Tune has just put its own handler there
+
+    def on_step_begin(self, **_: Any) -> None:
+        self._stop.check()
+
+    def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
+        reason = self._reason(trial)
+        if InputError.__name__ in reason:  # the same on every worker: trying again would not help
+            raise Aborted(reason)
+        self._notes.put(f"{self._labels[_name_of(trial)]}: {reason}; trying again")
+
+    def on_trial_error(self, *, trial: Any, **_: Any) -> None:
+        trial_id, reason = _name_of(trial), self._reason(trial)
+        self.marks.append(self._results.fail.remote(trial_id, reason))
+        self._note_failure(trial_id, reason)
+
+    def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
+        result = trial.last_result or {}
+        if REFUSED in result:  # rows of other trials would be refused too
+            raise Aborted(result[REFUSED])
+        if FAILED in result:
+            self._note_failure(_name_of(trial), result[FAILED])
+
+    def _note_failure(self, trial_id: str, reason: str) -> None:
+        self.failed[trial_id] = reason
+        self._notes.put(f"{self._labels[trial_id]} failed: {reason}")
+
+    def _reason(self, trial: Any) -> str:
+        path = Path(trial.pickled_error_file or "")
+        return describe(cloudpickle.loads(path.read_bytes()) if path.is_file() else None)
+
+
+def describe(error: BaseException | None) -> str:
+    """What went wrong with a worker, in one line."""
+    if isinstance(error, RayActorError):
+        reason = str(error).strip().splitlines()[-1] if error.actor_init_failed else ""  # behind Ray's traceback
+        return f"its worker could not be set up ({reason})" if reason else DIED
+    if isinstance(error, RayTaskError) and error.cause is not None:
+        error = error.cause
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:500] if error is not None else "no reason is known"
+
+
+class Looking:
+    """A thread that asks the result actor how far it is and tells the view, as long as it is entered."""
+
+    def __init__(self, results: Any, view: SweepView, notes: "queue.SimpleQueue[str]") -> None:
+        self._results, self._view, self._notes = results, view, notes
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="view", daemon=True)
+
+    def __enter__(self) -> "Looking":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(ANSWER)
+        self._tell()
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK):
+            progress = progress_of(self._results)
+            if progress is not None:
+                self._view.update(progress)
+            self._tell()
+
+    def _tell(self) -> None:
+        while not self._notes.empty():
+            self._view.note(self._notes.get())
+
+
+def progress_of(results: Any) -> Progress | None:
+    """None while the actor does not answer: it may be coming back."""
+    try:
+        look = results.progress.options(enable_task_events=False)  # twice a second: the dashboard shows work instead
+        progress: Progress = ray.get(look.remote(), timeout=ANSWER)
+    except (GetTimeoutError, RayActorError):
+        return None
+    return progress
+
+
+def close(results: Any) -> None:
+    """Releases the folder; an actor that is away has left it already."""
+    try:
+        ray.get(results.close.remote(), timeout=ANSWER)
+    except (GetTimeoutError, RayActorError):
+        return

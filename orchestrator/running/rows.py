@@ -1,0 +1,137 @@
+"""A trial's results as Arrow record batches, one row per document. Knows no model, no files, no Ray."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.store.schema import ROWS
+from sampler.policy import ReusePolicy
+
+if TYPE_CHECKING:
+    from tasks.evaluate import Result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowContext:
+    """Whose rows these are and where they were made: what all rows of one attempt share beside the trial itself."""
+
+    sweep: str
+    attempt: int
+    actor: str
+    node: str
+    calibration: float  # tokens/s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """What the rows say about the model that made them."""
+
+    name: str
+    dtype: str
+    batch_size: int
+    depth: int
+    subset_size: int | None
+
+
+@dataclass(kw_only=True, slots=True)
+class Account:
+    """What a trial's batches add up to so far."""
+
+    documents: int = 0
+    correct: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # decoding
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.documents += batch.num_rows
+        self.correct += sum(filter(None, batch.column("correct").to_pylist()))
+        self.tokens += sum(batch.column("tokens").to_pylist())
+        self.seconds += batch.column("batch_seconds")[0].as_py()
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.documents
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def batches(
+    results: "Iterable[Result]", trial: TrialSpec, context: RowContext, device: Device
+) -> Iterator[pa.RecordBatch]:
+    """As many rows at a time as are decoded together; each batch as soon as its last document is there."""
+    shared = _shared(trial, context, device)
+    remaining = iter(results)
+    batch_id = 0
+    while batch := list(islice(remaining, device.batch_size)):
+        seconds = sum(result.wall_seconds for result in batch)
+        rows = [shared | _own(result) | {"batch_id": batch_id, "batch_seconds": seconds} for result in batch]
+        yield pa.RecordBatch.from_pylist(rows, schema=ROWS)
+        batch_id += 1
+
+
+def _shared(trial: TrialSpec, context: RowContext, device: Device) -> dict[str, Any]:
+    policy = ReusePolicy.parse(trial.policy)
+    return {
+        "sweep": context.sweep,
+        "trial_id": trial.trial_id,
+        "task": trial.task,
+        "shard": trial.shard,
+        "policy": trial.policy,
+        "k": policy.k,
+        "subset": policy.layers,
+        "mode": None if policy.layers is None else policy.mode,
+        "layers": list(policy.layer_indices(device.depth, device.subset_size)),
+        "threshold": trial.threshold,
+        "small_block": trial.small_block,
+        "block_cache": trial.block_cache,
+        "batch_size": device.batch_size,
+        "dtype": device.dtype,
+        "repeat": trial.repeat,
+        "attempt": context.attempt,
+        "actor": context.actor,
+        "node": context.node,
+        "device": device.name,
+        "calibration": context.calibration,
+    }
+
+
+def _own(result: "Result") -> dict[str, Any]:
+    counters = result.counters
+    return {
+        "subtask": result.document.subtask,
+        "doc_id": result.document.doc_id,
+        "doc_hash": result.document.doc_hash,
+        "correct": result.correct,
+        "metrics": json.dumps(result.metrics, ensure_ascii=False, default=str),
+        "prompt_tokens": result.prompt_tokens,
+        "tokens": result.tokens,
+        "seconds": result.seconds,
+        "passes_prefill": counters.prefill,
+        "passes_full": counters.full,
+        "passes_small": counters.small,
+        "passes_commit": counters.commit,
+        "layers_computed": counters.layers_computed,
+        "layers_reused": counters.layers_reused,
+        "layer_positions": counters.layer_positions,
+        "prefill_tokens": counters.prefill_tokens,
+        "eligible": counters.eligible,
+        "replayed": counters.replayed,
+        "finish": result.finish,
+        "text": None if result.text is None else _storable(result.text),
+        "token_ids": list(result.token_ids),
+        "scores": list(result.scores),
+        "started_at": datetime.now(UTC) - timedelta(seconds=result.seconds),
+    }
+
+
+def _storable(text: str) -> str:
+    """Half of a character that was cut in two cannot be stored as UTF-8; the token ids keep what it was."""
+    return text.encode("utf-8", "replace").decode("utf-8")

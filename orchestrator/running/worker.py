@@ -1,0 +1,210 @@
+"""One warm model that runs trials: documents in, record batches out. Knows nothing of Ray or files.
+
+The model, its warm-up, the opened tasks and the speeds found outlive a trial; every cache starts fresh with each.
+"""
+
+import math
+import os
+import resource
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from orchestrator.planning.grid import TrialSpec
+from orchestrator.running import provenance
+from orchestrator.running.rows import Device, RowContext, batches
+from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
+from sampler.loading import pick_device
+from sampler.text import encode
+from sampler.warm_up import warm_up
+from tasks.decoder import Sampler, chat_template
+from tasks.evaluate import evaluate
+from tasks.harness import Document, Task
+from tasks.opening import open_task
+from tasks.options import TaskOptions
+
+CALIBRATION_DOCUMENTS = 4
+CALIBRATION_TOKENS = 32  # new ones of each document
+CALIBRATION_PROMPT = 256  # its last tokens
+CALIBRATIONS = 5  # one takes half a second, in which a shared machine's speed may be far from that of the next minute
+MEMORY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """What one sweep's workers have in common. `dtype` is resolved: all of them compute alike."""
+
+    model: str
+    dtype: str
+    options: TaskOptions
+    calibration_task: str
+    device: str = "auto"
+    subset_size: int | None = None
+    batch_size: int = 1
+    threads: int | None = None  # None leaves torch's choice
+    datasets: Mapping[str, Mapping[str, str]] | None = None  # by task: the revisions that the sweep was planned with
+    memory: int = 0  # bytes of the device that a model and its caches will take
+    timeout: float = 600.0  # seconds after which a worker that hangs is ended
+
+    def __post_init__(self) -> None:
+        assert self.dtype != "auto", "the dtype is chosen once for a sweep, not by each worker"
+        assert self.options.limit is None, "a worker sees all documents; which are wanted is said with each trial"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """The speed of the moment, and what finding it took."""
+
+    speed: float  # tokens/s of fixed documents at k1: the median of the last few times
+    tokens: int
+    seconds: float
+
+
+class Worker:
+    """Loads and warms up at birth; then calibrates and runs one trial after the other."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        if pick_device(settings.device).type == "cuda":
+            wait_for_memory(settings.memory, lambda: int(torch.cuda.mem_get_info(pick_device(settings.device))[0]))
+        began = time.perf_counter()
+        self.model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+        self._synchronise()
+        self.load_seconds = time.perf_counter() - began
+        self.warm_up = warm_up(self.model, batch_size=settings.batch_size)
+        self._device = provenance.device(self.model.device.type, self.model.device.index)
+        self._made_with = {"packages": provenance.packages(), "code": provenance.code()}
+        self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
+        self._prompts = self._calibration_prompts()
+        self._speeds: deque[float] = deque(maxlen=CALIBRATIONS)
+
+    def facts(self, trial: TrialSpec, calibration: Calibration) -> dict[str, Any]:
+        """What trial.json says about a trial and who runs it."""
+        policy = ReusePolicy.parse(trial.policy)
+        return {
+            "process": os.getpid(),
+            "device": self._device,
+            "load_seconds": self.load_seconds,
+            "warm_up_seconds": self.warm_up.seconds,
+            "warm_up_rounds": len(self.warm_up.rounds),
+            "warm_up_settled": self.warm_up.settled,
+            "calibration": calibration.speed,
+            "calibration_seconds": calibration.seconds,
+            "threads": torch.get_num_threads(),
+            "layers": list(policy.layer_indices(self.model.config.num_layers, self.settings.subset_size)),
+            "settings": self._effective(trial),
+            **self._made_with,
+        }
+
+    def calibrate(self) -> Calibration:
+        """Decodes the fixed documents at k1 with default settings, whatever the trial will be."""
+        self._synchronise()
+        began = time.perf_counter()
+        decoded = decode_prompts(
+            self.model,
+            self._prompts,
+            policy=ReusePolicy.parse("k1"),
+            settings=DecodeSettings(
+                small_block=math.gcd(8, self.model.config.block_size), max_new_tokens=CALIBRATION_TOKENS
+            ),
+            batch_size=self.settings.batch_size,
+            with_text=False,
+        )
+        tokens = sum(len(generated.ids) for _, generated in decoded)
+        self._synchronise()
+        seconds = time.perf_counter() - began
+        self._speeds.append(tokens / seconds)
+        return Calibration(speed=statistics.median(self._speeds), tokens=tokens, seconds=seconds)
+
+    def run(self, trial: TrialSpec, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
+        """Rows of these documents. Only decoding is timed; scoring happens while the clock stands."""
+        task, by_id = self._opened(trial.task)
+        unknown = [doc_id for doc_id in documents if doc_id not in by_id]
+        if unknown:
+            raise InputError(f"task {trial.task} has no document {unknown[0]} here: the sweep was planned elsewhere")
+        if self.model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.model.device)
+        sampler = Sampler(
+            model=self.model,
+            policy=ReusePolicy.parse(trial.policy),
+            settings=_decode_settings(trial),
+            batch_size=self.settings.batch_size,
+            subset_size=self.settings.subset_size,
+        )
+        results = evaluate(task, [by_id[doc_id] for doc_id in documents], sampler)
+        return batches(results, trial, context, self._described())
+
+    def peak_memory(self) -> int:
+        """Bytes: on a CUDA device since the trial began, else of this process."""
+        if self.model.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.model.device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _effective(self, trial: TrialSpec) -> dict[str, Any]:
+        """How documents are decoded; how long an answer may be is the task's to say."""
+        described, (task, _) = self._described(), self._opened(trial.task)
+        decode = _decode_settings(trial)
+        return {
+            **asdict(decode),
+            "max_new_tokens": task.options.max_new_tokens or task.entry.max_new_tokens or decode.max_new_tokens,
+            "fewshot": task.fewshot,
+            "chat_template": task.options.chat_template,
+            "dtype": described.dtype,
+            "batch_size": described.batch_size,
+            "model": {"source": self.model.source, "revision": self.model.revision, "depth": described.depth},
+            "datasets": dict(task.provenance.datasets),
+        }
+
+    def _described(self) -> Device:
+        return Device(
+            name=str(self._device["name"]),
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            batch_size=self.settings.batch_size,
+            depth=self.model.config.num_layers,
+            subset_size=self.settings.subset_size,
+        )
+
+    def _opened(self, name: str) -> tuple[Task, dict[str, Document]]:
+        """Each task is opened once, with all its documents; other data than planned is refused."""
+        if name not in self._tasks:
+            task = open_task(name, self.settings.options)
+            planned = (self.settings.datasets or {}).get(name)
+            if planned is not None and dict(planned) != dict(task.provenance.datasets):
+                raise InputError(f"task {name} has other data here than where the sweep was planned")
+            self._tasks[name] = task, {document.doc_id: document for document in task.documents}
+        return self._tasks[name]
+
+    def _calibration_prompts(self) -> list[Prompt]:
+        """The first documents of one task; a scored question is continued like any other text."""
+        task, _ = self._opened(self.settings.calibration_task)
+        tokenizer = self.model.tokenizer
+        template = chat_template(tokenizer) if task.options.chat_template else None
+        count = max(CALIBRATION_DOCUMENTS, self.settings.batch_size)
+        contexts = [task.requests(document, template)[0].args[0] for document in task.documents[:count]]
+        longest = min(CALIBRATION_PROMPT, self.model.config.max_positions - CALIBRATION_TOKENS)
+        return [Prompt(ids=encode(tokenizer, context)[-longest:]) for context in contexts if context]
+
+    def _synchronise(self) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+
+
+def _decode_settings(trial: TrialSpec) -> DecodeSettings:
+    return DecodeSettings(threshold=trial.threshold, small_block=trial.small_block, block_cache=trial.block_cache)
+
+
+def wait_for_memory(
+    needed: int, free: Callable[[], int], *, seconds: float = MEMORY_SECONDS, step: float = 1.0
+) -> None:
+    """A dead worker's memory may be given back late; if it is not at all, loading will say so."""
+    until = time.monotonic() + seconds
+    while free() < needed and time.monotonic() < until:
+        time.sleep(step)

@@ -1,0 +1,57 @@
+"""Decides whether a folder is a sweep's that this version can use. Changes nothing."""
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.store.atomic import TEMPORARY
+from orchestrator.store.errors import Damaged
+from orchestrator.store.lock import FOLDER as LOCK
+from orchestrator.store.schema import SCHEMA_VERSION
+from orchestrator.store.sealed_json import read_object
+from sampler.errors import InputError
+
+REQUEST = "sweep.json"
+COPY = "sweep.copy.json"
+SLURM = "slurm"  # scripts and logs of jobs, there before the sweep begins
+
+
+def read_request(folder: Path) -> dict[str, Any] | None:
+    """sweep.json, or nothing where a sweep has not begun; InputError for a folder that is no sweep's or unreadable."""
+    path = folder / REQUEST
+    try:
+        request = read_object(path, seal_required=False)
+    except FileNotFoundError:
+        _require_unused(folder)
+        return None
+    except NotADirectoryError as problem:
+        raise InputError(f"{folder} is a file; a sweep needs a folder") from problem
+    except Damaged as problem:
+        raise InputError(f"{path} {problem}; put {COPY} in its place, or use another folder") from problem
+    except OSError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror}") from problem
+    _require_known_schema(path, request.get("schema"))
+    return request
+
+
+def _require_known_schema(path: Path, schema: object) -> None:
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise InputError(f"{path} states no schema number: it is not this project's")
+    if schema > SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema {schema}, written by a newer version; this one reads up to {SCHEMA_VERSION}: "
+            "upgrade, or use another folder"
+        )
+
+
+def _require_unused(folder: Path) -> None:
+    """Empty, absent, or begun and left before the request was there."""
+    try:
+        names = {path.name for path in folder.iterdir() if not path.name.endswith(TEMPORARY)}
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be read: {problem.strerror}") from problem
+    allowed = {SLURM} | ({LOCK, "documents"} if LOCK in names else set())
+    if names - allowed:
+        some = ", ".join(sorted(names - allowed)[:3])
+        raise InputError(f"{folder} is not empty (it holds {some}) and has no {REQUEST}; name another folder")

@@ -1,0 +1,1 @@
+"""How far a sweep is, for people: totals, tables, a view that is redrawn. Changes nothing."""

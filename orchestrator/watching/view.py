@@ -1,0 +1,179 @@
+"""Shows a sweep's progress: redrawn in place on a terminal, plain lines elsewhere, a table at the end. Knows no Ray.
+
+with SweepView(quiet=False) as view:      # or any stream
+    view.update(progress)                 # as often as you like; drawing has its own pace
+    view.note("a sentence to keep")       # stays above the drawing
+    view.finish(progress)                 # the table of all configurations
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from orchestrator.watching.progress import Pace, Progress
+from orchestrator.watching.table import ASCII, Glyphs, Table, groups_of
+from orchestrator.watching.tally import Totals
+
+WIDTH = 80  # where nobody says how wide a line may be
+REDRAW = 0.25  # seconds
+TURN = 6.0  # seconds a part of a long table stays
+LINE = 15.0  # seconds between plain lines at first; later they come with each fiftieth of the time gone by
+
+
+class SweepView:
+    """One sweep on one stream. Nothing is printed before the first update, and the cursor always comes back."""
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        stream = sys.stdout if stream is None else stream
+        self._terminal = stream.isatty()
+        self._console = Console(file=stream, highlight=False, width=None if self._terminal else WIDTH)
+        self._glyphs = Glyphs() if _can_write(stream, Glyphs()) else ASCII
+        self._quiet, self._clock, self._pace = quiet, clock, Pace()
+        self._drawn = self._terminal and not self._console.is_dumb_terminal and not quiet
+        self._started = clock()
+        self._last: float | None = None
+        self._live: Live | None = None
+        self._size = self._console.size
+
+    def __enter__(self) -> "SweepView":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop(keep=kind is not None)  # after an error the last drawing is all there is
+
+    def update(self, progress: Progress) -> None:
+        now = self._clock()
+        self._pace.observe(now, progress.totals)
+        if self._quiet:
+            return
+        if self._drawn:
+            self._draw(progress, now)
+        elif self._last is None or now - self._last >= max(LINE, (now - self._started) / 50):
+            self._last = now
+            self._console.print(self.plain_line(progress), soft_wrap=True)
+
+    def note(self, sentence: str) -> None:
+        if not self._quiet:
+            self._console.print(Text(sentence), soft_wrap=not self._terminal)
+
+    def finish(self, progress: Progress) -> None:
+        self.table(progress.totals)
+        missing = progress.wanted - progress.documents
+        facts = f"{progress.documents:,} documents, {progress.finished:,} of {progress.trials:,} trials done"
+        last = Text(facts + (f", {missing:,} documents missing" if missing > 0 else ""))
+        if progress.failed:
+            last.append(f", {progress.failed} failed", style="red")
+        self._console.print(last, soft_wrap=not self._terminal)
+
+    def table(self, totals: Sequence[Totals]) -> None:
+        """All configurations, in place of the drawing."""
+        self._stop(keep=False)
+        for line in end_table(totals, width=self._width(totals), glyphs=self._glyphs):
+            self._console.print(line, soft_wrap=True)
+
+    def screen(self, progress: Progress, *, width: int, height: int) -> list[Text]:
+        """The drawing, fewer lines than `height`."""
+        now = self._clock()
+        table = Table(groups_of(progress.totals), width=width, glyphs=self._glyphs, bars=True)
+        elapsed = duration(now - self._started)
+        head = Text(progress.sweep, style="bold")
+        head.truncate(max(10, width - len(elapsed) - 2), overflow="crop")
+        head.append(elapsed.rjust(width - head.cell_len), style="not bold dim")
+        done, wanted = progress.documents, progress.wanted
+        facts = f"  {done:,} of {wanted:,} documents{self._speed()}"
+        whole = table.bar(done, wanted, max(5, width - len(facts))).append(facts)
+        below = [self._trials(progress)]
+        if progress.running:
+            below.append(Text("now: " + ", ".join(progress.running), style="dim"))
+        room = height - 1 - 2 - len(below)
+        body = table.page(max(4, room), int((now - self._started) / TURN))
+        lines = [head, whole, *below, *([Text()] if len(body) < room else []), *body]
+        for line in lines:
+            line.truncate(width, overflow="ellipsis" if self._glyphs is not ASCII else "crop")
+            line.no_wrap = True
+        return lines[: max(1, height - 1)]
+
+    def plain_line(self, progress: Progress) -> str:
+        elapsed = duration(self._clock() - self._started)
+        if not progress.documents and progress.warm < progress.actors:
+            return f"{elapsed}  loading: {progress.warm} of {progress.actors} actors warm"
+        share = 100 * progress.documents // progress.wanted if progress.wanted else 100
+        failed = f", {progress.failed} failed" if progress.failed else ""
+        counts = f"{progress.documents:,}/{progress.wanted:,} documents, {share} %{self._speed(', ')}"
+        return f"{elapsed}  {counts}; {progress.finished:,}/{progress.trials:,} trials{failed}"
+
+    def _draw(self, progress: Progress, now: float) -> None:
+        if self._last is not None and now - self._last < REDRAW:
+            return
+        self._last = now
+        if self._console.size != self._size:  # lines drawn for another width cannot be found again: start afresh
+            self._stop(keep=False)
+            self._size = self._console.size
+            self._console.clear()
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+            self._live.start()
+        lines = self.screen(progress, width=self._size.width, height=self._size.height)
+        self._live.update(Group(*lines), refresh=True)
+
+    def _stop(self, *, keep: bool) -> None:
+        if self._live is not None:
+            self._live.transient = not keep
+            self._live.stop()
+            self._live = None
+
+    def _speed(self, before: str = "  ") -> str:
+        speed, left = self._pace.documents_per_s, self._pace.seconds_left
+        shown = [] if speed is None else [f"{speed:.1f}/s"]
+        if left is not None:
+            shown.append(f"{duration(left)} left")
+        return "".join(before + part for part in shown)
+
+    def _trials(self, progress: Progress) -> Text:
+        text = Text(f"trials {progress.finished:,} of {progress.trials:,} done, {len(progress.running)} running")
+        if progress.failed:
+            text.append(f", {progress.failed} failed", style="red")
+        return text.append(f"   actors {progress.warm} of {progress.actors} warm")
+
+    def _width(self, totals: Sequence[Totals]) -> int:
+        """A file's lines may be longer than 80 columns, if names are; a terminal's may not."""
+        longest = max((len(line.configuration.policy) for line in totals), default=0)
+        return self._console.width if self._terminal else max(WIDTH, longest + 70)
+
+
+def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs) -> list[Text]:
+    """All configurations, with bars if documents are missing."""
+    bars = any(line.documents < line.wanted for line in totals)
+    return Table(groups_of(totals), width=width, glyphs=glyphs, bars=bars).all()
+
+
+def duration(seconds: float) -> str:
+    """41 s, 1:41, 2:03:10."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def _can_write(stream: TextIO, glyphs: Glyphs) -> bool:
+    signs = glyphs.full + glyphs.empty + glyphs.plus_minus + glyphs.times + glyphs.none + glyphs.cut
+    try:
+        signs.encode(stream.encoding or "utf-8")  # a stream without one keeps text
+    except UnicodeEncodeError:
+        return False
+    return True
