@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -184,5 +183,5 @@ def test_how_jobs_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         f"  {folder}/001-7.log: stopped; continue with: it",
         "job 8, submitted 2026-01-01: running, 1:02 of 12:00:00, 2 nodes n[1-2]",
     ]
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert "squeue cannot be asked here" in next(lines(jobs, queue(["7", "8"])))
