@@ -83,10 +83,18 @@ class Cage:
         return {**os.environ, **mine, **variables}
 
     def processes(self) -> dict[int, str]:
-        """What runs inside, with full command lines, by the numbers they have there."""
-        told = self.run("ps", "-eo", "pid=,args=", "-ww").stdout
-        pairs = [line.strip().partition(" ") for line in told.splitlines()]
-        return {int(pid): args.strip() for pid, _, args in pairs if args.strip() != "ps -eo pid=,args= -ww"}
+        """What runs inside, with full command lines, by the numbers they have outside."""
+        inside = os.readlink(f"/proc/{self.pid}/ns/pid")
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(path / "ns" / "pid") == inside:
+                    found[int(path.name)] = (
+                        (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    )
+            except OSError:  # it has ended
+                continue
+        return {pid: args for pid, args in found.items() if args}
 
     def close(self) -> None:
         assert self._outer.stdin is not None
