@@ -1,30 +1,41 @@
-"""python -m orchestrator.slurm.gather ADDRESS NODES: waits in a job until its nodes have joined Ray, or long enough.
+"""python -m orchestrator.slurm.gather ADDRESS NODES FOLDER: waits in a job until its sweep can begin, or long enough.
 
-A sweep needs no node but the first; those that come later get trials too. Waiting lets it plan with all of them.
+A sweep needs no node but the first, and those that come later get trials too; waiting lets it plan with all of them. A
+job before this one that was ended by force, on another machine, may look alive in the sweep's folder for a minute.
 """
 
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from orchestrator.running import environment
+from orchestrator.store.lock import STALE_SECONDS, writer_of
 
-LONGEST = 120.0  # seconds
+NODES_SECONDS = 120.0
+FOLDER_SECONDS = 1.5 * STALE_SECONDS
 
 
 def main() -> None:
-    address, nodes = sys.argv[1], int(sys.argv[2])
+    address, nodes, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     environment.prepare(local=False)
     import ray  # only now: the environment is prepared
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    until = time.monotonic() + LONGEST
-    while (there := _alive(ray.nodes())) < nodes and time.monotonic() < until:
-        time.sleep(1)
-    print(f"Ray on {there} of {nodes} nodes", flush=True)
+    wait_until(lambda: alive(ray.nodes()) >= nodes, NODES_SECONDS)
+    print(f"Ray on {alive(ray.nodes())} of {nodes} nodes", flush=True)
     ray.shutdown()
+    wait_until(lambda: writer_of(folder) is None, FOLDER_SECONDS)
 
 
-def _alive(nodes: list[dict[str, object]]) -> int:
+def wait_until(reached: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not reached() and time.monotonic() < until:
+        time.sleep(1)
+
+
+def alive(nodes: list[dict[str, Any]]) -> int:
     return sum(bool(node["Alive"]) for node in nodes)
 
 

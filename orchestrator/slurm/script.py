@@ -12,7 +12,7 @@ from orchestrator.slurm.job import Job
 
 
 def script_of(job: Job, flags: Sequence[str], *, name: str, path: Path, here: Path, dashboard: bool) -> str:
-    """`path` is where the script will lie, `here` the folder in which relative paths among the flags mean something.
+    """`path`: where it will lie, in the sweep's folder. `here`: where relative paths among the flags mean something.
 
     Nothing of the environment is written into it: sbatch hands that on by itself, HF_TOKEN with it.
     """
@@ -44,6 +44,7 @@ def script_of(job: Job, flags: Sequence[str], *, name: str, path: Path, here: Pa
         setup=None if job.setup is None else shlex.quote(str(job.setup.resolve())),
         exports=shlex.join(f"{switch}={value}" for switch, value in QUIET.items()),
         logs=shlex.quote(str(stem)),
+        folder=shlex.quote(str(path.parent.parent)),
         longest=LONGEST_TEMPORARY,
         object_store=OBJECT_STORE,
         dashboard="true" if dashboard else "false",
