@@ -17,7 +17,6 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort=16817
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock
-CryptoType=crypto/munge
 SlurmUser=root
 SlurmdUser=root
 ProctrackType=proctrack/linuxproc
