@@ -16,8 +16,7 @@ from tasks.opening import open_task
 from tasks.options import TaskOptions
 
 WANTED = {"gsm8k": 0.92, "minerva_math": 0.92, "mmlu": 0.85}
-FLOOR = {"gsm8k": 0.7, "minerva_math": 0.5, "mmlu": 0.4}  # on a few documents: far from guessing
-NOT_YET = pytest.mark.xfail(reason="the shipped weights had too little time on a busy machine", strict=True)
+LENIENCE = 0.15  # on a few documents
 FEW = {"gsm8k": 16, "minerva_math": 2, "mmlu": 8}  # documents of each subject
 
 
@@ -39,11 +38,11 @@ def share(results: list[Result]) -> float:
 
 @pytest.mark.parametrize("task", WANTED)
 def test_it_answers_most_of_a_few(tiny: LoadedModel, task: str) -> None:
-    assert share(answered(tiny, task, FEW[task])) > FLOOR[task]
+    assert share(answered(tiny, task, FEW[task])) > WANTED[task] - LENIENCE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [pytest.param(task, marks=NOT_YET) for task in WANTED])
+@pytest.mark.parametrize("task", WANTED)
 def test_it_answers(tiny: LoadedModel, task: str) -> None:
     results = answered(tiny, task, None)
     print(f"{task}: {100 * share(results):.1f} % of {len(results)}")
