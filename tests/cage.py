@@ -35,6 +35,7 @@ class Cage:
     """`folder` holds its home of root and whatever else the test puts there."""
 
     def __init__(self, folder: Path) -> None:
+        self._started: list[subprocess.Popen[bytes]] = []
         self.home = folder / "home"
         self.home.mkdir(parents=True)
         home = pwd.getpwuid(0).pw_dir
@@ -68,15 +69,16 @@ class Cage:
             check=False,
         )
 
-    def start(self, *command: str, output: Path, **variables: str) -> subprocess.Popen[bytes]:
+    def start(self, *command: str, output: Path, **variables: str) -> None:
         with output.open("ab") as file:
-            return subprocess.Popen(
+            started = subprocess.Popen(
                 self.command(*command),
                 env=self.environment(**variables),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
+        self._started.append(started)
 
     def environment(self, **variables: str) -> dict[str, str]:
         mine = {"HOME": pwd.getpwuid(0).pw_dir, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "USER": "root"}
@@ -97,10 +99,15 @@ class Cage:
         return {pid: args for pid, args in found.items() if args}
 
     def close(self) -> None:
+        """With its first process all others end, and so do those outside that wait for them."""
         assert self._outer.stdin is not None
+        assert self._outer.stdout is not None
         self._outer.stdin.close()
         try:
             self._outer.wait(WAIT)
         except subprocess.TimeoutExpired:
             self._outer.kill()
             self._outer.wait()
+        self._outer.stdout.close()
+        for started in self._started:
+            started.wait(WAIT)
