@@ -62,7 +62,9 @@ class Sweep:
         return self.slurm.run(*command, HF_TOKEN=SECRET)
 
     def log(self) -> str:
-        return "\n".join(path.read_text(errors="replace") for path in sorted((self.folder / "slurm").glob("*.log")))
+        """What the jobs said, without Ray's own logs."""
+        paths = [path for path in sorted((self.folder / "slurm").glob("*.log")) if ".ray." not in path.name]
+        return "\n".join(path.read_text(errors="replace") for path in paths)
 
     def until_rows(self, job: str, count: int) -> None:
         until = time.monotonic() + SECONDS
