@@ -2,19 +2,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-slow test-faults lint types sweep policies train-tiny clean
+.PHONY: test test-slow test-faults test-cluster lint types sweep policies train-tiny clean
 
 test: lint types
-	$(BIN)/python -m pytest -m "not slow" -n auto
+	$(BIN)/python -m pytest -m "not slow and not cluster" -n auto
 
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -m slow -n auto
+	$(BIN)/python -m pytest -m "slow and not cluster" -n auto
 
 # Real sweeps, disturbed at random moments; FAULTS=1000 for the long campaign, and PAGE=docs/faults.md to keep its table.
 FAULTS ?= 120
 SEED ?= 0
 test-faults: $(VENV)/installed
 	$(BIN)/python -m orchestrator.chaos --runs $(FAULTS) --seed $(SEED) $(if $(PAGE),--write $(PAGE))
+
+# A real Slurm of two nodes and a real `ray up`, both in namespaces of their own; on Debian as root. The programs that
+# are missing are installed, without their services being started.
+CLUSTER_PACKAGES := munge slurm-wlm openssh-server rsync
+test-cluster: $(VENV)/installed
+	@if [ -f /etc/debian_version ] && [ "$$(id -u)" = 0 ] && ! dpkg -s $(CLUSTER_PACKAGES) >/dev/null 2>&1; then \
+		apt-get update -q && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+			apt-get install -qy --no-install-recommends $(CLUSTER_PACKAGES); fi
+	$(BIN)/python -m pytest -m cluster -n 0 -rs
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -90,6 +90,7 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
 
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
     cluster.check_memory(prepared.memory, placement, remote=prepared.settings.address is not None)
+    fixed = prepared.settings.address is None or prepared.settings.actors is not None
     with SweepView(quiet=prepared.settings.quiet) as view:
         for notice in made.notices:
             view.note(notice)
@@ -105,6 +106,7 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
             sweep=made.plan.sweep,
             view=view,
             stop=stop,
+            room=None if fixed else cluster.Room(placement),
         )
         driver.close(results)
     _print_end(made)

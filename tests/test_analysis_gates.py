@@ -185,6 +185,14 @@ def test_disagreement_between_devices_is_none(clean: pa.Table) -> None:
     assert "agreement at k=1" not in failures(check(evidence(table)))
 
 
+def test_disagreement_within_one_of_two_devices_is_told(clean: pa.Table) -> None:
+    """A cluster with two types of GPU: whoever ran on the second has to agree with those who did too."""
+    table = changed(clean, "device", where(clean, "k1_middle") | where(clean, "k1_last"), "gpu")
+    assert "agreement at k=1" not in failures(check(evidence(table)))
+    table = changed(table, "token_ids", where(table, "k1_middle", 9), [1, 2, 3])
+    assert "agreement at k=1" in failures(check(evidence(table)))
+
+
 def test_options_are_compared_by_the_one_that_scored_highest() -> None:
     world = World(documents=40, kind="loglikelihood", policies=grid(Truth()))
     table = draw(world, 0)

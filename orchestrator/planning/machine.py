@@ -86,7 +86,7 @@ def place(settings: SweepSettings, machine: Machine) -> Placement:
         node = machine.all_cpus if machine.node_cpus is None else machine.node_cpus
         cpus = float(threads) if gpus == 0 and threads <= node else 1.0
     problems = list(_too_much(machine, gpus, cpus))
-    room = 0 if problems else _room(machine, gpus, cpus)
+    room = 0 if problems else room_in(machine, gpus, cpus)
     if not problems and (settings.actors or 1) > room:
         each = f"{gpus:g} GPU and {cpus:g} CPU each" if gpus else f"{cpus:g} CPU each"
         problems.append(f"--actors {settings.actors or 1}: with {each} there is room for {room}")
@@ -108,8 +108,8 @@ def _too_much(machine: Machine, gpus: float, cpus: float) -> Iterator[str]:
             yield f"--{what}-per-actor {asked:g}: no machine here has more than {most:g}"
 
 
-def _room(machine: Machine, gpus: float, cpus: float) -> int:
-    """Actors that fit; a fraction of a GPU is never made of two."""
+def room_in(machine: Machine, gpus: float, cpus: float) -> int:
+    """Actors that fit, with so much for each; a fraction of a GPU is never made of two."""
     by_cpu = math.floor(machine.all_cpus / cpus + 1e-9)
     if gpus == 0:
         return by_cpu

@@ -20,17 +20,16 @@ from ray._private.state import state as cluster_state  # the only place where th
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.planning.machine import Machine, Placement
+from orchestrator.planning.machine import Machine, Placement, room_in
 from orchestrator.planning.plan import Plan
-from orchestrator.running.environment import TUNE
+from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TUNE
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
 from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 
-OBJECT_STORE = 160 * 2**20  # rows are small, and weights never pass through Ray
-LONGEST_TEMPORARY = 40  # characters: Ray puts sockets into it, whose names may have 107 in all
 PROBE_SECONDS = 900.0  # an autoscaler may have to bring a machine first
+ROOM_SECONDS = 5.0
 RESULT_SECONDS = 600.0  # it reads every finished trial first
 RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
 
@@ -117,6 +116,21 @@ def machine() -> Machine:
         node_gpus=largest["GPU"],
         driver_gpus=torch.cuda.device_count(),
     )
+
+
+class Room:
+    """How many actors the joined cluster holds now: nodes come late, and go. Asked often, it looks now and then."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement, self._looked, self._actors = placement, time.monotonic(), placement.actors
+
+    def __call__(self) -> int:
+        """At least one: a cluster that has lost its last worker may get another."""
+        if time.monotonic() - self._looked > ROOM_SECONDS:
+            each = self._placement
+            self._actors = max(1, room_in(machine(), each.gpus_per_actor, each.cpus_per_actor))
+            self._looked = time.monotonic()
+        return self._actors
 
 
 def _node_groups() -> list[dict[str, float]]:

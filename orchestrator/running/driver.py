@@ -6,16 +6,18 @@ What is missing was computed from the folder; a fresh Tuner runs it, and Tune's 
 import queue
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import cloudpickle, tune
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.tune.search import BasicVariantGenerator
 
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.machine import Placement
+from orchestrator.running.access import Access
 from orchestrator.running.stop import Aborted, Stop
 from orchestrator.running.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
 from orchestrator.watching.progress import Progress
@@ -39,12 +41,16 @@ def run_trials(
     view: SweepView,
     stop: Stop,
     worker: type[SweepWorker] = SweepWorker,
+    room: Callable[[], int] | None = None,
 ) -> dict[str, str]:
-    """Runs them all; those that failed, by id, with their reasons. Interrupted if someone asked for the end."""
+    """Runs them all; those that failed, by id, with their reasons. Interrupted if someone asked for the end.
+
+    `room` says how many may run at a time, now; without it, as many as were placed.
+    """
     notes: queue.SimpleQueue[str] = queue.SimpleQueue()
     watch = Watch(results=results, labels={trial.trial_id: trial.label for trial in trials}, notes=notes, stop=stop)
     trainable = tune.with_resources(
-        tune.with_parameters(worker, results=results, settings=settings, sweep=sweep),
+        tune.with_parameters(worker, results=results, settings=settings, sweep=sweep, access=Access.of_this_process()),
         {"cpu": placement.cpus_per_actor, "gpu": placement.gpus_per_actor},
     )
     trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, and not Tune's wrappers
@@ -54,7 +60,7 @@ def run_trials(
             param_space={TRIAL: tune.grid_search([trial.trial_id for trial in trials])},
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
-                max_concurrent_trials=placement.actors,
+                search_alg=Trials(room or (lambda: placement.actors)),
                 trial_name_creator=_name_of,
                 trial_dirname_creator=_name_of,
             ),
@@ -70,6 +76,18 @@ def run_trials(
             tuner.fit()
     ray.get(watch.marks, timeout=MARKED)
     return watch.failed
+
+
+class Trials(BasicVariantGenerator):  # type: ignore[misc]
+    """Tune's own way through a grid, but for how many trials it hands out at a time: that may change."""
+
+    def __init__(self, room: Callable[[], int]) -> None:
+        super().__init__(max_concurrent=room())
+        self._room = room
+
+    def next_trial(self) -> Any:
+        self.max_concurrent = self._room()
+        return super().next_trial()
 
 
 def _name_of(trial: Any) -> str:

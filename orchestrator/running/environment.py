@@ -19,6 +19,8 @@ TUNE = {
     "TUNE_WARN_THRESHOLD_S": "5",
     "TUNE_MAX_LEN_IDENTIFIER": "64",
 }
+OBJECT_STORE = 160 * 2**20  # bytes: rows are small, and weights never pass through Ray
+LONGEST_TEMPORARY = 40  # characters: Ray puts sockets into it, whose names may have 107 in all
 # Ray's switch for laptops: every process of the cluster then binds to the loopback device alone.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 

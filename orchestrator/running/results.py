@@ -120,6 +120,7 @@ class Results:
             totals = self._tally.totals()
             if self._metrics is not None:
                 self._metrics.update(totals)
+            actors = max(self._actors, len(self._running))  # nodes that came later bring more
             return Progress(
                 sweep=self._plan.sweep,
                 totals=totals,
@@ -127,8 +128,8 @@ class Results:
                 finished=len(self._finished),
                 failed=len(self._failed),
                 running=tuple(self._trials[trial_id].label for trial_id in sorted(self._running)),
-                actors=self._actors,
-                warm=min(len(self._warm), self._actors),
+                actors=actors,
+                warm=min(len(self._warm), actors),
             )
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import ray
 from ray import tune
 from ray.exceptions import RayTaskError
 
+from orchestrator.running.access import Access
 from orchestrator.running.results import Assignment
 from orchestrator.running.rows import Account, RowContext
 from orchestrator.running.watchdog import Watchdog
@@ -32,10 +33,15 @@ class Watched(Protocol):
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
     """Set up once; Tune hands it the next trial by `reset_config`. A trial is one step."""
 
-    def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str) -> None:
+    def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str, access: Access) -> None:
+        access.grant()
         self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         here = ray.get_runtime_context()
-        self._place = {"node": socket.gethostname(), "gpus": here.get_accelerator_ids().get("GPU", [])}
+        self._place = {
+            "node": socket.gethostname(),
+            "node_id": here.get_node_id(),  # Ray's: host names may be the same
+            "gpus": here.get_accelerator_ids().get("GPU", []),
+        }
         self._name, pause = ray.get(results.register.remote(self._trial))
         time.sleep(pause)
         self._watchdog = Watchdog(settings.timeout)

@@ -16,6 +16,7 @@ from sampler.errors import InputError
 
 PARTS: Mapping[str, Callable[[Path], list[Figure]]] = {
     "trials": thousand_trials,
+    "few": lambda folder: [*crowd(folder / "1", actors=1), *crowd(folder / "8", actors=8)],
     "actors": crowd,
     "rows": million_rows,
     "plan": many_planned,

@@ -12,6 +12,7 @@ from sampler.errors import InputError
 
 REQUEST = "sweep.json"
 COPY = "sweep.copy.json"
+SLURM = "slurm"  # scripts and logs of jobs, there before the sweep begins
 
 
 def read_request(folder: Path) -> dict[str, Any] | None:
@@ -50,7 +51,7 @@ def _require_unused(folder: Path) -> None:
         return
     except OSError as problem:
         raise InputError(f"{folder} cannot be read: {problem.strerror}") from problem
-    allowed = {LOCK, "documents"} if LOCK in names else set()
+    allowed = {SLURM} | ({LOCK, "documents"} if LOCK in names else set())
     if names - allowed:
         some = ", ".join(sorted(names - allowed)[:3])
         raise InputError(f"{folder} is not empty (it holds {some}) and has no {REQUEST}; name another folder")

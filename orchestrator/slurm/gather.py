@@ -1,0 +1,43 @@
+"""python -m orchestrator.slurm.gather ADDRESS NODES FOLDER: waits in a job until its sweep can begin, or long enough.
+
+A sweep needs no node but the first, and those that come later get trials too; waiting lets it plan with all of them. A
+job before this one that was ended by force, on another machine, may look alive in the sweep's folder for a minute.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from orchestrator.running import environment
+from orchestrator.store.lock import STALE_SECONDS, writer_of
+
+NODES_SECONDS = 120.0
+FOLDER_SECONDS = 1.5 * STALE_SECONDS
+
+
+def main() -> None:
+    address, nodes, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    environment.prepare(local=False)
+    import ray  # only now: the environment is prepared
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    wait_until(lambda: alive(ray.nodes()) >= nodes, NODES_SECONDS)
+    print(f"Ray on {alive(ray.nodes())} of {nodes} nodes", flush=True)
+    ray.shutdown()
+    wait_until(lambda: writer_of(folder) is None, FOLDER_SECONDS)
+
+
+def wait_until(reached: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not reached() and time.monotonic() < until:
+        time.sleep(1)
+
+
+def alive(nodes: list[dict[str, Any]]) -> int:
+    return sum(bool(node["Alive"]) for node in nodes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""A token reaches workers on other machines without being shown to anybody."""
+
+import pickle
+
+import pytest
+
+from orchestrator.running.access import Access
+
+SECRET = "hf_a-secret-that-nobody-may-see"
+
+
+def test_a_token_is_handed_on_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    access = pickle.loads(pickle.dumps(Access.of_this_process()))
+    assert SECRET not in f"{access} {access!r}"
+    monkeypatch.delenv("HF_TOKEN")
+    access.grant()
+    assert Access.of_this_process() == access
+
+
+def test_a_nodes_own_token_stays_where_the_command_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    nothing = Access.of_this_process()
+    assert nothing == Access({})
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    nothing.grant()
+    assert Access.of_this_process().variables == {"HF_TOKEN": SECRET}
