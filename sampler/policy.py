@@ -60,7 +60,11 @@ class ReusePolicy:
     @classmethod
     def grid(cls, *, k: int, layers: str | None = None, mode: str = "residual") -> "ReusePolicy":
         """One of the fixed grid's policies, from its parts."""
-        return cls(rule=PeriodicRule(k=k, output=mode == "output"), layers=layers)
+        try:
+            rule = PeriodicRule(k=k, output=mode == "output")
+        except InputError as error:
+            raise InputError(f"policy k{k}: {error}") from None
+        return cls(rule=rule, layers=layers)
 
     @classmethod
     def parse(cls, name: str) -> "ReusePolicy":
