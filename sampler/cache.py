@@ -191,7 +191,7 @@ class Kept:
     slots: Sequence[int]
     place: Place
     bits: tuple[int, ...]  # per row, one bit per position in the block
-    moved: dict[int, Tensor] = field(default_factory=dict)  # by layer or INPUT, (N, 2): see `Norms`
+    moved: dict[int, Tensor] = field(default_factory=dict)  # by layer or INPUT, see `Norms`
 
     def holds(self, layer: int) -> bool:
         return layer in self.cache.row_of
@@ -203,10 +203,12 @@ class Kept:
     def unit(self) -> Unit:
         return self.cache.keeps.unit
 
-    def store(self, layer: int, value_ND: Tensor) -> None:
+    def store(self, layer: int, value_ND: Tensor, stream_ND: Tensor | None = None) -> None:
+        """Keeps a value; where it is measured, also how far it moved, and how large the stream is that it joins."""
         row = self.cache.row_of[layer]
         if layer in self.cache.measured:
-            self.moved[layer] = _norms(self.cache.values[row][self.place], value_ND)
+            before_ND = self.cache.values[row][self.place]
+            self.moved[layer] = _norms(value_ND - before_ND, before_ND, *([] if stream_ND is None else [stream_ND]))
         self.cache.values[row][self.place] = value_ND
         for slot, bits in zip(self.slots, self.bits, strict=True):
             self.cache.valid[row][slot] |= bits
@@ -219,12 +221,9 @@ class Kept:
         return self.cache.values[row][self.place]
 
 
-def _norms(before_ND: Tensor, now_ND: Tensor) -> Tensor:
-    """Per position the L1 norms of the change and of what was there; sums of half precision would overflow."""
-    change_N, size_N = (
-        torch.linalg.vector_norm(x_ND, ord=1, dim=-1, dtype=torch.float32) for x_ND in (now_ND - before_ND, before_ND)
-    )
-    return torch.stack((change_N, size_N), -1)
+def _norms(*tensors_ND: Tensor) -> Tensor:
+    """The L1 norm of each at every position, side by side; sums of half precision would overflow."""
+    return torch.stack([torch.linalg.vector_norm(x, ord=1, dim=-1, dtype=torch.float32) for x in tensors_ND], -1)
 
 
 FINAL = -1  # the key under which a reuse cache holds the states behind the last layer

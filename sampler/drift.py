@@ -41,19 +41,26 @@ class Watch:
 
 @dataclass(slots=True)
 class Sums:
-    """L1 norms summed over positions: of how far contributions moved, and of what they were."""
+    """L1 norms summed over positions: of how far contributions moved, what they were, and the residual stream."""
 
     change: float = 0.0
     size: float = 0.0
+    stream: float = 0.0
     positions: int = 0
 
     @property
     def relative(self) -> float | None:
         return self.change / self.size if self.size else None
 
-    def add(self, change: float, size: float, positions: int = 1) -> None:
+    @property
+    def of_stream(self) -> float | None:
+        """What a replay would have left wrong in the residual stream behind the layer."""
+        return self.change / self.stream if self.stream else None
+
+    def add(self, change: float, size: float, stream: float, positions: int = 1) -> None:
         self.change += change
         self.size += size
+        self.stream += stream
         self.positions += positions
 
 
@@ -70,8 +77,8 @@ class Profile:
         now, moved = step.context, step.done.moved
         groups = [group_of(now.revealed_at[position], now.step) for position in now.window]
         for layer, norms in moved.items():
-            for group, (change, size) in zip(groups, norms, strict=True):
-                self.cells.setdefault((layer, min(now.step, LAST_STEP), group), Sums()).add(change, size)
+            for group, (change, size, stream) in zip(groups, norms, strict=True):
+                self.cells.setdefault((layer, min(now.step, LAST_STEP), group), Sums()).add(change, size, stream)
         self.passes += bool(moved)
 
     def of(self, layer: int, *, step: int | None = None, group: str | None = None) -> Sums:
@@ -79,7 +86,7 @@ class Profile:
         total = Sums()
         for (at, when, which), norms in self.cells.items():
             if at == layer and step in (None, when) and group in (None, which):
-                total.add(norms.change, norms.size, norms.positions)
+                total.add(norms.change, norms.size, norms.stream, norms.positions)
         return total
 
     @property
@@ -87,12 +94,13 @@ class Profile:
         return sorted({step for _, step, _ in self.cells})
 
     def suggestion(self, size: int) -> str:
-        """The `size` layers whose contribution moves least, as a policy of the grid names them.
+        """The `size` layers whose contribution moves least against the stream it is added to, as the grid names them.
 
-        Layer 0 is left out: it turns embeddings into states, and a revealed token comes in through it.
+        Against the stream and not against itself: a small contribution may change altogether and matter little. Layer
+        0 is left out: it turns embeddings into states, and a revealed token comes in through it.
         """
-        relative = {layer: self.of(layer).relative for layer in range(1, self.depth)}
-        known = sorted((value, layer) for layer, value in relative.items() if value is not None)
+        wrong = {layer: self.of(layer).of_stream for layer in range(1, self.depth)}
+        known = sorted((value, layer) for layer, value in wrong.items() if value is not None)
         return f"k2_{print_indices(tuple(sorted(layer for _, layer in known[:size])))}"
 
     def as_json(self, size: int) -> dict[str, object]:
@@ -100,6 +108,7 @@ class Profile:
             {
                 "layer": layer,
                 "change": self.of(layer).relative,
+                "of_stream": self.of(layer).of_stream,
                 **{group: self.of(layer, group=group).relative for group in GROUPS},
                 "steps": {
                     str(step): {group: self.of(layer, step=step, group=group).relative for group in GROUPS}

@@ -308,7 +308,7 @@ def _first_rows(passes: Sequence[Pass]) -> list[int]:
 
 def _note_movements(seats: Sequence[_Seat[Any]], passes: Sequence[Pass], moved: Mapping[int, Tensor]) -> None:
     """Each seat gets its own positions' movements; behind the predictions, so that nothing waits for the device."""
-    values = torch.stack(list(moved.values())).tolist()
+    values = [norms.tolist() for norms in moved.values()]
     for seat, wanted, first in zip(seats, passes, _first_rows(passes), strict=True):
         own = slice(first, first + len(wanted.tokens))
         seat.moved = {} if wanted.opens_block else {key: rows[own] for key, rows in zip(moved, values, strict=True)}

@@ -82,7 +82,7 @@ class Layer:
         if kept is not None and kept.holds(self.index):
             before = middle_ND if kept.unit is Unit.MLP else x_ND
             after = middle_ND if kept.unit is Unit.ATTENTION else y_ND
-            kept.store(self.index, after - before)
+            kept.store(self.index, after - before, after)
         return y_ND
 
     def replay(self, x_ND: Tensor, kept: Kept, work: Work) -> Tensor:

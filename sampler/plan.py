@@ -95,7 +95,9 @@ class Keeps:
 
 
 INPUT = -2  # the key under which movements have the watched layer's input; contributions have their layer's index
-Norms = tuple[float, float]  # L1 norms at one position: of the change since it was last forwarded, of what was there
+# L1 norms at one position: of the change since it was last forwarded, of what was there, and behind a contribution's
+# layer of the residual stream.
+Norms = Sequence[float]
 Movements = Mapping[int, Sequence[Norms]]  # of the positions of a pass; empty where nothing is measured
 
 

@@ -57,13 +57,14 @@ def main() -> None:
 def table(found: Profile, size: int) -> str:
     """The profile for people: a line for each layer, then the suggestion."""
     suggested = found.suggestion(size)
-    head = f"{'layer':>5}  {'all':>8}" + "".join(f"  {group:>13}" for group in GROUPS)
+    head = f"{'layer':>5}  {'of stream':>9}  {'of itself':>9}" + "".join(f"  {group:>13}" for group in GROUPS)
     lines = [f"relative L1 change of each layer's contribution between steps, {found.passes} passes", "", head]
     for layer in range(found.depth):
         cells = [found.of(layer, group=group).relative for group in GROUPS]
         shown = "".join(f"  {'–' if value is None else f'{value:.3f}':>13}" for value in cells)
-        lines.append(f"{layer:>5}  {found.of(layer).relative or 0:>8.3f}{shown}")
-    return "\n".join([*lines, "", f"the {size} layers that move least: {suggested}"])
+        whole = found.of(layer)
+        lines.append(f"{layer:>5}  {whole.of_stream or 0:>9.3f}  {whole.relative or 0:>9.3f}{shown}")
+    return "\n".join([*lines, "", f"the {size} layers that move least against the residual stream: {suggested}"])
 
 
 def _parser() -> argparse.ArgumentParser:

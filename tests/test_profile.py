@@ -71,7 +71,7 @@ def test_looking_on_changes_nothing() -> None:
 def test_the_layers_that_move_least_are_suggested_and_never_the_first() -> None:
     found = Profile(depth=6)
     for layer, change in enumerate((0.0, 0.5, 0.1, 0.2, 0.9, 0.3)):
-        found.cells[layer, 1, MASKED] = Sums(change=change, size=1.0, positions=1)
+        found.cells[layer, 1, MASKED] = Sums(change=change, size=change, stream=1.0, positions=1)
     assert found.suggestion(1) == "k2_2"
     assert found.suggestion(3) == "k2_2-3+5"
     bound = ReusePolicy.parse(found.suggestion(3)).bind(6)
