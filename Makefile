@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-slow test-faults test-cluster lint types sweep train-tiny clean
+.PHONY: test test-slow test-faults test-cluster lint types sweep policies train-tiny clean
 
 test: lint types
 	$(BIN)/python -m pytest -m "not slow and not cluster" -n auto
@@ -35,6 +35,22 @@ types: $(VENV)/installed
 # Nine configurations of the bundled model on its own documents; made to run anywhere.
 sweep: $(VENV)/installed
 	$(BIN)/python -m orchestrator.sweep --tasks gsm8k,minerva_math --limit 100
+
+# Policies beyond the grid beside decode settings of k1, on all bundled documents; one report of all four sweeps.
+BATCH ?= 1
+POLICIES := k1_first,k1_middle,k1_last,k2_first,k2_middle,k2_last,k3_first,k3_middle,k3_last,stale=2,stale=3,skip_middle,$\
+adaptive=0.1_first,adaptive=0.2_first,adaptive=0.4_first,adaptive=0.1_middle,adaptive=0.2_middle,adaptive=0.4_middle,$\
+trim=0_middle,trim=0.1_middle,trim=0.25_middle,trim=0.25_middle.random,trim=0_all,trim=0.1_all,trim=0.25_all,trim=0.25_all.random,$\
+mlp=2_middle,mlp=3_middle,mlp=2_all,attn=2_middle,attn=3_middle,attn=2_all
+SWEEP := $(BIN)/python -m orchestrator.sweep --model tiny --data bundled --tasks gsm8k,minerva_math --batch-size $(BATCH)
+NAME := policies-b$(BATCH)
+policies: $(VENV)/installed
+	$(SWEEP) --name $(NAME) --policies $(POLICIES)
+	$(SWEEP) --name $(NAME)-threshold --policies k1 --threshold 0.95,1,0.9,0.8,0.7,0.6,0.5
+	$(SWEEP) --name $(NAME)-small-block --policies k1 --small-block 8,2,4,16,32
+	$(SWEEP) --name $(NAME)-block-cache --policies k1 --block-cache on,off
+	$(BIN)/python -m orchestrator.report $(foreach part,/ -threshold -small-block -block-cache,results/$(NAME)$(part)) \
+		--out results/$(NAME)/all
 
 # The bundled model, made anew: prompts and answers from the tasks' own generator, then at most 75 minutes on 2 cores.
 # An interrupted run continues; the model's files are replaced when it is finished.

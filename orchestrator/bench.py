@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 """
 MEANING = {
     "decoding": "decoding",
-    "calibration": "calibration before each trial",
+    "calibration": "calibration before and within trials",
     "scoring": "scoring, and rows into batches",
     "waiting": "waiting for rows to be on disk",
     "finishing": "a trial's rows into one file",

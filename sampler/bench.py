@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,21 +12,24 @@ from sampler.cli import Parser, add_device_flags, run_command
 from sampler.errors import InputError
 from sampler.loading import load_model, pick_device, pick_dtype
 from sampler.measure import Bench
-from sampler.plan import PassKind, Policy
+from sampler.plan import PassKind
 from sampler.policy import ReusePolicy
 from sampler.random_model import SHAPES, random_model
 
 POLICIES = [
-    f"k{k}_{subset}{mode}" for mode in ("", ".output") for k in (2, 3) for subset in ("first", "middle", "last")
+    *(f"k{k}_{subset}{mode}" for mode in ("", ".output") for k in (2, 3) for subset in ("first", "middle", "last")),
+    *(f"{rule}_middle" for rule in ("adaptive=0.2", "trim=0.1", "trim=0.25", "mlp=2", "attn=2", "skip")),
+    "stale=2",
 ]
 EXAMPLES = """examples:
   python -m sampler.bench                                   the small built-in shape, one thread
   python -m sampler.bench --shape mid --batch 1,8 --json
+  python -m sampler.bench --shape mid --batch 8 --policies trim=0.1_all,mlp=2_middle
   python -m sampler.bench --shape Efficient-Large-Model/Fast_dLLM_v2_7B --batch 1,4,8
 """
 
 
-def measure(bench: Bench, batches: Sequence[int]) -> dict[str, Any]:
+def measure(bench: Bench, batches: Sequence[int], policies: Sequence[str] = POLICIES) -> dict[str, Any]:
     """Everything the command prints, as plain values."""
     kinds = (PassKind.FULL, PassKind.SMALL)
     passes = {batch: {kind.value: bench.pass_times(kind, batch) for kind in kinds} for batch in batches}
@@ -37,28 +40,38 @@ def measure(bench: Bench, batches: Sequence[int]) -> dict[str, Any]:
             for batch, times in passes.items()
         },
         "tokens_per_s": {str(batch): speed for batch, speed in speeds.items()},
-        "policies": _policies(bench),
+        "policies": _policies(bench, policies, batches[0]),
         "prefill_tokens_per_s": bench.prefill_tokens_per_second(),
         "scoring": bench.scoring(),
     }
 
 
-def _policies(bench: Bench) -> dict[str, dict[str, float]]:
-    """Each policy's replaying passes against their ideal, and its decoding against k1's right before it."""
+def _policies(bench: Bench, policies: Sequence[str], batch: int) -> dict[str, dict[str, float]]:
+    """Each policy's replaying passes against their ideal, and its decoding against k1's right before it.
+
+    The ideal is the share of layer-positions that run; deciding, for all rows, is a share of a computed full pass.
+    """
     depth = bench.config.num_layers
+    kinds = (PassKind.FULL, PassKind.SMALL)
     figures = {}
-    replays: dict[Policy, dict[str, float]] = {}  # policies of different period replay alike
-    for policy in POLICIES:
-        parsed = ReusePolicy.parse(policy)
-        share = 0.0 if parsed.mode == "output" else 1 - len(parsed.layer_indices(depth)) / depth
-        alike = replace(parsed, k=2).bind(depth)
+    replays: dict[object, dict[str, float]] = {}  # policies of different period replay alike
+    for policy in policies:
+        bound = ReusePolicy.parse(policy).bind(depth)
+        shares = {kind: bench.share(policy, kind) for kind in kinds}
+        alike = (*(bound.plan(bench.context(kind)) for kind in kinds), bound.keeps, batch)
         if alike not in replays:
-            times = {kind: bench.pass_times(kind, 1, policy) for kind in (PassKind.FULL, PassKind.SMALL)}
-            replays[alike] = {f"{kind.value}_pass_to_ideal": t.reuse_ratio(share) for kind, t in times.items()}
-        base_speed, base_work = bench.decode(1)
-        speed, work = bench.decode(1, policy=policy)
+            times = {kind: bench.pass_times(kind, batch, policy) for kind in kinds}
+            replays[alike] = {
+                **{f"{kind.value}_pass_to_ideal": t.reuse_ratio(shares[kind]) for kind, t in times.items()},
+                **{f"{kind.value}_pass_to_computed": t.replayed / t.computed for kind, t in times.items()},
+                "computed_ms": times[PassKind.FULL].computed,
+            }
+        base_speed, base_work = bench.decode(batch, batch)
+        speed, work = bench.decode(batch, batch, policy=policy)
         figures[policy] = {
-            "share": share,
+            "share": shares[PassKind.FULL],
+            "small_share": shares[PassKind.SMALL],
+            "deciding": bench.deciding(policy) * batch / replays[alike]["computed_ms"],
             **replays[alike],
             "tokens_per_s": speed,
             "time_to_k1": base_speed / speed,
@@ -78,12 +91,13 @@ def table(figures: dict[str, Any]) -> str:
             lines.append(
                 f"{batch:>5}  {kind:5} {t['computed']:7.2f} {t['floor']:7.2f} {t['ratio']:8.2f} {speed} {gain:12.2f}"
             )
-    lines += ["", "policy            layers  full   small   tokens/s   time    layer-pos."]
-    lines += ["                  run     (replaying pass / ideal)   (against k1)"]
+    lines += ["", "policy                   work replaying pass:     of its ideal   tokens/s  time layer-pos. deciding"]
+    lines += ["                         run  of a computed       full   small            (against k1)  (of a pass)"]
     for name, p in figures["policies"].items():
         lines.append(
-            f"{name:17} {p['share']:5.0%} {p['full_pass_to_ideal']:7.2f} {p['small_pass_to_ideal']:7.2f} "
-            f"{p['tokens_per_s']:10.1f} {p['time_to_k1']:7.2f} {p['layer_positions_to_k1']:10.2f}"
+            f"{name:24} {p['share']:4.0%} {p['full_pass_to_computed']:13.2f} {p['full_pass_to_ideal']:10.2f} "
+            f"{p['small_pass_to_ideal']:7.2f} {p['tokens_per_s']:10.1f} {p['time_to_k1']:5.2f} "
+            f"{p['layer_positions_to_k1']:8.2f} {p['deciding']:10.2%}"
         )
     scoring = figures["scoring"]
     lines += [
@@ -102,6 +116,7 @@ def main() -> None:
     for name in ("threads", "rounds"):
         if getattr(arguments, name) < 1:
             raise InputError(f"{name} {getattr(arguments, name)}: at least 1 is allowed")
+    policies = [str(ReusePolicy.parse(name)) for name in arguments.policies.split(",")]
     torch.set_num_threads(arguments.threads)
     device = pick_device(arguments.device)
     dtype = pick_dtype(arguments.dtype, device)
@@ -118,7 +133,7 @@ def main() -> None:
     )
     dtype_name = str(model.dtype).removeprefix("torch.")
     where = f"{arguments.shape}: {dtype_name} on {device}, {arguments.threads} thread(s), torch {torch.__version__}"
-    figures = {"where": where, **measure(bench, batches)}
+    figures = {"where": where, **measure(bench, batches, policies)}
     print(json.dumps(figures, indent=1) if arguments.json else table(figures))
 
 
@@ -131,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="tiny", help="tiny, mid, or a model: a folder or a Hub id (default: tiny)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     parser.add_argument("--batch", default="1,4,8", help="batch sizes (default: 1,4,8)")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="measured at the first batch size")
     parser.add_argument("--rounds", type=int, default=20, help="measurements per median (default: 20)")
     add_device_flags(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -7,7 +7,7 @@ d head size, M features of a fused projection, D model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sampler.config import ModelConfig
 from sampler.layout import rotary_factors
-from sampler.plan import Keeps, Unit
+from sampler.plan import INPUT, Keeps, Unit
 
 Place = slice | Tensor  # rows of a flattened (slot, position) axis: a slice, and so a view, where they are adjacent
 
@@ -139,7 +139,7 @@ class Window:
 
 
 class ReuseCache:
-    """Contributions of layers (output − input) and final states, per slot and position of the current block.
+    """Contributions of layers (output − input), final states and a watched input, per slot and position of the block.
 
     Per layer and position it knows whether it holds a value; a replay of what is not there is a fault.
     """
@@ -150,8 +150,12 @@ class ReuseCache:
         self.keeps = keeps
         self.block = config.block_size
         self.row_of = {layer: row for row, layer in enumerate(keeps.layers)}
+        self.measured = set(keeps.layers) if keeps.drifts else set()
         if keeps.final_states:
             self.row_of[FINAL] = len(self.row_of)
+        if keeps.watched is not None:
+            self.row_of[INPUT] = len(self.row_of)
+            self.measured.add(INPUT)
         self.values = torch.zeros(
             (len(self.row_of), slots * self.block, config.hidden_size), dtype=dtype, device=device
         )
@@ -181,15 +185,19 @@ class ReuseCache:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The values of one pass's positions in a reuse cache."""
+    """The values of one pass's positions in a reuse cache, and how far those it measures moved."""
 
     cache: ReuseCache
     slots: Sequence[int]
     place: Place
     bits: tuple[int, ...]  # per row, one bit per position in the block
+    moved: dict[int, Tensor] = field(default_factory=dict)  # by layer or INPUT, (N, 2): see `Norms`
 
     def holds(self, layer: int) -> bool:
         return layer in self.cache.row_of
+
+    def watches(self, layer: int) -> bool:
+        return layer == self.cache.keeps.watched
 
     @property
     def unit(self) -> Unit:
@@ -197,6 +205,8 @@ class Kept:
 
     def store(self, layer: int, value_ND: Tensor) -> None:
         row = self.cache.row_of[layer]
+        if layer in self.cache.measured:
+            self.moved[layer] = _norms(self.cache.values[row][self.place], value_ND)
         self.cache.values[row][self.place] = value_ND
         for slot, bits in zip(self.slots, self.bits, strict=True):
             self.cache.valid[row][slot] |= bits
@@ -207,6 +217,14 @@ class Kept:
             missing = bits & ~self.cache.valid[row][slot]
             assert not missing, f"layer {layer} replays positions it never computed"
         return self.cache.values[row][self.place]
+
+
+def _norms(before_ND: Tensor, now_ND: Tensor) -> Tensor:
+    """Per position the L1 norms of the change and of what was there; sums of half precision would overflow."""
+    change_N, size_N = (
+        torch.linalg.vector_norm(x_ND, ord=1, dim=-1, dtype=torch.float32) for x_ND in (now_ND - before_ND, before_ND)
+    )
+    return torch.stack((change_N, size_N), -1)
 
 
 FINAL = -1  # the key under which a reuse cache holds the states behind the last layer

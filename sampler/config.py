@@ -46,6 +46,12 @@ class ModelConfig:
         if self.mask_token_id in self.eos_token_ids:
             raise InputError(f"config.json: token id {self.mask_token_id} is both the mask and a stop token")
 
+    @property
+    def layer_weights(self) -> tuple[int, int]:
+        """Weights in the matrices of one layer: of its attention, and of its MLP."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return attention, 3 * self.hidden_size * self.intermediate_size
+
 
 def read_config(folder: Path, tokenizer_ids: Callable[[], Mapping[str, int | None]]) -> ModelConfig:
     """`tokenizer_ids` is asked, and the tokenizer loaded, only for ids that config.json does not give."""

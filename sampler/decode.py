@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from sampler.config import ModelConfig
-from sampler.engine import Clock, Engine, Pass, Prefill, Row
+from sampler.engine import Clock, Engine, Measured, Pass, Prefill, Row
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
-from sampler.plan import LayerPlan, PassKind, Policy, StepContext, compute_all, resolve
-from sampler.policy import ReusePolicy
+from sampler.plan import LayerPlan, PassKind, PastPass, Policy, StepContext, compute_all, resolve
 from sampler.records import DecodeSettings, Generated, Prompt
 from sampler.reveal import Prediction, Predictor, reveal
 from sampler.text import StopStrings, check_stop, cut, decode
@@ -23,17 +23,31 @@ class Step:
     document: int
     block: int
     small_block: int
-    kind: PassKind
+    context: StepContext  # the facts before the pass
     requested: LayerPlan
-    executed: LayerPlan
+    done: PastPass
     tokens: tuple[int, ...]  # the block after the step
+
+    @property
+    def kind(self) -> PassKind:
+        return self.context.kind
+
+    @property
+    def executed(self) -> LayerPlan:
+        return self.done.plan
+
+
+class Bindable(Protocol):
+    """Whatever becomes a policy when it is told a model's depth: a `ReusePolicy`, or somebody who looks on."""
+
+    def bind(self, depth: int, subset_size: int | None = None) -> Policy: ...
 
 
 def decode_prompts(
     model: LoadedModel,
     prompts: Sequence[Prompt],
     *,
-    policy: ReusePolicy,
+    policy: Bindable,
     settings: DecodeSettings,
     batch_size: int = 1,
     subset_size: int | None = None,
@@ -170,6 +184,7 @@ class _Sequence:
 
     def _denoise_block(self, start: int) -> Row[None]:
         step = 0
+        past: tuple[PastPass, ...] = ()
         revealed_at = [None if token == self.config.mask_token_id else -1 for token in self.tokens[start:]]
         small = self.settings.small_block
         for first in range(start, start + self.config.block_size, small):
@@ -183,6 +198,7 @@ class _Sequence:
                     kind=kind,
                     window=range(begin - start, begin - start + width),
                     revealed_at=tuple(revealed_at),
+                    past=past,
                 )
                 requested = self.policy.plan(context)
                 executed = resolve(requested, context, self.config.num_layers)
@@ -196,13 +212,15 @@ class _Sequence:
                     read=tuple(position - 1 - begin for position in masked),
                     asks=self._draws(len(masked)),
                 )
+                done = PastPass(window=context.window, plan=executed, moved=(yield Measured()))
+                past += (done,)
                 for i in reveal(predictions, self.settings.threshold):
                     self.tokens[masked[i]] = predictions[i].token
                     revealed_at[masked[i] - start] = step
                 self._look_ahead()
                 step += 1
                 if self.on_step:
-                    self._report(start, first, kind, requested, executed)
+                    self._report(start, first, context, requested, done)
 
     def _kind(self, step: int, first: int) -> PassKind:
         """A small pass needs the block's keys, and the state before its first position if that is still masked."""
@@ -237,7 +255,7 @@ class _Sequence:
             return (0.0,) * count
         return tuple(torch.rand(count, generator=self.random, dtype=torch.float64).tolist())
 
-    def _report(self, start: int, first: int, kind: PassKind, requested: LayerPlan, executed: LayerPlan) -> None:
+    def _report(self, start: int, first: int, context: StepContext, requested: LayerPlan, done: PastPass) -> None:
         assert self.on_step is not None
         size = self.config.block_size
         self.on_step(
@@ -245,9 +263,9 @@ class _Sequence:
                 document=self.document,
                 block=start // size,
                 small_block=(first - start) // self.settings.small_block,
-                kind=kind,
+                context=context,
                 requested=requested,
-                executed=executed,
+                done=done,
                 tokens=tuple(self.tokens[start : start + size]),
             )
         )

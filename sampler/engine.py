@@ -1,12 +1,12 @@
 """Runs many rows as batches: rows say which pass they want next, the engine groups, runs and answers them.
 
-A row is a generator: it yields a `Prefill`, a `Pass`, a `Save` or a `Restore`, and is sent what it asked for. It sees
+A row is a generator: it yields a `Prefill`, a `Pass` or another command, and is sent what it asked for. It sees
 no other row, so its tokens cannot depend on its batch mates; a finished row's slot goes to the next one waiting.
 Knows nothing of policies, thresholds or targets.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from sampler.cache import ReuseCache, Rows
+from sampler.cache import Kept, ReuseCache, Rows
 from sampler.model import Part, Transformer, Work
-from sampler.plan import Keeps, LayerPlan, PassKind, compute_all
-from sampler.records import Counters
+from sampler.plan import Keeps, LayerPlan, Movements, PassKind, compute_all
+from sampler.records import Counters, rounded
 
 Result = TypeVar("Result")
 Reader = Callable[[Tensor, Sequence[Any]], list[Any]]  # logits and what is asked of each position → answers
@@ -61,7 +61,12 @@ class Restore:
     saved: Any
 
 
-Command = Prefill | Pass | Save | Restore
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Answered with the movements that the row's last pass measured; none if it opened a block."""
+
+
+Command = Prefill | Pass | Save | Restore | Measured
 Row = Generator[Command, Any, Result]
 
 
@@ -103,6 +108,7 @@ class _Seat(Generic[Result]):
     counters: Counters = field(default_factory=Counters)
     waiting_for: Pass | None = None
     rounds_waited: int = 0
+    moved: Movements = field(default_factory=dict)
 
 
 class Engine(Generic[Result]):
@@ -171,6 +177,8 @@ class Engine(Generic[Result]):
                         return None
                     case Prefill():
                         answer = self._prefill(seat, command)
+                    case Measured():
+                        answer = seat.moved
                     case Save(start):
                         answer = self.cache.block(seat.slot, start).clone(), self.reuse.save(seat.slot)
                     case Restore(start, (keys_values, contributions)):
@@ -190,7 +198,7 @@ class Engine(Generic[Result]):
         window = self.cache.window(Rows([seat.slot], [range(start, len(tokens))]), clean_blocks=True)
         plan = compute_all(self.network.config.num_layers)
         states_ND, work = self.network.forward(self._tensor(tokens[start:]), window, plan)
-        _count(seat.counters, PassKind.PREFILL, work, len(tokens) - start)
+        self._count(seat.counters, PassKind.PREFILL, work, len(tokens) - start)
         seat.counters.prefill_tokens += len(tokens) - start
         return self.reader(self.network.logits(states_ND[-1:]), command.asks) if command.asks else []
 
@@ -231,16 +239,21 @@ class Engine(Generic[Result]):
             if wanted.opens_block:
                 self.reuse.reset(seat.slot)
         windows = [range(wanted.start, wanted.start + len(wanted.tokens)) for wanted in passes]
-        states_ND, work = self._forward(Rows([seat.slot for seat in group], windows), passes)
+        rows = Rows([seat.slot for seat in group], windows)
+        kept = self.reuse.at(rows) if self._leaves_traces(passes[0]) else None
+        states_ND, work = self._forward(rows, passes, kept)
         for seat, wanted in zip(group, passes, strict=True):
-            _count(seat.counters, wanted.kind, work, len(wanted.tokens), len(wanted.plan.selected))
+            self._count(seat.counters, wanted.kind, work, len(wanted.tokens), len(wanted.plan.selected))
             seat.counters.eligible += wanted.eligible
             seat.counters.replayed += work.replays > 0
-        return self._read(states_ND, passes)
+            seat.moved = {}
+        answers = self._read(states_ND, passes)
+        if kept is not None and kept.moved:
+            _note_movements(group, passes, kept.moved)
+        return answers
 
-    def _forward(self, rows: Rows, passes: Sequence[Pass]) -> tuple[Tensor, Work]:
+    def _forward(self, rows: Rows, passes: Sequence[Pass], kept: Kept | None) -> tuple[Tensor, Work]:
         plan = passes[0].plan
-        kept = self.reuse.at(rows) if self._leaves_traces(passes[0]) else None
         if plan.stale:
             assert kept is not None
             return self.network.repeat(kept)
@@ -268,6 +281,17 @@ class Engine(Generic[Result]):
         chosen = Rows(rows.slots, selected)
         return Part(self.cache.window(chosen), self.reuse.at(chosen), self._tensor(places))
 
+    def _count(self, counters: Counters, kind: PassKind, work: Work, positions: int, selected: int = 0) -> None:
+        setattr(counters, kind.value, getattr(counters, kind.value) + 1)
+        counters.layers_computed += work.computed
+        counters.layers_reused += work.reused
+        halves = work.attention_only + work.mlp_only
+        counters.layer_positions += (work.computed - work.partial - halves) * positions + work.partial * selected
+        if halves:
+            attention, mlp = self.network.config.layer_weights
+            weighed = (work.attention_only * attention + work.mlp_only * mlp) * positions
+            counters.layer_positions += rounded(weighed, attention + mlp)
+
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self.network.device)
 
@@ -282,11 +306,12 @@ def _first_rows(passes: Sequence[Pass]) -> list[int]:
     return [0, *accumulate(len(wanted.tokens) for wanted in passes[:-1])]
 
 
-def _count(counters: Counters, kind: PassKind, work: Work, positions: int, selected: int = 0) -> None:
-    setattr(counters, kind.value, getattr(counters, kind.value) + 1)
-    counters.layers_computed += work.computed
-    counters.layers_reused += work.reused
-    counters.layer_positions += (work.computed - work.partial) * positions + work.partial * selected
+def _note_movements(seats: Sequence[_Seat[Any]], passes: Sequence[Pass], moved: Mapping[int, Tensor]) -> None:
+    """Each seat gets its own positions' movements; behind the predictions, so that nothing waits for the device."""
+    values = torch.stack(list(moved.values())).tolist()
+    for seat, wanted, first in zip(seats, passes, _first_rows(passes), strict=True):
+        own = slice(first, first + len(wanted.tokens))
+        seat.moved = {} if wanted.opens_block else {key: rows[own] for key, rows in zip(moved, values, strict=True)}
 
 
 def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit: int) -> int:

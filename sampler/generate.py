@@ -78,13 +78,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prompt(line: Line, files: ModelFiles, arguments: argparse.Namespace) -> Prompt:
     return Prompt(
-        ids=_prompt_ids(line, files, arguments.ids),
+        ids=prompt_ids(line, files, arguments.ids),
         stop=tuple(arguments.stop),
         seed=document_seed(arguments.seed, line.fields["id"]),
     )
 
 
-def _prompt_ids(line: Line, files: ModelFiles, given: bool) -> tuple[int, ...]:
+def prompt_ids(line: Line, files: ModelFiles, given: bool) -> tuple[int, ...]:
     if given:
         return line.token_ids("ids")
     if "messages" in line.fields and "prompt" in line.fields:

@@ -7,16 +7,17 @@ products alone, each of the model's own matrices by a plain `F.linear`.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from sampler.cache import ReuseCache, Rows
 from sampler.decode import decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import LoadedModel
-from sampler.plan import Keeps, PassKind, StepContext, compute_all
+from sampler.plan import INPUT, PARTIAL, Keeps, PassKind, PastPass, StepContext, compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import Counters, DecodeSettings, Pair, Prompt, Scored
 from sampler.reveal import Predictor
@@ -26,6 +27,7 @@ from sampler.weights import expected_shapes
 PROMPT = 200
 SMALL_BLOCK = 8
 THRESHOLD = 0.95
+LATE = 16  # passes that a block has behind it when deciding is timed: more than most ever get
 WARM_UP = 3  # rounds that are run and not counted
 FLOOR_BYTES = 512 << 20
 
@@ -59,8 +61,7 @@ class Bench:
         bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
         begin, width = (PROMPT, SMALL_BLOCK) if kind is PassKind.SMALL else (self.start, self.config.block_size)
         read = tuple(range(PROMPT - begin, PROMPT - begin + SMALL_BLOCK - 1))
-        context = StepContext(step=1, kind=kind, window=range(begin - self.start, width), revealed_at=())
-        plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(context)}
+        plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(self.context(kind))}
         alone = self._alone(rows=batch * width, predictions=batch * len(read))
         spent: dict[str, list[float]] = {name: [] for name in (*plans, *alone)}
 
@@ -94,6 +95,46 @@ class Bench:
         for _ in engine.run(row(number) for number in range(batch)):
             pass
         return PassTimes(**{name: statistics.median(times[WARM_UP:]) * 1e3 for name, times in spent.items()})
+
+    def context(self, kind: PassKind) -> StepContext:
+        """The facts before the second pass of a block: the first computed everything and revealed one token."""
+        first, block = PROMPT - self.start, self.config.block_size
+        norms = torch.rand((block, 2), generator=torch.Generator().manual_seed(0)).tolist()
+        opening = PastPass(window=range(block), plan=compute_all(self.config.num_layers), moved={INPUT: norms})
+        return StepContext(
+            step=1,
+            kind=kind,
+            window=range(first, first + SMALL_BLOCK) if kind is PassKind.SMALL else range(block),
+            revealed_at=(*[-1] * first, 0, *[None] * (block - first - 1)),
+            past=(opening,),
+        )
+
+    def share(self, policy: str, kind: PassKind) -> float:
+        """Of the layer-positions of a pass, those that run when the policy replays; half a layer by its weights."""
+        context = self.context(kind)
+        plan = ReusePolicy.parse(policy).bind(self.config.num_layers).plan(context)
+        attention, mlp = (part / sum(self.config.layer_weights) for part in self.config.layer_weights)
+        partial = len(plan.selected) / len(context.window)
+        costs = [partial if s is PARTIAL else attention * s.runs_attention + mlp * s.runs_mlp for s in plan.steps]
+        return 0.0 if plan.stale else sum(costs) / len(costs)
+
+    def deciding(self, policy: str) -> float:
+        """Median milliseconds of what a full pass takes only because the policy decides: measuring and planning."""
+        bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
+        context = self.context(PassKind.FULL)
+        late = replace(context, step=LATE, past=context.past * LATE)
+        network, spent = self.model.network, []
+        cache = ReuseCache(bound.keeps, self.config, 1, dtype=network.dtype, device=network.device)
+        states = torch.randn((self.config.block_size, self.config.hidden_size), dtype=network.dtype).to(network.device)
+        for _ in range(self.rounds + WARM_UP):
+            began = self._now()
+            bound.plan(late)
+            if bound.keeps.watched is not None:
+                kept = cache.at(Rows([0], [context.window]))
+                kept.store(INPUT, states)
+                torch.stack(list(kept.moved.values())).tolist()
+            spent.append(self._now() - began)
+        return statistics.median(spent[WARM_UP:]) * 1e3
 
     def prefill_tokens_per_second(self) -> float:
         spent = []

@@ -14,7 +14,7 @@ from sampler.cache import FINAL, Kept, KeyValueCache, Window
 from sampler.config import ModelConfig
 from sampler.layout import rotate
 from sampler.linear import Linear
-from sampler.plan import COMPUTE, PARTIAL, REPLAY, REPLAY_ATTENTION, LayerPlan, LayerStep, Unit
+from sampler.plan import COMPUTE, INPUT, PARTIAL, REPLAY, REPLAY_ATTENTION, SKIP, LayerPlan, LayerStep, Unit
 
 
 @dataclass(slots=True)
@@ -23,8 +23,10 @@ class Work:
 
     computed: int = 0  # layers that ran
     partial: int = 0  # those of them that ran for the selected positions only
+    attention_only: int = 0  # those of them whose MLP was replayed
+    mlp_only: int = 0  # those of them whose attention was replayed
     reused: int = 0  # layers that did not run
-    replays: int = 0  # cached values used
+    replays: int = 0  # contributions taken from the cache, or left out
 
 
 class Norm:
@@ -96,8 +98,10 @@ class Layer:
         work.replays += 1
         if step is REPLAY_ATTENTION:
             assert kept.unit is Unit.ATTENTION
+            work.mlp_only += 1
             return self.mlp(x_ND + kept.load(self.index))
         assert kept.unit is Unit.MLP
+        work.attention_only += 1
         return self.attention(x_ND, window) + kept.load(self.index)
 
     def run_part(self, x_ND: Tensor, part: Part, kept: Kept, work: Work) -> Tensor:
@@ -141,9 +145,15 @@ class Transformer:
         assert not plan.stale, "a stale pass runs no layer: see `repeat`"
         work = Work()
         x_ND = self.embedding_VD[ids_N]
-        for layer, step in zip(self.layers, plan.steps, strict=True):
+        for index, (layer, step) in enumerate(zip(self.layers, plan.steps, strict=True)):
+            if kept is not None and kept.watches(index):
+                kept.store(INPUT, x_ND)
             if step is COMPUTE:
                 x_ND = layer.run(x_ND, window, kept, work)
+                continue
+            if step is SKIP:
+                work.reused += 1
+                work.replays += 1
                 continue
             assert kept is not None
             if step is REPLAY:

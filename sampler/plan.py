@@ -4,7 +4,8 @@ A policy looks at a `StepContext` and asks for a `LayerPlan`; `resolve` applies 
 break; the layer loop obeys. Plans are hashable, so rows of a batch that share one run together.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -26,17 +27,18 @@ class LayerStep(Enum):
     REPLAY_ATTENTION = "replay attention, compute the MLP"
     REPLAY_MLP = "compute attention, replay the MLP"
     PARTIAL = "compute the plan's selected positions, replay the others"
+    SKIP = "hand the input on"
 
     @property
     def runs_attention(self) -> bool:
-        return self not in (LayerStep.REPLAY, LayerStep.REPLAY_ATTENTION)
+        return self not in (LayerStep.REPLAY, LayerStep.REPLAY_ATTENTION, LayerStep.SKIP)
 
     @property
     def runs_mlp(self) -> bool:
-        return self not in (LayerStep.REPLAY, LayerStep.REPLAY_MLP)
+        return self not in (LayerStep.REPLAY, LayerStep.REPLAY_MLP, LayerStep.SKIP)
 
 
-COMPUTE, REPLAY, PARTIAL = LayerStep.COMPUTE, LayerStep.REPLAY, LayerStep.PARTIAL
+COMPUTE, REPLAY, PARTIAL, SKIP = LayerStep.COMPUTE, LayerStep.REPLAY, LayerStep.PARTIAL, LayerStep.SKIP
 REPLAY_ATTENTION, REPLAY_MLP = LayerStep.REPLAY_ATTENTION, LayerStep.REPLAY_MLP
 
 
@@ -60,12 +62,17 @@ class LayerPlan:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Equal for plans that can run as one batch: which positions are selected may differ, how many may not."""
-        return self.steps, len(self.selected), self.stale
+        """Equal for plans that can run as one batch; which positions are selected, and how many, may differ."""
+        return self.steps, self.stale
 
 
-def compute_all(layers: int) -> LayerPlan:
-    return LayerPlan(steps=(COMPUTE,) * layers)
+def compute_all(depth: int) -> LayerPlan:
+    return LayerPlan(steps=(COMPUTE,) * depth)
+
+
+def in_layers(step: LayerStep, layers: Collection[int], depth: int, selected: tuple[int, ...] = ()) -> LayerPlan:
+    """The plan that does `step` in these layers and computes the others; with no layers it computes everything."""
+    return LayerPlan(tuple(step if layer in layers else COMPUTE for layer in range(depth)), selected=selected)
 
 
 class Unit(Enum):
@@ -78,11 +85,27 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Keeps:
-    """What computed passes must leave behind for a policy's later replays."""
+    """What passes must leave behind for a policy's later replays, and what is to be measured on the way."""
 
     layers: tuple[int, ...] = ()
     unit: Unit = Unit.LAYER
     final_states: bool = False
+    watched: int | None = None  # the layer before which each pass measures how far its input moved
+    drifts: bool = False  # measure too how far the contribution of each of `layers` moved
+
+
+INPUT = -2  # the key under which movements have the watched layer's input; contributions have their layer's index
+Norms = tuple[float, float]  # L1 norms at one position: of the change since it was last forwarded, of what was there
+Movements = Mapping[int, Sequence[Norms]]  # of the positions of a pass; empty where nothing is measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastPass:
+    """A denoising pass of the block that has run: its positions, its plan as executed, and what it measured."""
+
+    window: range
+    plan: LayerPlan
+    moved: Movements = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,10 +116,14 @@ class StepContext:
     kind: PassKind
     window: range  # the positions this pass forwards
     revealed_at: tuple[int | None, ...]  # per position: after which step its token stood (-1: given), None: masked
+    past: tuple[PastPass, ...] = ()  # the block's passes so far, the last one at the end
 
 
 class Policy(Protocol):
-    """A policy bound to a model's depth. `period` is None where steps do not follow a fixed rhythm."""
+    """A policy bound to a model's depth: facts in, a plan out, no memory of its own.
+
+    `period` is None where steps do not follow a fixed rhythm.
+    """
 
     @property
     def keeps(self) -> Keeps: ...

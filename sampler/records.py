@@ -55,6 +55,11 @@ class Pair:
     target: tuple[int, ...]
 
 
+def rounded(part: int, whole: int) -> int:
+    """part ÷ whole as the nearest whole number, without a detour through floating point."""
+    return (2 * part + whole) // (2 * whole)
+
+
 @dataclass(kw_only=True, slots=True)
 class Counters:
     """The work done for one sequence. Filled from what the layer loop reports, never from what was planned."""
@@ -65,7 +70,7 @@ class Counters:
     commit: int = 0
     layers_computed: int = 0
     layers_reused: int = 0
-    layer_positions: int = 0  # layers × positions that really ran
+    layer_positions: int = 0  # layers × positions that really ran; half a layer counts by its share of the weights
     prefill_tokens: int = 0
     eligible: int = 0  # denoising passes in which the policy asked for a replay
     replayed: int = 0  # denoising passes in which something was replayed

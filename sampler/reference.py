@@ -5,15 +5,27 @@ No prefix cache: every forward runs the prefix again; prefill and commit leave n
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sampler.plan import COMPUTE, REPLAY, LayerPlan, PassKind, StepContext, compute_all, resolve
+from sampler.plan import (
+    INPUT,
+    REPLAY,
+    Movements,
+    PassKind,
+    PastPass,
+    StepContext,
+    compute_all,
+    in_layers,
+    resolve,
+)
 from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings
-from sampler.reference_model import BlockState, ReferenceModel, forward
+from sampler.reference_model import BlockState, Cached, ReferenceModel, forward
 
 __all__ = ["ReferenceGenerated", "ReferenceModel", "ReferenceScored", "reference_generate", "reference_score"]
 
@@ -30,8 +42,8 @@ class Passes:
         span = policy.layer_indices(model.depth, subset_size)
         self.model, self.literal = model, literal
         self.policy = policy.bind(model.depth, subset_size)
-        self.literal_plan = LayerPlan(tuple(REPLAY if i in span else COMPUTE for i in range(model.depth)))
-        self.last_step = -1
+        self.literal_plan = in_layers(REPLAY, span, model.depth)
+        self.last_step, self.past = -1, list[PastPass]()
         self.counts = {kind.value: 0 for kind in PassKind}
         self.layers = {"computed": 0, "reused": 0, "positions": 0}
 
@@ -46,7 +58,7 @@ class Passes:
         """A denoising pass of the block that `tokens` end with; step 0 begins a new block."""
         masked = [token == self.model.mask for token in tokens]
         if step == 0:
-            self.state = BlockState()
+            self.state, self.past = BlockState(), []
             self.revealed_at = [None if hidden else -1 for hidden in masked]
         for position, hidden in enumerate(masked):
             if not hidden and self.revealed_at[position] is None:  # it was masked in the pass before
@@ -57,24 +69,35 @@ class Passes:
             kind=kind,
             window=range(window.start - start, window.stop - start),
             revealed_at=tuple(self.revealed_at[start:]),
+            past=tuple(self.past),
         )
         plan = resolve(self.policy.plan(context), context, self.model.depth)
         if plan.stale and self.literal:
             plan = self.literal_plan
+        before = dict(self.state.inputs)
         if plan.stale:
             self._count(kind, [0] * self.model.depth)
         else:
             self._count(kind, forward(self.model, tokens, window, plan, self.state, literal=self.literal))
+        self.past.append(PastPass(window=context.window, plan=plan, moved=self._moved(before, window)))
+
+    def _moved(self, before: Cached, window: range) -> Movements:
+        """How far the watched layer's input moved at each position of a pass since it was last forwarded."""
+        watched = self.policy.keeps.watched
+        if watched is None or not before:
+            return {}
+        pairs = [(self.state.inputs[watched, p], before[watched, p]) for p in window]
+        return {INPUT: [(float((now - old).abs().sum()), float(old.abs().sum())) for now, old in pairs]}
 
     def logits(self, position: int) -> Tensor:
         """What predicts `position`: the logits before it, as of the last pass that computed them."""
         return self.model.logits(self.state.final[position - 1])
 
-    def _count(self, kind: PassKind, ran: list[int]) -> None:
+    def _count(self, kind: PassKind, ran: Sequence[Fraction | int]) -> None:
         self.counts[kind.value] += 1
         self.layers["computed"] += sum(positions > 0 for positions in ran)
         self.layers["reused"] += sum(positions == 0 for positions in ran)
-        self.layers["positions"] += sum(ran)
+        self.layers["positions"] += floor(sum(ran) + Fraction(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +263,8 @@ def reference_score(
     assert len(target) > 0, "empty target"
     assert model.mask not in (*prefix, *target), "mask in the text"
     passes = Passes(model, policy, subset_size)
+    period = passes.policy.period
+    assert period is not None, "no rhythm to rewind to"
     begin, stop = len(prefix), len(prefix) + len(target)
     text = [*prefix, *target, model.stop, *[model.mask] * model.block]
     score, greedy, rewound, step = 0.0, True, 0, 0
@@ -256,11 +281,11 @@ def reference_score(
         else:
             block = range(start, start + model.block)
             hidden = range(position, stop if method == "chain" else begin + 1)
-            if position == begin and policy.k > 1 and not policy.small_only:  # scoring passes are full passes
-                rewound = min((policy.k - 1) * REVEALED_PER_STEP, begin - start)
+            if position == begin and period > 1 and "small" not in policy.rule.options:  # scoring passes are full
+                rewound = min((period - 1) * REVEALED_PER_STEP, begin - start)
                 earlier = state(block.stop, [*range(begin - rewound, begin), *hidden, stop])
                 passes.denoise(earlier, block, PassKind.FULL, 0)
-                step = policy.k - 1
+                step = period - 1
             passes.denoise(state(block.stop, hidden), block, PassKind.FULL, step)
             step, logits_V = step + 1, passes.logits(position)
         score += float(logits_V.log_softmax(-1)[text[position]])

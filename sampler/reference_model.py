@@ -10,6 +10,7 @@ E head size, V vocabulary.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sampler.plan import PARTIAL, LayerPlan
+from sampler.plan import PARTIAL, SKIP, LayerPlan
+
+HALVES = ([f"self_attn.{n}" for n in "qkvo"], [f"mlp.{n}" for n in ("gate", "up", "down")])
 
 Cached = dict[tuple[int, int], Tensor]  # (layer, position) → one row
 
@@ -29,6 +32,7 @@ class BlockState:
 
     keys: Cached = field(default_factory=dict)
     values: Cached = field(default_factory=dict)
+    inputs: Cached = field(default_factory=dict)  # what last came into the layer
     attention: Cached = field(default_factory=dict)  # what attention last added to the residual stream
     mlp: Cached = field(default_factory=dict)  # what the MLP last added
     outputs: Cached = field(default_factory=dict)  # the layer's last output, for literal replay
@@ -49,6 +53,8 @@ class ReferenceModel:
         self.mask: int = config["mask_token_id"]
         self.stop: int = config["eos_token_id"]
         assert isinstance(self.stop, int), "one stop token"
+        size = [sum(weights[f"model.layers.0.{n}_proj.weight"].numel() for n in half) for half in HALVES]
+        self.shares = [Fraction(part, sum(size)) for part in size]  # of a layer's weights: attention, MLP
 
     @classmethod
     def load(cls, folder: Path | str, dtype: torch.dtype = torch.float32) -> "ReferenceModel":
@@ -119,14 +125,18 @@ def forward(
     state: BlockState,
     *,
     literal: bool = False,
-) -> list[int]:
-    """Runs the clean prefix whole and the window by `plan`; returns how many of the window each layer ran."""
+) -> list[Fraction]:
+    """Runs the clean prefix whole and the window by `plan`; returns how many of the window each layer ran.
+
+    A half of a layer counts by its share of the layer's weights.
+    """
     start = window.start // model.block * model.block
     positions = [*range(start), *window]
     row = {position: i for i, position in enumerate(positions)}
     h_PD = model.weights["model.embed_tokens.weight"][[tokens[position] for position in positions]]
     ran = []
     for layer, step in enumerate(plan.steps):
+        _store(state.inputs, layer, window, h_PD[start:])
         chosen = [start + offset for offset in plan.selected] if step is PARTIAL else [*window]
         for runs, cached in ((step.runs_attention, state.attention), (step.runs_mlp, state.mlp)):
             computed = [*range(start), *(chosen if runs else [])]
@@ -136,10 +146,12 @@ def forward(
             elif computed:
                 delta_ND = model.mlp(layer, h_ND)
             _store(cached, layer, computed[start:], delta_ND[start:])
-            h_PD = h_PD + torch.cat([delta_ND[:start], _fetch(cached, layer, window)])
+            replayed_WD = _fetch(cached, layer, window) * (step is not SKIP)
+            h_PD = h_PD + torch.cat([delta_ND[:start], replayed_WD])
         if literal:
             _store(state.outputs, layer, computed[start:], h_PD[start : len(computed)])
             h_PD = torch.cat([h_PD[:start], _fetch(state.outputs, layer, window)])
-        ran.append(len(chosen) if step.runs_attention or step.runs_mlp else 0)
+        attention, mlp = model.shares
+        ran.append(len(chosen) * (attention * step.runs_attention + mlp * step.runs_mlp))
     state.final.update(zip(window, h_PD[start:], strict=True))
     return ran

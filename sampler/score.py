@@ -21,6 +21,7 @@ EXAMPLES = """examples:
 def main() -> None:
     arguments = _parser().parse_args()
     policy = ReusePolicy.parse(arguments.policy)
+    policy.check_scoring()
     check_batch_size(arguments.batch_size)
     pick_dtype(arguments.dtype, pick_device(arguments.device))
     lines = read_lines()

@@ -47,8 +47,7 @@ def score_pairs(
     check_batch_size(batch_size)
     if method not in METHODS:
         raise InputError(f"unknown scoring {method!r}: {' or '.join(METHODS)} is allowed")
-    if bound.period is None:
-        raise InputError(f"policy {policy} has no fixed period, so a state cannot be rewound to its staleness")
+    policy.check_scoring()
     check_pairs(pairs, config)
     questions = _questions(pairs)
     longest = max((len(pair.prefix) + len(pair.target) + 1 for pair in pairs), default=0)

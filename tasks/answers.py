@@ -7,6 +7,7 @@ from typing import Any
 
 Document = dict[str, Any]
 SHUFFLE_SEED = 42
+NO_ANSWER = "[invalidanswer]"  # what lm-eval reads from an answer without its phrase
 
 
 def boxed(text: str) -> str | None:
@@ -91,3 +92,17 @@ def ifeval_scores(document: Document, responses: Sequence[str]) -> dict[str, Any
     finally:
         random.setstate(state)
     return scores
+
+
+def math_scores(document: Document, responses: Sequence[str]) -> dict[str, Any]:
+    """lm-eval's, but where an answer lacks the phrase that its exact match reads there is nothing to compare.
+
+    It would compare "[invalidanswer]" as a formula, which is never equal and takes longer than decoding the answer did.
+    """
+    from lm_eval.tasks.minerva_math import utils  # its packages are an extra
+
+    (text,) = responses
+    found = utils.get_unnormalized_answer(text)
+    matches = found != NO_ANSWER and utils.is_equiv(utils.normalize_final_answer(found), document["answer"])
+    verified = utils.verify(gold=utils.parse(document["solution"]), target=utils.parse(text))
+    return {"exact_match": int(matches), "math_verify": int(verified)}

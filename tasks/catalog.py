@@ -99,7 +99,7 @@ MINERVA_MATH = Entry(
     most_fewshot=4,
     max_new_tokens=2048,
     check=rows.minerva_math,
-    overrides={"doc_to_text": "Problem:\n{{problem}}\n\n" + BOX},
+    overrides={"doc_to_text": "Problem:\n{{problem}}\n\n" + BOX, "process_results": answers.math_scores},
     packages=("math_verify", "latex2sympy2_extended", "sympy", "antlr4"),
     install='pip install "lm_eval[math]"',
 )

@@ -11,7 +11,7 @@ import logging
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lm_eval.api.group import Group
@@ -70,7 +70,6 @@ class Task:
     provenance: Provenance
     subtasks: Mapping[str, Any]  # lm-eval tasks by name
     documents: Sequence[Document]
-    scored: dict[bytes, Metrics] = field(default_factory=dict, repr=False, compare=False)  # by document and answer
 
     @property
     def name(self) -> str:
@@ -140,18 +139,7 @@ class Task:
         return requests if isinstance(requests, list) else [requests]
 
     def score(self, document: Document, requests: Sequence[Instance]) -> Metrics:
-        """A document's metrics, once every request's `resps` holds its responses.
-
-        An answer that was given before is not scored again: policies often agree, and to compare two formulas can take
-        longer than to write one.
-        """
-        given = repr((document.doc_id, [request.resps for request in requests]))
-        key = hashlib.sha256(given.encode()).digest()
-        if key not in self.scored:
-            self.scored[key] = self._score(document, requests)
-        return dict(self.scored[key])
-
-    def _score(self, document: Document, requests: Sequence[Instance]) -> Metrics:
+        """A document's metrics, once every request's `resps` holds its responses."""
         task = self.subtasks[document.subtask]
         task._instances = list(requests)  # the only way to have lm-eval's filters run on one document
         task.apply_filters()

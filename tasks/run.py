@@ -14,6 +14,7 @@ from sampler import DecodeSettings, InputError, ReusePolicy, load_model
 from sampler.cli import Parser, add_decode_flags, add_model_flags, run_command
 from sampler.decode import check_batch_size, check_prompts
 from sampler.loading import find_model
+from tasks.catalog import GENERATE
 from tasks.decoder import Sampler, chat_template
 from tasks.evaluate import Result, evaluate
 from tasks.harness import Task
@@ -35,6 +36,8 @@ def main() -> None:
     )
     check_batch_size(arguments.batch_size)
     task = open_task(arguments.task, _options(arguments))
+    if task.kind != GENERATE:
+        policy.check_scoring()
     files = find_model(arguments.model)
     policy.bind(files.config.num_layers, arguments.subset_size)
     check_prompts((), settings, files.config)

@@ -223,11 +223,12 @@ def columns_of(
     policy = ReusePolicy.parse(trial["policy"])
     layers = policy.layer_indices(sim.depth, None)
     at = np.arange(len(shard)) + trial["shard"] * sim.shard_size
-    correct, answer = _answers(policy.k, at, truth, pool, trial["policy"] + str(trial["threshold"]))
+    k = policy.k or 2  # policies beyond the grid are simulated like k2
+    correct, answer = _answers(k, at, truth, pool, trial["policy"] + str(trial["threshold"]))
     token_ids = pool.token_ids.take(pa.array(answer))
     scored = trial["task"] in sim.scored
     tokens = np.zeros(len(at), dtype=int) if scored else pa.compute.list_value_length(token_ids).to_numpy() + 1
-    passes = _passes(policy.k, tokens, sim.depth, len(layers), scored)
+    passes = _passes(k, tokens, sim.depth, len(layers), scored)
     per_layer_position, per_pass = 1.4e-6, 0.011
     done = sum(passes[kind] for kind in ("passes_prefill", "passes_full", "passes_small", "passes_commit"))
     share = passes["layers_computed"] / (passes["layers_computed"] + passes["layers_reused"])

@@ -57,7 +57,7 @@ def worker_settings(root: Path, **changes: Any) -> WorkerSettings:
 
 
 def context(**changes: Any) -> RowContext:
-    values: dict[str, Any] = {"sweep": "s-1", "attempt": 0, "actor": "worker-1", "node": "n", "calibration": 100.0}
+    values: dict[str, Any] = {"sweep": "s-1", "attempt": 0, "actor": "worker-1", "node": "n"}
     return RowContext(**values | changes)
 
 

@@ -15,7 +15,7 @@ from small_models import DEPTH, golden_model, shallow, shallow_oracle
 from sampler import DecodeSettings, Generated, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
 from sampler.decode import Step
 from sampler.engine import Engine, Pass
-from sampler.plan import COMPUTE, Keeps, PassKind, compute_all
+from sampler.plan import REPLAY_ATTENTION, REPLAY_MLP, SKIP, Keeps, PassKind, compute_all
 from sampler.reference import ReferenceGenerated, reference_generate
 from sampler.reveal import Prediction, Predictor, reveal
 
@@ -24,7 +24,12 @@ torch.set_num_threads(1)
 MASK, STOP = 159, 158
 TIE = 1e-4  # decisions closer than this may fall either way
 GRID = [f"k{k}_{subset}{mode}" for k in (2, 3) for subset in ("first", "middle", "last") for mode in ("", ".output")]
-POLICIES = ["k1", *GRID, "k2_middle.small", "k3_first.output.small", "k2_all", "k2_1-3+6", "k4_last", "k2_0"]
+BEYOND = [
+    *("adaptive=0.3_middle", "adaptive=0.8_first.5", "adaptive=inf_0-3.1", "skip_middle", "skip_all", "stale=3"),
+    *("trim=0_middle", "trim=0.1_first", "trim=0.5_all", "trim=0.25_2+5-6", "trim=0.25_middle.random"),
+    *("mlp=2_middle", "mlp=3_all", "attn=2_last", "attn=4_0+3-5"),
+]
+POLICIES = ["k1", *GRID, "k2_middle.small", "k3_first.output.small", "k2_all", "k2_1-3+6", "k4_last", "k2_0", *BEYOND]
 LENGTHS = (1, 7, 31, 32, 33, 50, 64, 70)
 
 
@@ -171,6 +176,8 @@ def test_residual_subsets_differ() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_runs_inside_the_layers_is_what_the_plans_say(policy: str) -> None:
     ran: Counter[str] = Counter()
+    attention, mlp = shallow().config.layer_weights
+    halves = {REPLAY_MLP: attention / (attention + mlp), REPLAY_ATTENTION: mlp / (attention + mlp)}
 
     class Counted:
         """A layer that counts its executions, in place of the layer."""
@@ -182,6 +189,16 @@ def test_what_runs_inside_the_layers_is_what_the_plans_say(policy: str) -> None:
             ran["computed"] += 1
             ran["positions"] += len(window.rows.positions[0])
             return self.layer.run(x_ND, window, kept, work)
+
+        def run_half(self, step: Any, x_ND: torch.Tensor, window: Any, kept: Any, work: Any) -> torch.Tensor:
+            ran["computed"] += 1
+            ran["positions"] += halves[step] * len(window.rows.positions[0])  # type: ignore[assignment]
+            return self.layer.run_half(step, x_ND, window, kept, work)
+
+        def run_part(self, x_ND: torch.Tensor, part: Any, kept: Any, work: Any) -> torch.Tensor:
+            ran["computed"] += 1
+            ran["positions"] += len(part.rows)
+            return self.layer.run_part(x_ND, part, kept, work)
 
         def replay(self, *arguments: Any) -> torch.Tensor:
             ran["reused"] += 1
@@ -197,11 +214,14 @@ def test_what_runs_inside_the_layers_is_what_the_plans_say(policy: str) -> None:
         on_step=steps.append,
     )
     counters = got.counters
-    assert (counters.layers_computed, counters.layer_positions) == (ran["computed"], ran["positions"])
+    in_half = [step for step in steps if {REPLAY_MLP, REPLAY_ATTENTION} & set(step.executed.steps)]
+    assert counters.layers_computed == ran["computed"]
+    assert counters.layer_positions == pytest.approx(ran["positions"], abs=len(in_half) / 2)
     stale = [step for step in steps if step.executed.stale]
-    planned = sum(step.executed.steps.count(COMPUTE) for step in steps if not step.executed.stale)
+    running = [do for step in steps if not step.executed.stale for do in step.executed.steps]
+    planned = sum(do.runs_attention or do.runs_mlp for do in running)
     assert ran["computed"] == planned + DEPTH * (counters.prefill + counters.commit)
-    assert counters.layers_reused == ran["reused"] + DEPTH * len(stale)
+    assert counters.layers_reused == ran["reused"] + running.count(SKIP) + DEPTH * len(stale)
     passes = counters.prefill + counters.full + counters.small + counters.commit
     assert counters.layers_computed + counters.layers_reused == DEPTH * passes
     assert counters.eligible == counters.replayed == sum(step.executed.replays for step in steps)

@@ -1,4 +1,4 @@
-"""Plans that no shipped policy asks for yet: the layer loop obeys them as the oracle does."""
+"""Plans by themselves, whatever policy asks for them: the layer loop obeys them as the oracle does."""
 
 from typing import Any
 
@@ -6,8 +6,20 @@ import pytest
 import torch
 from small_models import DEPTH, shallow, shallow_oracle
 
-from sampler.engine import Engine, Pass
-from sampler.plan import COMPUTE, PARTIAL, REPLAY, REPLAY_ATTENTION, REPLAY_MLP, Keeps, LayerPlan, PassKind, Unit
+from sampler.engine import Engine, Measured, Pass
+from sampler.plan import (
+    COMPUTE,
+    INPUT,
+    PARTIAL,
+    REPLAY,
+    REPLAY_ATTENTION,
+    REPLAY_MLP,
+    SKIP,
+    Keeps,
+    LayerPlan,
+    PassKind,
+    Unit,
+)
 from sampler.plan import LayerStep as Do
 from sampler.reference_model import BlockState, forward
 
@@ -41,6 +53,7 @@ def sequence(row: int) -> list[list[int]]:
         (REPLAY_MLP, Unit.MLP, ()),
         (PARTIAL, Unit.LAYER, (9, 12)),
         (PARTIAL, Unit.LAYER, tuple(range(8, 16))),
+        (SKIP, Unit.LAYER, ()),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 3])
@@ -101,6 +114,55 @@ def test_replaying_with_unchanged_inputs_equals_computing(step: Do, unit: Unit) 
     engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED, unit), slots=1, capacity=32, reader=states)
     list(engine.run([row()]))
     torch.testing.assert_close(seen[0], seen[1], atol=1e-4, rtol=0)
+
+
+def test_rows_that_select_more_or_fewer_positions_share_a_forward() -> None:
+    """Counters say who ran how much; the forward is one."""
+    forwards: list[int] = []
+
+    def reader(logits_NV: torch.Tensor, asks: list[Any]) -> list[torch.Tensor]:
+        forwards.append(len(asks))
+        return list(logits_NV)
+
+    def row(number: int) -> Any:
+        for do, chosen in ((COMPUTE, ()), (PARTIAL, tuple(range(number + 1)))):
+            yield Pass(
+                kind=PassKind.FULL,
+                start=0,
+                tokens=sequence(number)[1],
+                plan=plan(do, chosen),
+                opens_block=do is COMPUTE,
+                read=(3,),
+                asks=(None,),
+            )
+
+    engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED), slots=3, capacity=32, reader=reader)
+    done = {one.index: one.counters.layer_positions for one in engine.run(row(number) for number in range(3))}
+    assert forwards == [3, 3]
+    assert done == {n: DEPTH * 32 + (DEPTH - len(REUSED)) * 32 + len(REUSED) * (n + 1) for n in range(3)}
+
+
+def test_a_row_hears_how_far_its_watched_input_moved() -> None:
+    heard: dict[int, list[Any]] = {0: [], 1: []}
+
+    def row(number: int) -> Any:
+        states = sequence(number)
+        for tokens in (states[0], states[0], states[1]):
+            yield Pass(kind=PassKind.FULL, start=0, tokens=tokens, plan=LayerPlan(ALL), opens_block=not heard[number])
+            heard[number].append((yield Measured()))
+
+    keeps = Keeps(REUSED, watched=0)
+    engine: Engine[None] = Engine(shallow().network, keeps=keeps, slots=2, capacity=32, reader=states)
+    list(engine.run(row(number) for number in range(2)))
+    embedding = shallow().network.embedding_VD
+    for number, (opening, unchanged, moved) in heard.items():
+        before, now, _ = sequence(number)
+        assert opening == {}
+        assert [change for change, _ in unchanged[INPUT]] == [0.0] * 32
+        change = (embedding[now] - embedding[before]).abs().sum(-1)
+        torch.testing.assert_close(torch.tensor([c for c, _ in moved[INPUT]]), change)
+        torch.testing.assert_close(torch.tensor([s for _, s in moved[INPUT]]), embedding[before].abs().sum(-1))
+        assert [c > 0 for c in change] == [5 <= p < 9 for p in range(32)]
 
 
 def test_a_replay_of_what_was_never_computed_is_a_fault() -> None:

@@ -157,7 +157,9 @@ def test_replaying_with_unchanged_inputs_equals_computing(step: LayerStep, windo
     computed = dict(state.final)
     plan = LayerPlan((COMPUTE,) * 2 + (step,) * 4 + (COMPUTE,) * 2, selected=(9, 12) if step is PARTIAL else ())
     ran = forward(oracle, BLOCK, window, plan, state)
-    assert ran[2:6] == [2 if step is PARTIAL else 0 if step is REPLAY else len(window)] * 4
+    attention, mlp = (share * len(window) for share in oracle.shares)
+    assert attention + mlp == len(window)
+    assert ran[2:6] == [{PARTIAL: 2, REPLAY: 0, REPLAY_ATTENTION: mlp, REPLAY_MLP: attention}[step]] * 4
     for position in window:
         torch.testing.assert_close(state.final[position], computed[position], atol=1e-4, rtol=1e-4)
 

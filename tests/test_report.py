@@ -255,6 +255,35 @@ def test_settings_that_vary_are_told_apart(tmp_path: Path) -> None:
     assert names == {f"{policy}_t{value}" for policy in FEW.policies for value in ("0.9", "0.95")}
 
 
+def test_policies_stand_beside_decode_settings(tmp_path: Path) -> None:
+    beyond = ("k1", "k2_middle", "mlp=2_middle", "trim=0.25_middle", "trim=0.25_middle.random", "stale=2")
+    sim = Simulation(documents={"gsm8k": 60}, policies=beyond, thresholds=(0.95, 0.8), shard_size=30)
+    folder = write_sweep(tmp_path / "beyond", sim)
+    write_report([folder])
+    text = read_page(folder).text
+    results = (folder / "results.md").read_text(encoding="utf-8")
+    for page in (text, results):
+        assert "Policies beside decode settings" in page
+        assert "on the front" in page
+    [table] = re.findall(r"(?m)^\| Family \|.*?\n\n", results, re.DOTALL)
+    families = [line.split(" | ")[0].removeprefix("| ") for line in table.strip().splitlines()[2:]]
+    assert families == ["k=1", "threshold", "fixed grid", "trim", "trim, random", "mlp", "stale"]
+    for axis in ("speed", "executions", "positions"):
+        assert (folder / "figures" / f"gsm8k-pareto-{axis}.svg").stat().st_size > 10_000
+
+
+def test_the_fixed_grid_alone_gets_no_such_part(reported: Path) -> None:
+    assert "Policies beside decode settings" not in read_page(reported).text
+    assert not list((reported / "figures").glob("*pareto*"))
+
+
+def test_decode_settings_alone_can_be_reported(tmp_path: Path) -> None:
+    sim = Simulation(documents={"gsm8k": 40}, policies=("k1",), thresholds=(0.95, 0.8), shard_size=20)
+    folder = write_sweep(tmp_path / "settings", sim)
+    write_report([folder])
+    assert "no configuration can be compared with k=1" in read_page(folder).text
+
+
 def test_output_mode_is_identical_by_construction(tmp_path: Path) -> None:
     policies = ("k1_first", "k1_last", "k2_first.output", "k2_last.output")
     folder = write_sweep(tmp_path / "output", replace(FEW, policies=policies))

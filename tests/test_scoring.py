@@ -15,7 +15,8 @@ from sampler.reference import ReferenceScored, reference_score
 
 torch.set_num_threads(1)
 
-POLICIES = ["k1", "k2_first", "k2_middle", "k3_last", "k3_middle.output", "k2_middle.small", "k4_all"]
+GRID = ["k1", "k2_first", "k2_middle", "k3_last", "k3_middle.output", "k2_middle.small", "k4_all"]
+POLICIES = [*GRID, "mlp=1_middle", "mlp=2_middle", "attn=3_all", "skip_middle", "stale=2"]
 
 
 def tokens(count: int, seed: int) -> tuple[int, ...]:
@@ -108,5 +109,8 @@ def test_bad_pairs_are_refused() -> None:
     for pair in (Pair(prefix=(), target=(1,)), Pair(prefix=(1,), target=()), Pair(prefix=(159,), target=(1,))):
         with pytest.raises(InputError):
             score("k1", [pair])
+    for policy in ("adaptive=0.2_middle", "trim=0.25_middle", "trim=0.25_middle.random"):
+        with pytest.raises(InputError, match=f"policy {policy} cannot score log-likelihoods: it .* passes"):
+            score(policy, [Pair(prefix=(1,), target=(2,))])
     with pytest.raises(InputError, match="unknown scoring 'sum'"):
         score("k1", [Pair(prefix=(1,), target=(2,))], method="sum")

@@ -76,6 +76,13 @@ def test_a_prepared_sweep(prepared: Prepare, model: Path, data: Path, tmp_path: 
     assert ready.options.revisions == ()
 
 
+def test_a_policy_that_cannot_score_is_told_before_anything_is_loaded(prepared: Prepare) -> None:
+    policies = ("k1", "mlp=2_middle", "trim=0.25_middle")
+    assert len(prepared(policies=policies).trials) == 3
+    [sentence] = sentences(prepared, tasks=("gsm8k", "mmlu_anatomy"), policies=policies)
+    assert sentence.startswith("task mmlu_anatomy: policy trim=0.25_middle cannot score log-likelihoods: it chooses")
+
+
 def test_a_limit_takes_what_the_task_itself_would(prepared: Prepare) -> None:
     for limit in (1, 7, None):
         task = prepared(limit=limit).tasks["gsm8k"]

@@ -66,7 +66,7 @@ def test_a_speed_up_divides_each_trial_by_its_calibration() -> None:
     totals = both(rows)
     assert totals["k1_first"].speedup == totals["k1_last"].speedup == pytest.approx(1.0)
     assert totals["k2_middle"].speedup == pytest.approx(2.0)
-    assert totals["k2_middle"].calibration == pytest.approx(7.5)
+    assert totals["k2_middle"].calibration == pytest.approx((5 + 0.5 * 10) / 1.5), "weighed by time"
 
 
 def test_the_baseline_is_all_k1_of_the_same_task_and_settings() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tasks_fakes import bench, canned_for, run
 
-from tasks.answers import boxed, boxed_or_all, gpqa_options, program
+from tasks.answers import boxed, boxed_or_all, gpqa_options, math_scores, program
 from tasks.opening import open_task
 from tasks.options import TaskOptions
 
@@ -113,3 +113,21 @@ def test_gpqa_order_depends_on_the_question_alone() -> None:
     for shown in first:
         assert shown[f"choice{'ABCD'.index(shown['answer'][1]) + 1}"].startswith("right")
     assert json.dumps(first)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "So it is $\\boxed{12}$.",
+        "Final Answer: The final answer is $12$. I hope it is correct.",
+        "Final Answer: The final answer is $\\frac{24}{2}$. I hope it is correct.",
+        "Final Answer: The final answer is $13$. I hope it is correct. $\\boxed{13}$",
+        "Final Answer: The final answer is [invalidanswer]. I hope it is correct.",
+        "",
+    ],
+)
+def test_math_scores_are_lm_evals(text: str) -> None:
+    from lm_eval.tasks.minerva_math.utils import process_results
+
+    document = {"problem": "What is 7+5?", "solution": "It is $7+5=\\boxed{12}$.", "answer": "12"}
+    assert math_scores(document, [text]) == process_results(document, [text])

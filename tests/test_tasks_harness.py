@@ -14,7 +14,7 @@ from test_tasks_sources import write_dataset
 from sampler import InputError
 from tasks.catalog import CATALOG
 from tasks.decoder import chat_template
-from tasks.harness import Document, Metrics, Task
+from tasks.harness import Task
 from tasks.opening import find_entry, open_task
 from tasks.options import TaskOptions
 
@@ -148,7 +148,6 @@ def test_a_documents_score_does_not_depend_on_its_company() -> None:
     task = opened("gsm8k", limit=100)
     decoder = canned_for(task, lambda document: document["answer"] if len(document["question"]) % 2 else "7")
     alone = {r.document.doc_id: r.metrics for document in task.documents for r in run(task, decoder, [document])}
-    task = opened.__wrapped__("gsm8k", limit=100)  # one that has scored nothing yet
     backwards = canned_for(
         task, lambda document: document["answer"] if len(document["question"]) % 2 else "7", backwards=True
     )
@@ -156,28 +155,6 @@ def test_a_documents_score_does_not_depend_on_its_company() -> None:
     assert {r.document.doc_id: r.metrics for r in together} == alone
     assert [r.document for r in together] != list(task.documents), "results come as they are finished"
     assert aggregate(task, together) == aggregate(task, together[::-1])
-
-
-def test_an_answer_is_scored_once_and_no_other_takes_its_place() -> None:
-    task = open_task("minerva_math", TaskOptions(data="bundled", limit=2))
-    first, second = (document for document in task.documents if document.subtask == "minerva_math_algebra")
-    gold = task.subtasks[first.subtask].task_docs[first.index]["answer"]
-
-    def score(document: Document, text: str) -> Metrics:
-        (request,) = task.requests(document, None)
-        request.resps.append(text)
-        return task.score(document, [request])
-
-    right = score(first, f"$\\boxed{{{gold}}}$")
-    assert right["math_verify"] == 1
-    again = score(first, f"$\\boxed{{{gold}}}$")
-    assert again == right
-    assert len(task.scored) == 1
-    again["math_verify"] = 0
-    assert score(first, f"$\\boxed{{{gold}}}$") == right, "what a caller does to its metrics stays with the caller"
-    assert score(first, "$\\boxed{1000}$")["math_verify"] == 0
-    assert score(second, f"$\\boxed{{{gold}}}$")["math_verify"] == 0
-    assert len(task.scored) == 3
 
 
 def test_results_carry_what_was_measured() -> None:

@@ -31,15 +31,22 @@ def trials(*attempts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_the_parts_add_up_to_all_the_time_there_was() -> None:
-    found = timeline(trials(attempt("a", 0, 10), attempt("a", 10.5, 20), attempt("b", 1, 12), attempt("b", 12.25, 18)))
+    found = timeline(
+        trials(
+            attempt("a", 0, 10),
+            attempt("a", 10.5, 20),
+            attempt("b", 1, 12),
+            attempt("b", 12.25, 18, recalibration_seconds=0.125),
+        )
+    )
     assert found is not None
     assert (found.trials, found.actors, found.loads, found.load_seconds) == (4, 2, 2, 6.0)
     assert found.seconds == pytest.approx(20)
     assert found.parts == pytest.approx(
         {
             "decoding": 8 + 7.5 + 9 + 3.75,
-            "calibration": 4.0,
-            "scoring": 2.0,
+            "calibration": 4.125,
+            "scoring": 1.875,
             "waiting": 1.0,
             "finishing": 1.0,
             "between": 0.75,

@@ -46,7 +46,7 @@ def totals(
                 sums = Sums(
                     baseline=policy.startswith("k1"), documents=count, correct=count * 4 // 5, tokens=100 * count,
                     seconds=cost * count / speed, work=100.0 * count / speed, layer_positions=1000 * count,
-                    attempts=1, calibrations=50.0, scored={0: count},
+                    scored={0: count},
                 )  # fmt: skip
                 if count:
                     tally.add_sums(key, sums)

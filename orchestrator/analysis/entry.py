@@ -85,7 +85,7 @@ def _check_comparable(tasks: Sequence[TaskRows], evidence: Evidence) -> None:
     with_baseline = [rows for rows in tasks if any(c.is_baseline for c in rows.configurations)]
     if not with_baseline:
         refuse(f"no rows at k=1 among {', '.join(policies)}; a comparison needs the baseline: run policy k1 too")
-    if not any(len({c.is_baseline for c in rows.configurations}) > 1 for rows in with_baseline):
+    if not any(len({(c.is_baseline, c.settings) for c in rows.configurations}) > 1 for rows in with_baseline):
         refuse(f"only {', '.join(policies)} here; a comparison needs another policy beside k=1 in the same task")
     for finding in metrics(evidence):
         refuse(f"{finding.sentence.rstrip('.')}: no statistic can be made of them; run these trials again")

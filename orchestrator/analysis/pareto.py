@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 def front(points: Sequence[tuple[float, float]]) -> list[bool]:
     """For each (accuracy, speed-up): no other point is at least as good in both and better in one."""
-    return [not any(_beats(other, point) for other in points) for point in points]
+    return [not any(beats(other, point) for other in points) for point in points]
 
 
-def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[0] >= other[0] and one[1] >= other[1] and one != other

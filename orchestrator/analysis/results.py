@@ -14,6 +14,7 @@ from orchestrator.analysis.pairs import Configuration
 from orchestrator.analysis.resample import Estimate
 from orchestrator.analysis.shapes import Histogram, Trial
 from orchestrator.analysis.speed import Speedup, Throughput
+from orchestrator.analysis.standing import Standing
 from orchestrator.analysis.verdict import Criteria, Verdict
 
 
@@ -49,6 +50,7 @@ class ConfigurationResult:
     )  # with k=1 at the same settings; None for k=1, and where no k=1 ran with these settings
     relative_speed: Estimate | None  # of tokens/s against k=1 at the task's first settings: one axis for all
     pareto: bool  # no other configuration of the task is as accurate and, on that axis, as fast
+    standing: Standing | None = None  # beside all others, decode settings included; None where nothing is generated
 
     @property
     def label(self) -> str:

@@ -18,6 +18,7 @@ from orchestrator.analysis.resample import Estimate
 from orchestrator.analysis.results import Baseline, Comparison, ConfigurationResult, TaskResult
 from orchestrator.analysis.shapes import agreement, histograms
 from orchestrator.analysis.speed import Against, Speeds, baseline, speeds, speedup, throughput
+from orchestrator.analysis.standing import Standings, with_fronts
 from orchestrator.analysis.verdict import Criteria, hypothesis, judge, withheld
 
 GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
@@ -164,15 +165,36 @@ class TaskAnalysis:
                     pareto=False,
                 )
             )
-        return _with_front(found)
+        return self._with_standings(_with_front(found), against)
 
-    def _relative_speed(self, number: int, bootstrap: Speeds, against: Mapping[Settings, Against]) -> Estimate | None:
-        """Against the first settings asked for, so that k=1 at other settings stands on the same axis."""
+    def _with_standings(
+        self, found: Sequence[ConfigurationResult], against: Mapping[Settings, Against]
+    ) -> tuple[ConfigurationResult, ...]:
         if not against or self.kind != GENERATE:
-            return None
+            return tuple(found)
+        standings = Standings(
+            rows=self.rows,
+            reference=self._first_settings(against),
+            model=self.evidence.request.get("model", {}),
+            rng=np.random.default_rng([self.seed, 1, *self.rows.task.encode()]),
+        )
+        placed = with_fronts(
+            [result.accuracy.value for result in found],
+            [standings.of(number, result.relative_speed) for number, result in enumerate(found)],
+        )
+        return tuple(replace(result, standing=one) for result, one in zip(found, placed, strict=True))
+
+    def _first_settings(self, against: Mapping[Settings, Against]) -> Settings:
+        """Those asked for first, so that k=1 at other settings stands on the same axis."""
         asked = self.evidence.request.get("settings", {})
         first = tuple((asked.get(axis) or (None,))[0] for axis in ("threshold", "small_block", "block_cache"))
-        chosen = next((settings for settings in against if settings == first), next(iter(against)))
+        return next((settings for settings in against if settings == first), next(iter(against)))
+
+    def _relative_speed(self, number: int, bootstrap: Speeds, against: Mapping[Settings, Against]) -> Estimate | None:
+        """Against k=1 at the first settings."""
+        if not against or self.kind != GENERATE:
+            return None
+        chosen = self._first_settings(against)
         configuration = self.rows.configurations[number]
         if configuration.is_baseline and configuration.settings == chosen:
             return Estimate(value=1.0, low=1.0, high=1.0)

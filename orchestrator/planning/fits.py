@@ -10,7 +10,7 @@ from sampler import DecodeSettings, InputError, ReusePolicy
 from sampler.config import ModelConfig
 from sampler.decode import check_ids, check_length, check_prompts
 from sampler.loading import ModelFiles
-from sampler.policy import checked_subset_size
+from sampler.subsets import checked_subset_size
 from tasks.catalog import GENERATE
 from tasks.decoder import chat_template, pairs_of, prompt_of
 
@@ -27,6 +27,10 @@ def check_model(
     for name in settings.policies:
         with problems.noted():
             ReusePolicy.parse(name).bind(config.num_layers, settings.subset_size)
+        scored = sorted(task.task.name for task in tasks.values() if task.task.kind != GENERATE)
+        with problems.noted():
+            if scored:
+                _check_scoring(name, scored[0])
     for size in settings.small_block:
         with problems.noted():
             check_prompts((), DecodeSettings(small_block=size), config)
@@ -36,6 +40,13 @@ def check_model(
         for task in tasks.values():
             with problems.noted():
                 _check_first_documents(task, config, tokenizer, template)
+
+
+def _check_scoring(policy: str, task: str) -> None:
+    try:
+        ReusePolicy.parse(policy).check_scoring()
+    except InputError as error:
+        raise InputError(f"task {task}: {error}") from None
 
 
 def _check_first_documents(prepared: PreparedTask, config: ModelConfig, tokenizer: Any, template: Any) -> None:

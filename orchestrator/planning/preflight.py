@@ -18,7 +18,7 @@ from orchestrator.planning.request import Request, adopt, combine
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.loading import ModelFiles, find_model
-from sampler.policy import checked_subset_size
+from sampler.subsets import checked_subset_size
 from tasks.opening import open_task
 from tasks.sources import resolve_auto
 

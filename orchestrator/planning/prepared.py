@@ -151,6 +151,7 @@ class Prepared:
             "revision": self.identity.model_revision,
             "depth": self.identity.depth,
             "parameters": parameters(self.files.config),
+            "layer_weights": list(self.files.config.layer_weights),  # of attention, and of the MLP
         }
         facts = {name: task.facts() for name, task in self.tasks.items()}
         asked = replace(self.asked, tasks=tuple(self.tasks))

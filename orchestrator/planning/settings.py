@@ -33,13 +33,13 @@ def policies_of(
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown:
         raise InputError(f"--reuse {unknown[0]}: {' or '.join(MODES)} is allowed, or both")
-    places = [str(ReusePolicy(k=1, layers=subset).layers) for subset in subsets]
+    places = [str(ReusePolicy.grid(k=1, layers=subset).layers) for subset in subsets]
     for flag, values in (("k", periods), ("subsets", places), ("reuse", modes)):
         twice = _repeated(values)
         if twice is not None:
             raise InputError(_twice(flag, twice))
     return tuple(
-        str(ReusePolicy(k=k, layers=place, mode=mode if k > 1 else "residual"))
+        str(ReusePolicy.grid(k=k, layers=place, mode=mode if k > 1 else "residual"))
         for k in periods
         for place in places
         for mode in (modes if k > 1 else modes[:1])

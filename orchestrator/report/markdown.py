@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.best import best, best_of_each_k
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
+from orchestrator.analysis.standing import AXES, SPEED, Iso, Standing
 from orchestrator.report.section import Section, TaskView
 from orchestrator.report.words import NONE, between, layers, number, percent, signed
 
@@ -38,6 +39,7 @@ def _section(section: Section) -> Iterator[str]:
         yield from _complete(view)
     yield from _best(section)
     yield from _tradeoffs(section)
+    yield from _beside_settings(section)
     yield from _notes(section)
     yield from _earlier(section)
 
@@ -139,6 +141,51 @@ def _tradeoffs(section: Section) -> Iterator[str]:
             )
         names = ["Configuration", "Accuracy", "Degradation", "Throughput (tokens/s)", "Speed-up vs k1 (pooled)"]
         yield from _table(names, rows)
+
+
+def _beside_settings(section: Section) -> Iterator[str]:
+    """Policies beside decode settings: the fastest of each family, and who beats whom."""
+    for view in section.tasks:
+        if not view.beside_settings:
+            continue
+        margin = section.criteria.margin
+        yield f"## Policies beside decode settings: {view.task.task}"
+        yield ""
+        yield (
+            f"The fastest configuration of each family whose accuracy lies within {margin:g} points of k=1 at the "
+            "first settings, by the low end of its paired 95 % interval. Gains are ratios per token against that k=1."
+        )
+        yield ""
+        names = ["Family", "Tried", "Fastest within the margin", "Accuracy difference", *(f"Gain, {a}" for a in AXES)]
+        yield from _table(names, [_fastest(iso, result) for iso, result in view.fastest(margin)])
+        yield "On the front: no other configuration, decode settings of k=1 included, is as accurate and as good."
+        yield ""
+        columns = [f"{what}, {axis}" for axis in AXES for what in ("Gain", "beaten by")]
+        names = ["Config", "Family", "Accuracy", "Accuracy difference", "Steps/document", *columns]
+        yield from _table(names, [_standing(r, r.standing) for r in view.task.configurations if r.standing])
+
+
+def _fastest(iso: Iso, result: ConfigurationResult | None) -> list[str]:
+    one = None if result is None else result.standing
+    if one is None:
+        return [iso.family, str(iso.tried), "none", *[NONE] * 4]
+    return [iso.family, str(iso.tried), one.name, _points(one), *(_gain(one, axis) for axis in AXES)]
+
+
+def _standing(result: ConfigurationResult, one: Standing) -> list[str]:
+    pairs = zip(AXES, one.beaten, strict=True)
+    sides = [cell for axis, by in pairs for cell in (_gain(one, axis), by or "on the front")]
+    steps = number(result.throughput.steps_per_document, 1)
+    return [one.name, one.family, percent(result.accuracy.value, 2), _points(one), steps, *sides]
+
+
+def _points(one: Standing) -> str:
+    return f"{signed(one.points.value, 2)} pp ({between(one.points, 1, sign=True)})"
+
+
+def _gain(one: Standing, axis: str) -> str:
+    ends = f" ({between(one.speed, 2)})" if axis == SPEED else ""
+    return f"{number(one.gain(axis), 2)}×{ends}"
 
 
 def _notes(section: Section) -> Iterator[str]:

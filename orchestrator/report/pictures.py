@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.breakdown import Part
 from orchestrator.analysis.facts import Startup
+from orchestrator.analysis.families import REFERENCE
+from orchestrator.analysis.resample import Estimate
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.shapes import Trial
+from orchestrator.analysis.standing import EXECUTIONS, POSITIONS, SPEED, worth_showing
 from orchestrator.report.drawing import Picture, finish, style
 from orchestrator.report.figure_grids import Grid, panels, tall
+from orchestrator.report.figure_pareto import Stand, pareto
 from orchestrator.report.figure_spread import Spread, spreads
 from orchestrator.report.figure_time import Dot, Lane, over_time
 from orchestrator.report.figure_tradeoff import Point, forest, tradeoff
@@ -23,7 +27,12 @@ MOST_SUBJECTS = 60
 def task_pictures(task: TaskResult, analysis: Analysis, prefix: str) -> list[Picture]:
     """`prefix` begins the names of files and ids; it tells sweeps and tasks apart."""
     with style():
-        return [*_tradeoff(task, analysis, prefix), *_grids(task, prefix), *_rest(task, prefix)]
+        return [
+            *_tradeoff(task, analysis, prefix),
+            *_paretos(task, analysis, prefix),
+            *_grids(task, prefix),
+            *_rest(task, prefix),
+        ]
 
 
 def time_picture(analysis: Analysis, startups: Mapping[str, Startup], prefix: str) -> Picture | None:
@@ -37,8 +46,8 @@ def time_picture(analysis: Analysis, startups: Mapping[str, Startup], prefix: st
             name=f"{prefix}time",
             title="Tokens/s over time, by actor",
             caption="Each mark is one trial at the time it began; marks of one kind should lie on a level. The grey "
-            "line is the calibration that precedes every trial: fixed documents at k=1, which show the machine and "
-            "not the policy. A cold start would be a first mark far below its like.",
+            "line is the calibration as a trial began: fixed documents at k=1, which show the machine and not the "
+            "policy. A cold start would be a first mark far below its like.",
         )
 
 
@@ -72,6 +81,40 @@ def _tradeoff(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Pic
         f"{', values that were not declared before the run' if criteria.exploratory else ''}. The grey band is how far "
         "runs at k=1 lie from each other.",
     )
+
+
+def _paretos(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Picture]:
+    """Decode settings and policies together, over each axis; nothing where there is only the fixed grid."""
+    if not worth_showing([result.standing for result in task.configurations]):
+        return
+    for axis, name in ((SPEED, "speed"), (EXECUTIONS, "executions"), (POSITIONS, "positions")):
+        yield finish(
+            pareto(list(_stands(task, axis)), axis=axis, margin=analysis.criteria.margin),
+            name=f"{prefix}pareto-{name}",
+            title=f"{task.task}: policies and decode settings over {axis}",
+            caption="Paired differences in accuracy to k=1 at the first decode settings, with 95 % intervals, "
+            "over what is gained per token. Hollow: k=1 with another threshold, small block or block cache, the "
+            "control that a policy has to beat. The band is the margin.",
+        )
+
+
+def _stands(task: TaskResult, axis: str) -> Iterator[Stand]:
+    """The reference is one point, however many runs at k=1 it is pooled from."""
+    seen = set()
+    for result in task.configurations:
+        one = result.standing
+        gain = None if one is None else one.gain(axis)
+        if one is None or gain is None or (one.family == REFERENCE and REFERENCE in seen):
+            continue
+        seen.add(one.family)
+        timed = one.speed if axis == SPEED else None
+        yield Stand(
+            label=REFERENCE if one.family == REFERENCE else one.name,
+            family=one.family,
+            points=one.points,
+            gain=timed or Estimate(value=gain, low=gain, high=gain),
+            on_front=one.on_front(axis),
+        )
 
 
 def _point(result: ConfigurationResult) -> Point:

@@ -14,6 +14,7 @@ from orchestrator.analysis.counters import Totals, totals
 from orchestrator.analysis.explain import Explanation
 from orchestrator.analysis.facts import Key, code_text, key_of, peak_memory, provenance, startups
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult
+from orchestrator.analysis.standing import Iso, iso_accuracy, worth_showing
 from orchestrator.analysis.verdict import Criteria
 from orchestrator.report.drawing import Picture
 from orchestrator.report.earlier import Earlier
@@ -48,6 +49,17 @@ class TaskView:
     @property
     def outside(self) -> float | None:
         return next((e.outside_layers for _, e, _ in self.explained), None)
+
+    @property
+    def beside_settings(self) -> bool:
+        """There is more than the fixed grid, so that decode settings and policies are told side by side."""
+        return worth_showing([result.standing for result in self.task.configurations])
+
+    def fastest(self, margin: float) -> list[tuple[Iso, ConfigurationResult | None]]:
+        """Of each family the fastest configuration within the margin."""
+        found = self.task.configurations
+        table = iso_accuracy([result.standing for result in found], margin)
+        return [(one, None if one.place is None else found[one.place]) for one in table]
 
     @property
     def places(self) -> int:

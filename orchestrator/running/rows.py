@@ -1,7 +1,7 @@
 """A trial's results as Arrow record batches, one row per document. Knows no model, no files, no Ray."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -25,7 +25,6 @@ class RowContext:
     attempt: int
     actor: str
     node: str
-    calibration: float  # tokens/s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +63,19 @@ class Account:
 
 
 def batches(
-    results: "Iterable[Result]", trial: TrialSpec, context: RowContext, device: Device
+    results: "Iterable[Result]", trial: TrialSpec, context: RowContext, device: Device, speed: Callable[[], float]
 ) -> Iterator[pa.RecordBatch]:
-    """As many rows at a time as are decoded together; each batch as soon as its last document is there."""
+    """As many rows at a time as are decoded together; each batch as soon as its last document is there.
+
+    `speed` is the actor's calibration of the moment, in tokens/s.
+    """
     shared = _shared(trial, context, device)
     remaining = iter(results)
     batch_id = 0
     while batch := list(islice(remaining, device.batch_size)):
         seconds = sum(result.wall_seconds for result in batch)
-        rows = [shared | _own(result) | {"batch_id": batch_id, "batch_seconds": seconds} for result in batch]
+        common = shared | {"batch_id": batch_id, "batch_seconds": seconds, "calibration": speed()}
+        rows = [common | _own(result) for result in batch]
         yield pa.RecordBatch.from_pylist(rows, schema=ROWS)
         batch_id += 1
 
@@ -99,7 +102,6 @@ def _shared(trial: TrialSpec, context: RowContext, device: Device) -> dict[str, 
         "actor": context.actor,
         "node": context.node,
         "device": device.name,
-        "calibration": context.calibration,
     }
 
 

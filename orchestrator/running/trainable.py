@@ -90,7 +90,6 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
             attempt=ray.get(self._results.begin.options(name=f"{trial.label} begun").remote(self._trial, facts)),
             actor=self._name,
             node=self._place["node"],
-            calibration=calibration.speed,
         )
         append = self._results.append.options(name=trial.label)  # what the dashboard shows
         for batch in self._watchdog.each(self._worker.run(trial, assigned.missing, context)):
@@ -102,6 +101,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
             "seconds": time.perf_counter() - began,
             "decode_seconds": account.seconds,
             "waiting_seconds": waited,
+            "recalibration_seconds": self._worker.recalibration_seconds,
             "peak_memory": self._worker.peak_memory(),
         }
         return spent, {"accuracy": account.accuracy, "tokens_per_s": account.tokens_per_s}

@@ -6,9 +6,7 @@ The model, its warm-up, the opened tasks and the speeds found outlive a trial; e
 import math
 import os
 import resource
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.running import provenance
+from orchestrator.running.calibration import PARTS, Calibration, Calibrator
 from orchestrator.running.rows import Device, RowContext, batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.loading import pick_device
@@ -29,10 +28,8 @@ from tasks.harness import Document, Task
 from tasks.opening import open_task
 from tasks.options import TaskOptions
 
-CALIBRATION_DOCUMENTS = 4
 CALIBRATION_TOKENS = 32  # new ones of each document
 CALIBRATION_PROMPT = 256  # its last tokens
-CALIBRATIONS = 5  # one takes half a second, in which a shared machine's speed may be far from that of the next minute
 MEMORY_SECONDS = 60.0
 
 
@@ -57,15 +54,6 @@ class WorkerSettings:
         assert self.options.limit is None, "a worker sees all documents; which are wanted is said with each trial"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
-    """The speed of the moment, and what finding it took."""
-
-    speed: float  # tokens/s of fixed documents at k1: the median of the last few times
-    tokens: int
-    seconds: float
-
-
 class Worker:
     """Loads and warms up at birth; then calibrates and runs one trial after the other."""
 
@@ -84,7 +72,7 @@ class Worker:
         self._made_with = {"packages": provenance.packages(), "code": provenance.code()}
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
         self._prompts = self._calibration_prompts()
-        self._speeds: deque[float] = deque(maxlen=CALIBRATIONS)
+        self._calibrator = Calibrator(self._decode_fixed)
 
     def facts(self, trial: TrialSpec, calibration: Calibration) -> dict[str, Any]:
         """What trial.json says about a trial and who runs it."""
@@ -105,24 +93,12 @@ class Worker:
         }
 
     def calibrate(self) -> Calibration:
-        """Decodes the fixed documents at k1 with default settings, whatever the trial will be."""
-        self._synchronise()
-        began = time.perf_counter()
-        decoded = decode_prompts(
-            self.model,
-            self._prompts,
-            policy=ReusePolicy.parse("k1"),
-            settings=DecodeSettings(
-                small_block=math.gcd(8, self.model.config.block_size), max_new_tokens=CALIBRATION_TOKENS
-            ),
-            batch_size=self.settings.batch_size,
-            with_text=False,
-        )
-        tokens = sum(len(generated.ids) for _, generated in decoded)
-        self._synchronise()
-        seconds = time.perf_counter() - began
-        self._speeds.append(tokens / seconds)
-        return Calibration(speed=statistics.median(self._speeds), tokens=tokens, seconds=seconds)
+        return self._calibrator.before_trial()
+
+    @property
+    def recalibration_seconds(self) -> float:
+        """What calibrations within the last trial took."""
+        return self._calibrator.within
 
     def run(self, trial: TrialSpec, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
         """Rows of these documents. Only decoding is timed; scoring happens while the clock stands."""
@@ -140,7 +116,8 @@ class Worker:
             subset_size=self.settings.subset_size,
         )
         results = evaluate(task, [by_id[doc_id] for doc_id in documents], sampler)
-        return batches(results, trial, context, self._described())
+        calibrated = self._calibrator.during(results)
+        return batches(calibrated, trial, context, self._described(), lambda: self._calibrator.speed)
 
     def peak_memory(self) -> int:
         """Bytes: on a CUDA device since the trial began, else of this process."""
@@ -187,10 +164,29 @@ class Worker:
         task, _ = self._opened(self.settings.calibration_task)
         tokenizer = self.model.tokenizer
         template = chat_template(tokenizer) if task.options.chat_template else None
-        count = max(CALIBRATION_DOCUMENTS, self.settings.batch_size)
-        contexts = [task.requests(document, template)[0].args[0] for document in task.documents[:count]]
+        wanted = task.documents[: PARTS * self.settings.batch_size]
+        contexts = [task.requests(document, template)[0].args[0] for document in wanted]
         longest = min(CALIBRATION_PROMPT, self.model.config.max_positions - CALIBRATION_TOKENS)
         return [Prompt(ids=encode(tokenizer, context)[-longest:]) for context in contexts if context]
+
+    def _decode_fixed(self, part: int) -> int:
+        """Decodes one batch of the fixed documents at k1 with default settings, whatever the trial; tokens it gave."""
+        self._synchronise()
+        size = self.settings.batch_size
+        places = range(part * size, (part + 1) * size)
+        decoded = decode_prompts(
+            self.model,
+            [self._prompts[place % len(self._prompts)] for place in places],
+            policy=ReusePolicy.parse("k1"),
+            settings=DecodeSettings(
+                small_block=math.gcd(8, self.model.config.block_size), max_new_tokens=CALIBRATION_TOKENS
+            ),
+            batch_size=size,
+            with_text=False,
+        )
+        tokens = sum(len(generated.ids) for _, generated in decoded)
+        self._synchronise()
+        return tokens
 
     def _synchronise(self) -> None:
         if self.model.device.type == "cuda":

@@ -51,6 +51,8 @@ class StandIn(SweepWorker):
 class Sleeper:
     """Does what a Worker does, in time but not in substance."""
 
+    recalibration_seconds = 0.0
+
     def __init__(self, settings: StandInSettings, warm: Callable[[], int]) -> None:
         self._settings, self._warm = settings, warm
         self._together = False

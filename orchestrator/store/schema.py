@@ -58,7 +58,7 @@ ROWS = pa.schema(
         _required("actor", pa.string()),
         _required("node", pa.string()),
         _required("device", pa.string()),
-        _required("calibration", pa.float64()),  # tokens/s of the fixed k1 documents on this actor before this trial
+        _required("calibration", pa.float64()),  # tokens/s of the fixed k1 documents on this actor, of the moment
         _required("started_at", pa.timestamp("us", tz="UTC")),
     ],
     metadata={"reuse_sweep_schema": str(SCHEMA_VERSION)},

@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.text import Text
 
 from orchestrator.watching.tally import Totals
-from sampler.policy import SUBSETS
+from sampler.subsets import SUBSETS
 
 INDENT = 2
 ASIDE = 14  # titles up to this long stand beside their first row, others above it

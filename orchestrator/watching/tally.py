@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 SETTINGS = ("threshold", "small_block", "block_cache")
 KEYS = ("task", "policy", *SETTINGS)
@@ -48,7 +49,7 @@ class Totals:
     tokens: int
     seconds: float  # wall time of the batches
     tokens_per_s: float | None
-    calibration: float | None  # mean tokens/s of the k=1 documents before each trial
+    calibration: float | None  # tokens/s of the fixed k=1 documents, in the mean
     speedup: float | None  # tokens/s against all k=1 rows of the task and settings, each side by its calibration
     layer_positions: float | None  # computed for each token (or document, if none is generated), against k=1
 
@@ -68,8 +69,6 @@ class Sums:
     seconds: float = 0.0
     work: float = 0.0  # seconds × calibration: the tokens k=1 would have written on this actor meanwhile
     layer_positions: int = 0
-    attempts: int = 0
-    calibrations: float = 0.0
     scored: dict[int, int] = field(default_factory=dict)  # by repeat: repeating a document adds no new document
 
     def add(self, other: "Sums") -> None:
@@ -80,8 +79,6 @@ class Sums:
         self.seconds += other.seconds
         self.work += other.work
         self.layer_positions += other.layer_positions
-        self.attempts += other.attempts
-        self.calibrations += other.calibrations
         for repeat, count in other.scored.items():
             self.scored[repeat] = self.scored.get(repeat, 0) + count
 
@@ -93,7 +90,7 @@ class Sums:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Sums":
         scored = {int(repeat): count for repeat, count in fields["scored"].items()}
-        known: dict[str, Any] = {**fields, "scored": scored}
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__} | {"scored": scored}
         if None in known.values():
             known = {name: math.nan if value is None else value for name, value in known.items()}
         return cls(**known)
@@ -157,8 +154,6 @@ class Tally:
             seconds=seconds,
             work=_work(seconds, row["calibration"]),
             layer_positions=row["layer_positions"],
-            attempts=not counted,
-            calibrations=0.0 if counted else row["calibration"],
             scored={row["repeat"]: row["correct"] is not None},
         )
 
@@ -174,10 +169,12 @@ def tally_of(table: pa.Table, wanted: Mapping[Configuration, int] | None = None)
 def sums_of(table: pa.Table) -> Iterable[tuple[Configuration, Sums]]:
     """Each attempt's configuration and sums, from its rows."""
     table = _numbered(table.select(list(COLUMNS)))
-    seconds = table.group_by(list(BATCH)).aggregate([("batch_seconds", "one")]).group_by(["trial_id", "attempt"])
-    times = seconds.aggregate([("batch_seconds_one", "sum")]).to_pylist()
-    by_attempt = {(row["trial_id"], row["attempt"]): row["batch_seconds_one_sum"] for row in times}
-    constant = [(name, "one") for name in (*KEYS, "k", "repeat", "calibration")]
+    batches = table.group_by(list(BATCH)).aggregate([("batch_seconds", "one"), ("calibration", "one")])
+    speed = pc.if_else(pc.greater(batches["calibration_one"], 0), batches["calibration_one"], math.nan)
+    batches = batches.append_column("work", pc.multiply(batches["batch_seconds_one"], speed))
+    times = batches.group_by(["trial_id", "attempt"]).aggregate([("batch_seconds_one", "sum"), ("work", "sum")])
+    by_attempt = {(row["trial_id"], row["attempt"]): row for row in times.to_pylist()}
+    constant = [(name, "one") for name in (*KEYS, "k", "repeat")]
     added = [("correct", "sum"), ("correct", "count"), ("tokens", "sum"), ("layer_positions", "sum")]
     attempts = table.group_by(["trial_id", "attempt"]).aggregate([*constant, *added, ("tokens", "count")])
     for row in attempts.to_pylist():
@@ -187,11 +184,9 @@ def sums_of(table: pa.Table) -> Iterable[tuple[Configuration, Sums]]:
             documents=row["tokens_count"],
             correct=row["correct_sum"] or 0,
             tokens=row["tokens_sum"],
-            seconds=spent,
-            work=_work(spent, row["calibration_one"]),
+            seconds=spent["batch_seconds_one_sum"],
+            work=spent["work_sum"],
             layer_positions=row["layer_positions_sum"],
-            attempts=1,
-            calibrations=row["calibration_one"],
             scored={row["repeat_one"]: row["correct_count"]},
         )
         yield Configuration(**{key: row[f"{key}_one"] for key in KEYS}), sums
@@ -242,7 +237,7 @@ def _totals(configuration: Configuration, wanted: int | None, sums: Sums, baseli
         tokens=sums.tokens,
         seconds=sums.seconds,
         tokens_per_s=_ratio(sums.tokens, sums.seconds) if sums.tokens else None,
-        calibration=_ratio(sums.calibrations, sums.attempts),
+        calibration=_ratio(sums.work, sums.seconds),
         speedup=_quotient(sums.relative_speed, baseline.relative_speed),
         layer_positions=_quotient(sums.effort, baseline.effort),
     )

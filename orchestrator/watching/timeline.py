@@ -12,7 +12,7 @@ from typing import Any
 
 PARTS = (
     "decoding",  # wall time of the batches
-    "calibration",  # the fixed documents before each trial
+    "calibration",  # the fixed documents before and within each trial
     "scoring",  # answers into metrics, rows into batches, and what else a trial does
     "waiting",  # for rows to be on disk, beyond what decoding hides
     "finishing",  # a trial's rows into one file
@@ -40,12 +40,12 @@ class Span:
         """None for an attempt that was cut short, or had nothing to do."""
         if attempt.get("ended_at") is None or attempt.get("decode_seconds") is None:
             return None
-        calibration = attempt["calibration_seconds"]
+        before = attempt["calibration_seconds"]
         return cls(
             actor=attempt["actor"],
-            start=datetime.fromisoformat(attempt["started_at"]).timestamp() - calibration,
+            start=datetime.fromisoformat(attempt["started_at"]).timestamp() - before,
             end=datetime.fromisoformat(attempt["ended_at"]).timestamp(),
-            calibration=calibration,
+            calibration=before + attempt.get("recalibration_seconds", 0.0),
             decoding=attempt["decode_seconds"],
             waiting=attempt["waiting_seconds"],
             worked=attempt["seconds"],

@@ -1,0 +1,73 @@
+"""The speed of the moment: how many samples, when, and of what."""
+
+import pytest
+
+from orchestrator.running.calibration import PARTS, REST, Calibrator
+
+
+class Machine:
+    """A clock, and documents that take a second each at full speed and give 10, 20, … tokens."""
+
+    def __init__(self) -> None:
+        self.now, self.slowness, self.parts = 0.0, 1.0, []  # type: ignore[var-annotated]
+
+    def decode(self, part: int) -> int:
+        self.parts.append(part)
+        self.now += self.slowness
+        return 10 * (part + 1)
+
+
+def test_the_first_trial_waits_for_all_samples_the_next_for_one() -> None:
+    machine = Machine()
+    calibrator = Calibrator(machine.decode, lambda: machine.now)
+    first, second = calibrator.before_trial(), calibrator.before_trial()
+    assert (first.seconds, second.seconds) == (PARTS, 1)
+    assert first.speed == second.speed == 25, "each part counts as often as the others, wherever the last sample stood"
+    assert machine.parts == [*range(PARTS), 0]
+
+
+def test_a_machine_that_slows_down_is_followed() -> None:
+    machine = Machine()
+    calibrator = Calibrator(machine.decode, lambda: machine.now)
+    calibrator.before_trial()
+    machine.slowness = 2.0
+    speeds = [calibrator.before_trial().speed for _ in range(PARTS)]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[-1] == 12.5
+
+
+def test_samples_within_a_trial_rest_in_between_and_are_accounted_for() -> None:
+    machine = Machine()
+    calibrator = Calibrator(machine.decode, lambda: machine.now)
+    calibrator.before_trial()
+    decoded = []
+
+    def results() -> object:
+        for number in range(100):
+            machine.now += 1.0
+            yield number
+
+    for result in calibrator.during(results()):  # type: ignore[arg-type]
+        decoded.append(result)
+    assert decoded == list(range(100))
+    assert calibrator.within == len(machine.parts) - PARTS == 100 // (REST + 1)
+    calibrator.before_trial()
+    assert calibrator.within == 0
+
+
+def test_a_trial_without_calibration_has_none_within() -> None:
+    machine = Machine()
+    calibrator = Calibrator(machine.decode, lambda: machine.now)
+    assert list(calibrator.during([1, 2])) == [1, 2]
+    assert machine.parts == []
+
+
+def test_a_trial_that_fails_fails() -> None:
+    calibrator = Calibrator(Machine().decode)
+
+    def broken() -> object:
+        yield 1
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(calibrator.during(broken()))  # type: ignore[call-overload]

@@ -1,0 +1,308 @@
+"""Policies beyond the grid: what each one plans, and the limits at which it is another policy by another name."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from golden_cases import batch_rows, single_rows
+from small_models import golden_model
+
+from sampler import DecodeSettings, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
+from sampler.history import computed_at, input_change, input_changes
+from sampler.plan import (
+    COMPUTE,
+    INPUT,
+    PARTIAL,
+    REPLAY,
+    REPLAY_ATTENTION,
+    REPLAY_MLP,
+    SKIP,
+    Keeps,
+    LayerPlan,
+    LayerStep,
+    PassKind,
+    PastPass,
+    StepContext,
+    Unit,
+    compute_all,
+)
+from sampler.policies import adaptive, halves, periodic, skip, stale, trim
+from sampler.random_model import TINY, random_model
+
+torch.set_num_threads(1)
+
+SMALL = replace(TINY, num_layers=9)
+DEPTH = 6
+ALL = compute_all(DEPTH)
+BLOCK = range(8)
+
+
+def past(plan: LayerPlan = ALL, window: range = BLOCK, **changes: float) -> PastPass:
+    """A pass whose input moved at the positions p0, p1, … by these parts of its size, and elsewhere not at all."""
+    return PastPass(window=window, plan=plan, moved={INPUT: [(changes.get(f"p{p}", 0.0) * 10, 10.0) for p in window]})
+
+
+def context(*passes: PastPass, revealed: Sequence[int | None], window: range = BLOCK) -> StepContext:
+    kind = PassKind.FULL if window == BLOCK else PassKind.SMALL
+    return StepContext(step=len(passes), kind=kind, window=window, revealed_at=tuple(revealed), past=passes)
+
+
+def plan(policy: str, facts: StepContext) -> LayerPlan:
+    return ReusePolicy.parse(policy).bind(DEPTH).plan(facts)
+
+
+def steps(step: LayerStep, *layers: int) -> tuple[LayerStep, ...]:
+    return tuple(step if layer in layers else COMPUTE for layer in range(DEPTH))
+
+
+OPENING = PastPass(window=BLOCK, plan=ALL)
+GIVEN = [-1, -1, *[None] * 6]
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("adaptive=0.2_middle", "adaptive=0_first", "adaptive=inf_all.2", "adaptive=0.125_4-9+20.0"),
+        *(
+            "trim=0.25_middle",
+            "trim=1_last",
+            "trim=0.1_2+5.random",
+            "mlp=2_middle",
+            "attn=3_4-9",
+            "skip_last",
+            "stale=2",
+        ),
+    ],
+)
+def test_names_are_printed_as_they_are_written(name: str) -> None:
+    policy = ReusePolicy.parse(name)
+    assert str(policy) == name
+    assert ReusePolicy.parse(str(policy)) == policy
+    assert policy.k is None
+
+
+def test_names_have_one_spelling() -> None:
+    for written, printed in (
+        ("adaptive=0.20_middle.3", "adaptive=0.2_middle"),
+        ("trim=1.0_5+2+3.random", "trim=1_2-3+5.random"),
+    ):
+        assert str(ReusePolicy.parse(written)) == printed
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("adaptive_middle", "the T of adaptive=T is ''"),
+        ("adaptive=x_middle", "the T of adaptive=T is 'x', a number such as 0.2 is allowed"),
+        ("adaptive=-1_middle", "'-1'"),
+        ("adaptive=nan_middle", "'nan'"),
+        ("adaptive=0.2", "policy adaptive=0.2 needs layers, such as adaptive=0.2_middle"),
+        ("adaptive=0.2_middle.x", "the most replays in a row is 'x'"),
+        ("adaptive=0.2_middle.2.3", "adaptive has one option"),
+        ("trim=1.5_middle", "is 1.5, a share from 0 to 1 is allowed"),
+        ("trim=inf_middle", "a share from 0 to 1"),
+        ("trim=0.2_middle.small", "no option .small, only .random"),
+        ("mlp=0_middle", "K must be at least 1"),
+        ("mlp=2", "needs layers"),
+        ("attn=1.5_middle", "the K of attn=K is '1.5', a whole number"),
+        ("mlp=2_middle.output", "no option .output, this rule has none"),
+        ("skip", "policy skip needs layers"),
+        ("skip=2_middle", "skip takes no number"),
+        ("stale=2_middle", "stale=2 runs no layer on a reuse step and names none"),
+        ("stale", "the K of stale=K is ''"),
+        ("k=2_middle", "unknown policy 'k=2_middle': a policy is"),
+        ("tea=2_middle", "unknown policy 'tea=2_middle': a policy is"),
+    ],
+)
+def test_a_wrong_name_gets_a_sentence(name: str, complaint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ReusePolicy.parse(name)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# What each plans
+
+
+def test_halves_are_replayed_between_every_kth_pass() -> None:
+    for name, step, unit in (("mlp=3_2-3", REPLAY_MLP, Unit.MLP), ("attn=3_2-3", REPLAY_ATTENTION, Unit.ATTENTION)):
+        bound = ReusePolicy.parse(name).bind(DEPTH)
+        plans = [bound.plan(replace(context(revealed=GIVEN), step=t)) for t in range(7)]
+        assert [p.replays for p in plans] == [False, True, True, False, True, True, False]
+        assert plans[1].steps == steps(step, 2, 3)
+        assert bound.keeps == Keeps((2, 3), unit)
+
+
+def test_skipped_layers_are_left_out_and_leave_nothing_behind() -> None:
+    assert plan("skip_4-5", context(OPENING, revealed=GIVEN)).steps == steps(SKIP, 4, 5)
+    assert ReusePolicy.parse("skip_4-5").bind(DEPTH).keeps == Keeps()
+
+
+def test_stale_is_output_mode() -> None:
+    for k in (1, 2, 3):
+        assert ReusePolicy.parse(f"stale={k}").bind(DEPTH) == ReusePolicy.parse(f"k{k}_first.output").bind(DEPTH)
+
+
+def test_adaptive_adds_up_what_was_measured_and_what_was_just_revealed() -> None:
+    replay = LayerPlan(steps(REPLAY, 2, 3))
+    one_new = [-1, -1, 0, *[None] * 5]  # an eighth of the positions
+    assert plan("adaptive=0.2_2-3", context(OPENING, revealed=one_new)) == replay
+    assert plan("adaptive=0.12_2-3", context(OPENING, revealed=one_new)) == ALL
+    moved = past(replay, p0=0.4, p2=0.4)  # 0.1 of the whole
+    later = [-1, -1, 0, 1, *[None] * 4]
+    assert plan("adaptive=0.23_2-3", context(OPENING, moved, revealed=later)) == replay
+    assert plan("adaptive=0.22_2-3", context(OPENING, moved, revealed=later)) == ALL
+    twice = context(OPENING, moved, moved, revealed=[-1, -1, 0, 1, 2, None, None, None])
+    assert plan("adaptive=0.33_2-3", twice) == replay
+    assert plan("adaptive=0.32_2-3", twice) == ALL
+
+
+def test_adaptive_forgets_what_moved_before_it_computed() -> None:
+    replay = LayerPlan(steps(REPLAY, 2, 3))
+    facts = context(OPENING, past(replay, p0=9.0), past(ALL, p0=9.0), revealed=[-1, -1, 0, 1, 2, None, None, None])
+    assert plan("adaptive=0.2_2-3", facts) == replay
+
+
+def test_adaptive_replays_so_often_in_a_row_and_no_more() -> None:
+    replay = LayerPlan(steps(REPLAY, 2, 3))
+    for most in (0, 1, 2, 4):
+        bound, done = ReusePolicy.parse(f"adaptive=inf_2-3.{most}").bind(DEPTH), [OPENING]
+        for _ in range(10):
+            done.append(past(bound.plan(context(*done, revealed=GIVEN))))
+        assert [p.plan == replay for p in done] == [t % (most + 1) > 0 for t in range(11)]
+    assert plan("adaptive=inf_2-3", context(OPENING, *[past(replay)] * 3, revealed=GIVEN)) == ALL
+
+
+def test_trim_refreshes_the_revealed_their_neighbours_and_what_moved_most() -> None:
+    facts = context(OPENING, past(p7=0.3, p0=0.2), revealed=[-1, -1, None, 1, None, None, None, None])
+    assert plan("trim=0_2-3", facts) == LayerPlan(steps(PARTIAL, 2, 3), selected=(2, 3, 4))
+    assert plan("trim=0.1_2-3", facts).selected == (2, 3, 4, 7)
+    assert plan("trim=0.25_2-3", facts).selected == (0, 2, 3, 4, 7)
+    assert plan("trim=1_2-3", facts) == ALL
+
+
+def test_trim_remembers_a_token_that_no_pass_has_seen_in_these_layers() -> None:
+    """Position 1 was revealed by the opening pass; the pass behind it forwarded other positions only."""
+    partial = LayerPlan(steps(PARTIAL, 2, 3), selected=(4,))
+    facts = context(OPENING, past(partial, range(4, 8)), revealed=[-1, 0, None, None, 1, None, None, None])
+    assert plan("trim=0_2-3", facts).selected == (0, 1, 2, 3, 4, 5)
+    refreshed = past(replace(partial, selected=(0, 1, 2, 3, 4, 5)))
+    assert plan("trim=0_2-3", replace(facts, step=3, past=(*facts.past, refreshed))) == LayerPlan(steps(REPLAY, 2, 3))
+
+
+def test_trim_stays_inside_the_pass() -> None:
+    facts = context(OPENING, past(p0=5.0), revealed=[-1, -1, -1, -1, 1, None, None, None], window=range(4, 8))
+    assert plan("trim=0.25_2-3", facts).selected == (4, 5)
+
+
+def test_the_control_draws_as_many_positions_by_lot() -> None:
+    facts = [
+        context(OPENING, past(p7=0.3), revealed=[-1] * given + [1] + [None] * (7 - given)) for given in range(1, 6)
+    ]
+    drawn = [plan("trim=0.25_2-3.random", one).selected for one in facts]
+    chosen = [plan("trim=0.25_2-3", one).selected for one in facts]
+    assert [len(s) for s in drawn] == [len(s) for s in chosen]
+    assert drawn != chosen
+    assert drawn == [plan("trim=0.25_2-3.random", one).selected for one in facts]
+    assert plan("trim=1_2-3.random", facts[0]) == ALL
+
+
+def test_history_tells_what_moved_and_what_was_computed() -> None:
+    partial = LayerPlan(steps(PARTIAL, 2), selected=(5,))
+    passes = [OPENING, past(p1=0.5), past(partial, range(4, 8), p4=0.25)]
+    assert input_change(OPENING) == 0
+    assert input_change(passes[1]) == pytest.approx(0.5 / 8)
+    assert input_changes(passes) == {0: 0, 1: 0.5, 2: 0, 3: 0, 4: 0.25, 5: 0, 6: 0, 7: 0}
+    assert computed_at(passes) == {**dict.fromkeys(BLOCK, 1), 5: 2}
+
+
+# The limits at which a policy is another one
+
+SAME = [
+    *(
+        (f"{rule}_{layers}", "k1")
+        for rule in ("adaptive=0", "trim=1", "mlp=1", "attn=1")
+        for layers in ("middle", "0-3")
+    ),
+    ("trim=1_all.random", "k1"),
+    ("adaptive=inf_middle.0", "k1"),
+    ("stale=1", "k1"),
+    *((f"adaptive=inf_{layers}.{k - 1}", f"k{k}_{layers}") for k in (2, 3, 4) for layers in ("first", "last")),
+    *((f"stale={k}", f"k{k}_middle.output") for k in (2, 3)),
+]
+
+
+@cache
+def models() -> dict[str, LoadedModel]:
+    return {"m28": golden_model("m28"), "m36": golden_model("m36"), "random": random_model(SMALL)}
+
+
+@cache
+def prompts(model: str) -> tuple[Prompt, ...]:
+    """Golden prompts with their own limits; for the random model such lengths as make batches ragged."""
+    if model != "random":
+        rows = [row for row in (*single_rows(), *batch_rows()) if row.model == model]
+        limits = {row.prompt: row.settings.max_new_tokens for row in rows if row.settings.max_new_tokens <= 64}
+        chosen = list(limits)[:: max(1, len(limits) // 5)][:5]
+        return tuple(Prompt(ids=ids, max_new_tokens=limits[ids]) for ids in chosen)
+    generator = random.Random(5)
+    return tuple(
+        Prompt(ids=tuple(generator.randrange(157) for _ in range(length)), max_new_tokens=generator.randrange(20, 60))
+        for length in (1, 31, 32, 40, 64, 70)
+    )
+
+
+@cache
+def decoded(policy: str, model: str, batch_size: int) -> list[object]:
+    found = dict(
+        decode_prompts(
+            models()[model],
+            prompts(model),
+            policy=ReusePolicy.parse(policy),
+            settings=DecodeSettings(threshold=0.6),
+            batch_size=batch_size,
+        )
+    )
+    return [(found[i].ids, found[i].finish, found[i].counters) for i in range(len(prompts(model)))]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("model", ["m28", "m36", "random"])
+@pytest.mark.parametrize(("policy", "other"), SAME)
+def test_at_its_limit_a_policy_is_another_one(policy: str, other: str, model: str, batch_size: int) -> None:
+    """Token for token, and layer for layer."""
+    assert len(prompts(model)) >= 4
+    assert decoded(policy, model, batch_size) == decoded(other, model, batch_size)
+
+
+@pytest.mark.parametrize(
+    "policy", ["adaptive=0.3_middle", "trim=0.1_middle", "mlp=2_middle", "attn=2_middle", "skip_0-3"]
+)
+def test_away_from_its_limit_it_is_not(policy: str) -> None:
+    assert decoded(policy, "random", 1) != decoded("k1", "random", 1)
+
+
+def test_trim_runs_fewer_positions_the_less_it_refreshes() -> None:
+    def positions(policy: str) -> float:
+        found = decoded(policy, "random", 1)
+        passes = sum(c.prefill_tokens + 32 * (c.full + c.commit) + 8 * c.small for _, _, c in found)  # type: ignore[misc]
+        return sum(c.layer_positions for _, _, c in found) / (SMALL.num_layers * passes)  # type: ignore[misc]
+
+    assert positions("k1") == 1
+    assert positions("trim=0.1_all") < positions("trim=0.5_all") < positions("trim=0.9_all") <= 1
+
+
+def test_a_policys_file_is_short_and_says_where_its_idea_is_from() -> None:
+    for module in (adaptive, halves, periodic, skip, stale, trim):
+        said = str(module.__doc__)
+        assert len(Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()) < 100
+        assert len(said.strip().splitlines()) >= 5
+        assert "Idea: " in said
+        assert "Source: " in said

@@ -1,0 +1,141 @@
+"""Policies and decode settings on one scale: families, who beats whom, the fastest within a margin."""
+
+from dataclasses import replace
+
+import pytest
+from analysis_tables import Truth, World, asked, described, draw
+
+from orchestrator.analysis import analyse
+from orchestrator.analysis.families import FAMILIES, family, short_name
+from orchestrator.analysis.pairs import Configuration
+from orchestrator.analysis.resample import Estimate
+from orchestrator.analysis.standing import (
+    AXES,
+    EXECUTIONS,
+    POSITIONS,
+    SPEED,
+    Standing,
+    iso_accuracy,
+    with_fronts,
+    worth_showing,
+)
+from orchestrator.report.figure_pareto import MARKS
+from sampler import ReusePolicy
+
+FIRST = (0.95, 8, True)
+
+
+def configuration(
+    policy: str, threshold: float = 0.95, small_block: int = 8, block_cache: bool = True
+) -> Configuration:
+    parsed = ReusePolicy.parse(policy)
+    return Configuration(
+        policy=policy,
+        k=parsed.k,
+        subset=parsed.layers,
+        mode=None if parsed.layers is None else parsed.mode,
+        layers=parsed.layer_indices(36),
+        threshold=threshold,
+        small_block=small_block,
+        block_cache=block_cache,
+        label=policy,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "one"),
+    [
+        ("k=1", configuration("k1_first")),
+        ("threshold", configuration("k1", threshold=0.5)),
+        ("small block", configuration("k1", small_block=32)),
+        ("block cache", configuration("k1", block_cache=False)),
+        ("several decode settings", configuration("k1", threshold=0.5, small_block=32)),
+        ("fixed grid", configuration("k2_middle")),
+        ("fixed grid", configuration("k2_middle", threshold=0.5)),
+        ("output mode", configuration("k3_last.output")),
+        ("adaptive", configuration("adaptive=0.2_middle.2")),
+        ("trim", configuration("trim=0.25_4-9")),
+        ("trim, random", configuration("trim=0.25_4-9.random")),
+        ("mlp", configuration("mlp=2_middle")),
+        ("attn", configuration("attn=2_middle")),
+        ("skip", configuration("skip_middle")),
+        ("stale", configuration("stale=2")),
+    ],
+)
+def test_families(wanted: str, one: Configuration) -> None:
+    assert family(one, FIRST) == wanted
+    assert (" " in short_name(one, FIRST)) == (one.settings != FIRST)
+    assert wanted in FAMILIES
+    assert wanted in MARKS, "it can be drawn"
+
+
+def test_names_hold_only_what_is_not_as_usual() -> None:
+    one = configuration("mlp=2_middle", threshold=0.5, block_cache=False)
+    assert short_name(one, FIRST) == "mlp=2_middle threshold 0.5 block cache off"
+
+
+def standing(name: str, gain: float, low: float = -1.0, label: str = "", **changes: float) -> Standing:
+    at = Estimate(value=gain, low=gain, high=gain)
+    points = Estimate(value=low + 1, low=low, high=low + 2)
+    return replace(
+        Standing(name=label or name, family=name, points=points, speed=at, executions=gain, positions=gain), **changes
+    )
+
+
+def test_a_policy_is_beaten_by_a_lower_threshold_that_is_as_good() -> None:
+    found = with_fronts(
+        [0.90, 0.88, 0.89, 0.91, 0.80],
+        [
+            standing("k=1", 1.0),
+            standing("fixed grid", 1.2),
+            standing("threshold", 1.3, label="k1 t0.8"),
+            standing("trim", 1.1, positions=1.4),
+            standing("mlp", 1.3),
+        ],
+    )
+    beaten = [one.beaten for one in found if one is not None]
+    assert AXES == (SPEED, EXECUTIONS, POSITIONS)
+    assert [by[0] for by in beaten] == ["trim", "k1 t0.8", None, None, "k1 t0.8"]
+    assert [by[2] for by in beaten] == ["trim", "k1 t0.8", "trim", None, "k1 t0.8"]
+    assert [one.on_front(SPEED) for one in found if one is not None] == [False, False, True, True, False]
+    assert with_fronts([0.5], [None]) == [None]
+
+
+def test_equals_do_not_beat_each_other() -> None:
+    found = with_fronts([0.9, 0.9], [standing("trim", 1.2), standing("mlp", 1.2)])
+    assert [one.beaten[0] for one in found if one is not None] == [None, None]
+
+
+def test_the_fastest_of_each_family_within_the_margin() -> None:
+    found = [
+        standing("k=1", 1.0, low=-0.5),
+        standing("trim", 1.5, low=-6.0),
+        standing("trim", 1.3, low=-4.0),
+        standing("trim", 1.2, low=-1.0),
+        standing("skip", 1.6, low=-30.0),
+        None,
+    ]
+    table = iso_accuracy(found, margin=5.0)
+    assert [(one.family, one.tried, one.place) for one in table] == [("k=1", 1, 0), ("trim", 3, 2), ("skip", 1, None)]
+
+
+def test_the_grid_alone_is_not_worth_a_part_of_its_own() -> None:
+    grid = [standing("k=1", 1.0), standing("fixed grid", 1.1), standing("output mode", 1.2), None]
+    assert not worth_showing(grid)
+    assert worth_showing([*grid, standing("threshold", 1.2)])
+
+
+def test_gains_follow_the_counters() -> None:
+    world = World(documents=80, policies={"k1": Truth(), "k2_middle": Truth(lost=0.1, speedup=1.25)})
+    [task] = analyse(draw(world), described(world), asked(world), draws=500).tasks
+    base, other = (result.standing for result in task.configurations)
+    assert base is not None
+    assert other is not None
+    assert (base.family, base.points.value, base.gain(SPEED)) == ("k=1", 0.0, 1.0)
+    assert (base.executions, base.positions) == (pytest.approx(1), pytest.approx(1))
+    compared = task.configurations[1].comparison
+    assert compared is not None
+    assert compared.explanation is not None
+    assert other.points.value == pytest.approx(compared.difference.points.value)
+    assert other.executions == pytest.approx(compared.explanation.from_executions)
+    assert other.positions == pytest.approx(compared.explanation.from_positions)
