@@ -29,7 +29,8 @@ BEYOND = [
     *("trim=0_middle", "trim=0.1_first", "trim=0.5_all", "trim=0.25_2+5-6", "trim=0.25_middle.random"),
     *("mlp=2_middle", "mlp=3_all", "attn=2_last", "attn=4_0+3-5"),
 ]
-POLICIES = ["k1", *GRID, "k2_middle.small", "k3_first.output.small", "k2_all", "k2_1-3+6", "k4_last", "k2_0", *BEYOND]
+NAMES = ["k1", *GRID, "k2_middle.small", "k3_first.output.small", "k2_all", "k2_1-3+6", "k4_last", "k2_0", *BEYOND]
+POLICIES = [pytest.param(name, marks=pytest.mark.slow if name in BEYOND[1::2] else ()) for name in NAMES]
 LENGTHS = (1, 7, 31, 32, 33, 50, 64, 70)
 
 

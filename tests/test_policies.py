@@ -273,8 +273,14 @@ def decoded(policy: str, model: str, batch_size: int) -> list[object]:
     return [(found[i].ids, found[i].finish, found[i].counters) for i in range(len(prompts(model)))]
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("model", ["m28", "m36", "random"])
+@pytest.mark.parametrize(
+    ("model", "batch_size"),
+    [
+        ("random", 1),
+        ("m28", 4),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("random", 4), ("m28", 1), ("m36", 1), ("m36", 4))),
+    ],
+)
 @pytest.mark.parametrize(("policy", "other"), SAME)
 def test_at_its_limit_a_policy_is_another_one(policy: str, other: str, model: str, batch_size: int) -> None:
     """Token for token, and layer for layer."""
