@@ -10,6 +10,7 @@ from analysis_simulate import coverage, errors
 from analysis_tables import Truth, World, grid
 
 from orchestrator.analysis.accuracy import interval, simultaneous_level
+from orchestrator.analysis.resample import DRAWS
 
 K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
 DROPS = Truth(lost=0.06, won=0.02, speedup=1.25)
@@ -69,7 +70,7 @@ def test_a_few_grids_are_judged_right() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_intervals_cover_in_93_to_97_percent_of_a_thousand_sweeps(name: str) -> None:
-    found = coverage(WORLDS[name], runs=1000, draws=1000)
+    found = coverage(WORLDS[name], runs=1000, draws=DRAWS)
     assert all(0.93 <= share <= 0.97 for share in found.values()), found
 
 

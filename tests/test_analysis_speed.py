@@ -6,7 +6,7 @@ import pytest
 from analysis_tables import Truth, World, draw
 
 from orchestrator.analysis.columns import condense, fingerprints, grouped, wall_time
-from orchestrator.analysis.noise import TrialNoise, trial_noise, widened
+from orchestrator.analysis.noise import TrialNoise, widened
 from orchestrator.analysis.pairs import TaskRows, split
 from orchestrator.analysis.resample import Estimate, units_of, weights
 from orchestrator.analysis.speed import baseline, speeds, speedup, throughput
@@ -107,16 +107,23 @@ def test_every_draw_counts_every_stratum_in_full() -> None:
             assert part[:, units.stratum == stratum].sum(axis=1) == pytest.approx(size)
 
 
+@pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("deviation", [0.0, 0.01, 0.05])
-def test_the_noise_of_whole_trials_is_found(deviation: float) -> None:
-    world = World(documents=1500, shard=50, trial_noise=deviation, policies=K1)
-    found = [trial_noise(rows, np.arange(3)).deviation for rows in (rows_of(draw(world, seed)) for seed in range(5))]
+def test_the_noise_of_whole_trials_is_found(deviation: float, batch: int) -> None:
+    """Documents of a batch share its errors, which must not be taken for those of the trial."""
+    world = World(documents=1500, shard=48, batch=batch, trial_noise=deviation, policies=K1)
+    found = [_noise(rows_of(draw(world, seed)), runs=3).deviation for seed in range(5)]
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(deviation, rel=0.25, abs=0.003)
 
 
 def test_one_run_tells_nothing_of_noise() -> None:
     rows = rows_of(draw(World(documents=50, policies={"k1": Truth(), "k2_last": Truth()})))
-    assert trial_noise(rows, np.array([0])).deviation == 0
+    assert _noise(rows, runs=1).deviation == 0
+
+
+def _noise(rows: TaskRows, runs: int) -> TrialNoise:
+    rng = np.random.default_rng(0)
+    return baseline(speeds(rows, rng, draws=10), np.arange(runs)).noise
 
 
 def test_noise_widens_an_interval_on_both_sides() -> None:

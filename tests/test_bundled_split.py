@@ -7,7 +7,9 @@ from itertools import islice
 
 import pytest
 
+from tasks.bundled.choices import choice_key
 from tasks.bundled.documents import SUBJECTS, TESTS, Problem, chosen, draws
+from tasks.bundled.drills import draw_drill
 from tasks.bundled.render import HELD_OUT_LINES, render
 from tasks.bundled.split import HELD_OUT, SPLITS, TEST, TRAIN, split_of
 from tasks.bundled.word_problems import BOXES, GAINS, HE, LOSSES, THINGS
@@ -60,6 +62,14 @@ def test_rendered_lines_hold_no_test_prompt() -> None:
     assert Counter(line["task"] for line in held_out) == dict.fromkeys(SUBJECTS, HELD_OUT_LINES)
     learned = {bare(line["prompt"]) for line in lines if line["split"] == TRAIN}
     assert not {bare(line["prompt"]) for line in held_out} & learned
+
+
+def test_drills_of_letters_ask_no_sum_of_a_test_question() -> None:
+    source = random.Random(5)
+    answers = [draw_drill(source).answer for _ in range(2000)]
+    sums = {item for answer in answers for item in re.findall(r"(\d+[+-]\d+):\n", answer)}
+    assert len(sums) > 500
+    assert {split_of(choice_key("range", item)) for item in sums} == {TRAIN}
 
 
 def test_the_share_of_each_side() -> None:

@@ -1,6 +1,7 @@
 """The bundled model's tokenizer: pieces, bytes, chat turns, and the same ids whoever loads it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoTokenizer
 
 from sampler import InputError
 from sampler.text import decode, encode, encode_chat, load_tokenizer
-from sampler.tiny.examples import encode_examples, read_lines, training_texts
+from sampler.tiny.examples import Line, encode_examples, read_lines, training_texts
 from sampler.tiny.model_files import _as_qwen2, tiny_config
 from sampler.tiny.tokenizer import END, MASK, PAD, START, build_tokenizer, write_tokenizer
 
@@ -104,9 +105,14 @@ def test_training_reads_a_chat_as_scoring_does(lines: list[Any], tokenizer: Any)
         assert example.is_choice
 
 
-def test_a_drill_asks_for_what_stands_behind_its_equals_signs(lines: list[Any], tokenizer: Any) -> None:
+def test_a_drill_asks_for_its_results(lines: list[Any], tokenizer: Any) -> None:
     line = next(line for line in lines if line.task == "drill")
+    assert asked_of(line, tokenizer) == "".join(part.split("=")[1] for part in line.answer.split(", "))
+    letters = replace(line, answer="Chad:\nB, 3+4:\nA, tin:\nD")
+    assert asked_of(letters, tokenizer) == "BAD"
+
+
+def asked_of(line: Line, tokenizer: Any) -> str:
     (example,) = encode_examples([line], tokenizer)
     assert example.asked is not None
-    asked = decode(tokenizer, [example.tokens[position] for position in sorted(example.asked)])
-    assert asked == "".join(part.split("=")[1] for part in line.answer.split(", "))
+    return decode(tokenizer, [example.tokens[position] for position in sorted(example.asked)])

@@ -48,29 +48,29 @@ def widened(estimate: Estimate, half: float) -> Estimate:
     return estimate.map(low, estimate.value, high)
 
 
-def trial_noise(rows: TaskRows, runs: Array) -> TrialNoise:
-    """From runs of the same work on the same documents: variance between trials minus what single documents explain.
+def trial_noise(rows: TaskRows, runs: Array, clusters: Array) -> TrialNoise:
+    """From runs of the same work on the same documents: variance between trials minus what their parts explain.
 
-    Per document the log calibrated time of a run is compared with the mean over runs; a trial's mean of these, weighted
-    by the documents' share of its time, is its own error plus the average of its documents' errors.
+    A part is a document, or those that share a batch and thus its errors. Per part the log calibrated time of a run is
+    compared with the mean over runs; a trial's mean of these, weighted by the parts' shares of its time, is its own
+    error plus the average of its parts' errors.
     """
     everywhere = (rows.cell[runs] >= 0).all(axis=0)
-    replicates = len(runs)
-    if replicates < 2 or everywhere.sum() < 2:
+    _, first, part = np.unique(clusters[everywhere], return_index=True, return_inverse=True)
+    replicates, parts = len(runs), len(first)
+    if replicates < 2 or parts < 2:
         return TrialNoise(deviation=0.0, freedom=1)
-    work = np.maximum(rows.values(runs, "work")[:, everywhere], 1e-12)
+    times = rows.values(runs, "work")[:, everywhere]
+    work = np.maximum(np.stack([np.bincount(part.reshape(-1), weights=row) for row in times]), 1e-12)
     off = np.log(work) - np.log(work).mean(axis=0)
+    trial = rows.columns["trial_id"][rows.cell[runs][:, everywhere][:, first]]
+    group = np.unique(trial, axis=1, return_inverse=True)[1].reshape(-1)  # parts that share their trials in all runs
     weight = work.mean(axis=0)
-    trial = rows.columns["trial_id"][rows.cell[runs][:, everywhere]]
-    group = np.unique(trial, axis=1, return_inverse=True)[1].reshape(
-        -1
-    )  # documents that share their trials in all runs
     weight = weight / np.bincount(group, weights=weight)[group]
     blocks, concentration = int(group.max()) + 1, np.bincount(group, weights=weight**2)
     means = np.stack([np.bincount(group, weights=weight * row) for row in off])
     left = off - means[:, group]
-    freedom_documents = max(1, (replicates - 1) * (int(everywhere.sum()) - blocks))
-    single = float((left**2).sum()) / freedom_documents
+    single = float((left**2).sum()) / max(1, (replicates - 1) * (parts - blocks))
     between = float((means**2).sum()) / ((replicates - 1) * blocks)
     excess = max(0.0, between - single * float(concentration.mean()))
     return TrialNoise(deviation=math.sqrt(excess), freedom=(replicates - 1) * blocks)

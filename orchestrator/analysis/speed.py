@@ -60,6 +60,7 @@ class Speeds:
     """Bootstrap of one task's sums, shared by all its configurations. Row 0 of `sums` is the data itself."""
 
     rows: TaskRows
+    clusters: Array  # of documents: those whose times belong together
     units: Units
     weights: tuple[Array, ...]
 
@@ -80,9 +81,10 @@ class Speeds:
 
 
 def speeds(rows: TaskRows, rng: np.random.Generator, draws: int = DRAWS) -> Speeds:
-    units = units_of(rows.strata, _clusters(rows), rng)
+    clusters = _clusters(rows)
+    units = units_of(rows.strata, clusters, rng)
     single = tuple(part.astype(np.float32) for part in weights(units, draws, rng))
-    return Speeds(rows=rows, units=units, weights=single)
+    return Speeds(rows=rows, clusters=clusters, units=units, weights=single)
 
 
 def _clusters(rows: TaskRows) -> Array:
@@ -146,7 +148,7 @@ class Against:
 
 def baseline(bootstrap: Speeds, runs: Array) -> Against:
     rows = bootstrap.rows
-    noise = trial_noise(rows, runs)
+    noise = trial_noise(rows, runs, bootstrap.clusters)
     everywhere: Array = np.logical_and.reduce(rows.cell[runs] >= 0)
     if len(runs) < 2 or not everywhere.any() or not (rows.columns["work"][rows.rows_of(runs)] > 0).all():
         return Against(runs=runs, noise=noise, floor=None)
