@@ -56,7 +56,7 @@ class MadeSweep:
 
     def wanted(self, trial: TrialSpec) -> list[str]:
         size = self.settings.shard_size
-        return [f"d{i}" for i in range(self.count) if i // size == trial.shard]
+        return [f"d{i}" for i in range(trial.shard * size, min((trial.shard + 1) * size, self.count))]
 
     def begin(self) -> StoreWriter:
         """The folder with its request and documents, open for writing."""
