@@ -137,9 +137,11 @@ def _build(entry: Entry, options: TaskOptions, source: Source, fewshot: int) -> 
     if entry.punkt:
         seed_language_detection()
     if entry.whole is not None:
-        cage = cage_for(entry.name, options)
-        metric = {"metric": _pass_at_k(cage), "aggregation": "mean", "higher_is_better": True, "k": [1]}
-        whole = {**entry.whole, **common, "metric_list": [metric]}
+        whole = {**entry.whole, **common}
+        if entry.runs_code:
+            cage = cage_for(entry.name, options)
+            metric = {"metric": _pass_at_k(cage), "aggregation": "mean", "higher_is_better": True, "k": [1]}
+            whole["metric_list"] = [metric]
         built = {entry.name: ConfigurableTask(config={**whole, **_documents(entry, whole, source)})}
     else:
         built = _from_stock(entry, common, source)

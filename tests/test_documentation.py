@@ -1,0 +1,174 @@
+"""README and docs: commands run or are at least understood, flags exist, Python does what the text says."""
+
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from simulated_sweep import Simulation, write_sweep
+from tasks_fakes import canned_for, run
+
+from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model, plan
+from sampler.policies import rule
+from sampler.policy import RULES
+from tasks.catalog import CATALOG
+from tasks.opening import open_task
+from tasks.options import TaskOptions
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = PAGES[0].read_text(encoding="utf-8")
+MODULE = re.compile(r"python -m ((?:sampler|tasks|orchestrator)[.a-z_]*)")
+HUB = "Efficient-Large-Model"
+LONG = ("orchestrator.bench", "orchestrator.chaos", "sampler.bench", "sampler.tiny")  # measure for minutes
+SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, which `.ci/run` does from nothing
+# Flags of programs that are not ours.
+OTHERS = {"--tmux", "--generate", "--no-deps", "--index-url"}
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Lines of its shell blocks, those that belong together joined, without comments."""
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        joined = re.sub(r"(\\|(?<=\|))\n\s*", " ", block)
+        yield from (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines() if line.strip())
+
+
+ALL = sorted({command for page in PAGES for command in commands(page)})
+OURS = [command for command in ALL if MODULE.search(command) and not command.startswith("ray ")]
+RUN = [command for command in OURS if HUB not in command and not any(module in command for module in LONG)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like the top of the project to a command, with a sweep's results in it."""
+    place = tmp_path_factory.mktemp("place")
+    for name in ("tests", "examples", "cluster.yaml", "orchestrator"):
+        (place / name).symlink_to(ROOT / name)
+    write_sweep(
+        place / "results" / "demo",
+        Simulation(documents={"gsm8k": 20}, policies=("k1_first", "k2_middle"), shard_size=10),
+    )
+    return place
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_a_command_runs(command: str, place: Path) -> None:
+    """As written, but sweeps and jobs are only planned; and on what ships with the project, as without a GPU."""
+    shortened = command.replace(".venv/bin/python", "python").replace("--requeue -- ", "--requeue --dry-run -- ")
+    if "orchestrator.sweep" in command and "--dry-run" not in command:
+        shortened += " --dry-run"
+    if "slurm status" in command:
+        (place / "results" / "full" / "slurm").mkdir(parents=True, exist_ok=True)
+    here = {"BROWSER": "true", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, **here, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", shortened], cwd=place, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
+
+
+@cache
+def known_flags(module: str, *words: str) -> set[str]:
+    """Of a command, and of its second word where it has such."""
+    asked = [sys.executable, "-m", module, *words, "--help"]
+    ran = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(re.findall(r"--[a-z][a-z-]+", ran.stdout))
+
+
+@pytest.mark.parametrize("command", OURS)
+def test_a_command_has_only_flags_that_it_knows(command: str) -> None:
+    module = re.findall(MODULE, command)[0]
+    own, _, passed_on = command.partition(" -- ")
+    words = shlex.split(own)
+    second = [words[words.index(module) + 1]] if module == "orchestrator.slurm" else []
+    given = {word for word in words if word.startswith("--")}
+    assert given <= known_flags(module, *second)
+    assert {word for word in shlex.split(passed_on) if word.startswith("--")} <= known_flags("orchestrator.sweep")
+
+
+def test_every_flag_in_the_text_exists() -> None:
+    modules = {module for page in PAGES for module in MODULE.findall(page.read_text(encoding="utf-8"))}
+    modules -= {"orchestrator.slurm"}
+    known = OTHERS | known_flags("orchestrator.slurm", "submit") | known_flags("orchestrator.slurm", "status")
+    known = known.union(*(known_flags(module) for module in sorted(modules)))
+    for page in PAGES:
+        mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
+        assert mentioned <= known, (page.name, mentioned - known)
+
+
+@pytest.mark.parametrize("command", [command for command in ALL if command.startswith("make")])
+def test_make_knows_what_is_asked_of_it(command: str) -> None:
+    assert subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("command", [command for command in ALL if command.startswith("ray ")])
+def test_ray_knows_what_is_asked_of_it(command: str) -> None:
+    """Without running it: the word and its flags; and files it names are there."""
+    own, _, passed_on = command.partition(" -- ")
+    words = shlex.split(own)
+    offered = subprocess.run(["ray", words[1], "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(word in offered for word in words[2:] if word.startswith("--"))
+    assert all((ROOT / word).exists() for word in words if word.endswith((".yaml", ".py")))
+    assert {word for word in shlex.split(passed_on) if word.startswith("--")} <= known_flags("orchestrator.sweep")
+
+
+def test_no_command_is_overlooked() -> None:
+    left = [command for command in ALL if command not in OURS and not command.startswith(("make", "ray ", *SET_UP))]
+    assert left == []
+
+
+def test_readme_is_short_and_its_pictures_and_pages_exist() -> None:
+    assert len(README.splitlines()) <= 250
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
+def python_block(beginning: str) -> str:
+    """The one that follows this sentence."""
+    found: list[str] = re.findall(r"```python\n(.*?)```", README.partition(beginning)[2], re.DOTALL)
+    return found[0]
+
+
+def test_a_policy_is_added_as_the_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(RULES, "settle", raising=False)
+    rules = dict(RULES)
+    try:
+        names = {**vars(dataclasses), **vars(plan), **vars(rule), "RULES": RULES}
+        exec(python_block("A policy is a value"), names)
+        policy = ReusePolicy.parse("settle=2_middle")
+        assert str(policy) == "settle=2_middle"
+        model = load_model(str(ROOT / "tests" / "golden" / "m36"))
+        settings = DecodeSettings(max_new_tokens=64)
+        [(_, decoded)] = decode_prompts(model, [Prompt(ids=(5, 3, 8, 13))], policy=policy, settings=settings)
+        steps = decoded.counters.full + decoded.counters.small
+        assert 0 < decoded.counters.layers_reused <= 12 * steps
+    finally:
+        RULES.clear()
+        RULES.update(rules)
+
+
+def test_a_task_is_added_as_the_readme_says(tmp_path: Path) -> None:
+    folder = tmp_path / "me" / "capitals"
+    folder.mkdir(parents=True)
+    (folder / "test.jsonl").write_text(
+        '{"question": "Capital of Peru?", "answer": "Lima"}\n{"question": "Capital of Mali?", "answer": "Bamako"}\n'
+    )
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: test.jsonl\n---\n"
+    )
+    try:
+        exec(python_block("A task is an entry"), {})
+        task = open_task("capitals", TaskOptions(data=str(tmp_path)))
+        assert [task.describe(document).gold for document in task.documents] == ["Lima", "Bamako"]
+        results = run(task, canned_for(task, lambda _: "Lima"))
+        assert [result.correct for result in results] == [True, False]
+    finally:
+        CATALOG.pop("capitals", None)
