@@ -6,8 +6,9 @@ from typing import Protocol
 
 import torch
 
+from sampler.commands import Measured, Pass, Prefill, Row
 from sampler.config import ModelConfig
-from sampler.engine import Clock, Engine, Measured, Pass, Prefill, Row
+from sampler.engine import Clock, Engine
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
 from sampler.plan import LayerPlan, PassKind, PastPass, Policy, StepContext, compute_all, resolve

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from sampler.cache import ReuseCache, Rows
+from sampler.commands import Pass, Prefill, Row
 from sampler.decode import decode_prompts
-from sampler.engine import Engine, Pass, Prefill, Row
+from sampler.engine import Engine
 from sampler.loading import LoadedModel
 from sampler.plan import INPUT, PARTIAL, Keeps, PassKind, PastPass, StepContext, compute_all
 from sampler.policy import ReusePolicy

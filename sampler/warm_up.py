@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from sampler.commands import Pass, Prefill, Row
 from sampler.config import ModelConfig
-from sampler.engine import Engine, Pass, Prefill, Row
+from sampler.engine import Engine
 from sampler.loading import LoadedModel
 from sampler.plan import LayerPlan, PassKind, StepContext, compute_all
 from sampler.policy import ReusePolicy

@@ -13,8 +13,9 @@ from golden_cases import Step as GoldenStep
 from small_models import DEPTH, golden_model, shallow, shallow_oracle
 
 from sampler import DecodeSettings, Generated, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
+from sampler.commands import Pass
 from sampler.decode import Step
-from sampler.engine import Engine, Pass
+from sampler.engine import Engine
 from sampler.plan import REPLAY_ATTENTION, REPLAY_MLP, SKIP, Keeps, PassKind, compute_all
 from sampler.reference import ReferenceGenerated, reference_generate
 from sampler.reveal import Prediction, Predictor, reveal

@@ -6,7 +6,8 @@ import pytest
 import torch
 from small_models import DEPTH, shallow, shallow_oracle
 
-from sampler.engine import Engine, Measured, Pass
+from sampler.commands import Measured, Pass
+from sampler.engine import Engine
 from sampler.plan import (
     COMPUTE,
     INPUT,

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sampler import LoadedModel
+from sampler.commands import Pass, Prefill, Row
 from sampler.config import ModelConfig
-from sampler.engine import Engine, Pass, Prefill, Row
+from sampler.engine import Engine
 from sampler.plan import Keeps, PassKind, compute_all
 from sampler.random_model import TINY
 from sampler.tiny.batches import Shard, pack
