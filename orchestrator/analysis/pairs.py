@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from orchestrator.analysis.columns import NAMES, NUMBERS, Array, codes, grouped, numbers, score_of, wall_time
+from orchestrator.analysis.moments import speeds_of_moments
 
 Settings = tuple[float, int, bool]
 SUBSETS = ("first", "middle", "last", "all")
@@ -113,6 +114,7 @@ def split(rows: pa.Table, marks: Array, primary: Mapping[str, str]) -> list[Task
     code, tasks = codes(rows["task"])
     asked = [task for task in primary if task in tasks]
     narrow = rows.select([*NUMBERS, *NAMES, "correct", "metrics", "layers"])
+    narrow = narrow.append_column("moment", pa.array(speeds_of_moments(rows)))
     result = []
     for task in (*asked, *(task for task in tasks if task not in asked)):
         places = np.flatnonzero(code == tasks.index(task))
@@ -135,7 +137,7 @@ def task_rows(task: str, rows: pa.Table, marks: Array, places: Array, primary: s
         columns["batch_seconds"],
         columns["tokens"],
     )
-    columns["work"] = columns["wall"] * columns["calibration"]  # seconds in units of what this actor does in one
+    columns["work"] = columns["wall"] * numbers(rows["moment"])  # seconds in units of what this actor does in one
     columns["passes"] = sum(
         (columns[f"passes_{kind}"] for kind in ("prefill", "full", "small", "commit")), np.zeros(len(rows), np.int64)
     )

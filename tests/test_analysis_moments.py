@@ -1,0 +1,52 @@
+"""The speed of a row's moment: samples before and after it, of its own actor, wherever its rows stand in the table."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from orchestrator.analysis.moments import SAMPLES, speeds_of_moments
+from orchestrator.running.calibration import PARTS
+
+
+def table(calibrations: list[float], actor: str = "worker-1", sweep: str = "s") -> pa.Table:
+    """Rows of one actor, a second apart."""
+    count = len(calibrations)
+    started = pa.array(np.arange(count) * 10**6, pa.timestamp("us", tz="UTC"))
+    names = {"sweep": sweep, "actor": actor, "device": "cpu"}
+    columns = {name: pa.array([value] * count) for name, value in names.items()}
+    return pa.table({**columns, "calibration": pa.array(calibrations), "started_at": started})
+
+
+def test_samples_before_and_after_count_alike() -> None:
+    rows = table([10.0, 10.0, 11.0, 12.0, 13.0, 13.0, 20.0, 21.0])
+    found = speeds_of_moments(rows)
+    assert found[0] == found[1] == pytest.approx(2 / (1 / 10 + 1 / 20)), "four samples later it was 20"
+    assert found[2] == pytest.approx(2 / (1 / 11 + 1 / 21))
+    assert found[3] == pytest.approx(2 / (1 / 12 + 1 / 21)), "the last sample stands for those that never came"
+    assert found[-1] == pytest.approx(21)
+
+
+def test_actors_and_sweeps_are_apart_and_the_order_of_rows_does_not_matter() -> None:
+    parts = [table([10.0, 20.0], "worker-1"), table([40.0, 50.0], "worker-2"), table([70.0, 80.0], "worker-1", "t")]
+    rows = pa.concat_tables(parts)
+    expected = np.concatenate([speeds_of_moments(part) for part in parts])
+    assert speeds_of_moments(rows) == pytest.approx(expected)
+    shuffled = np.random.default_rng(0).permutation(len(rows))
+    assert speeds_of_moments(rows.take(pa.array(shuffled))) == pytest.approx(expected[shuffled])
+
+
+def test_a_machine_that_changes_within_seconds_is_followed_from_both_sides() -> None:
+    """A lagging mean sees a slow spell too late and for too long; the centred one has its middle where it was."""
+    true = np.where((np.arange(60) >= 20) & (np.arange(60) < 40), 50.0, 100.0)
+    lagging = [float(np.mean(true[max(0, place - PARTS) : place] if place else true[:1])) for place in range(60)]
+    lagging = [value + 1e-9 * place for place, value in enumerate(lagging)]  # no two samples are alike
+    off = np.abs(np.log(speeds_of_moments(table(lagging)) / true))
+    assert off.sum() < 0.8 * np.abs(np.log(np.array(lagging) / true)).sum()
+
+
+def test_what_has_no_calibration_has_no_speed() -> None:
+    assert np.isnan(speeds_of_moments(table([np.nan, np.nan]))).all()
+
+
+def test_as_many_samples_as_the_worker_takes() -> None:
+    assert SAMPLES == PARTS
