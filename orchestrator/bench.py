@@ -18,6 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from orchestrator.analysis.moments import speeds_of_moments
 from orchestrator.cold import ColdRun, run_cold
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store import Store
@@ -86,7 +89,9 @@ def run_warm(arguments: argparse.Namespace, out: Path) -> WarmRun:
     spent = timeline(store.trials().values())
     if request is None or spent is None:
         raise InputError(f"the sweep in {folder} has no finished trial: there is nothing to measure")
-    rows = store.rows(columns=[*COLUMNS, "doc_id", "token_ids"])
+    rows = store.rows(columns=[*COLUMNS, "sweep", "actor", "device", "started_at", "doc_id", "token_ids"])
+    place = rows.schema.get_field_index("calibration")
+    rows = rows.set_column(place, "calibration", pa.array(speeds_of_moments(rows)))  # as a report counts
     keys = zip(*(rows[name].to_pylist() for name in ("task", "policy", "doc_id")), strict=True)
     return WarmRun(
         seconds=seconds,
