@@ -38,11 +38,12 @@ sweep: $(VENV)/installed
 
 # Policies beyond the grid beside decode settings of k1, on all bundled documents; one report of all four sweeps.
 BATCH ?= 1
+TASKS ?= gsm8k,minerva_math
 POLICIES := k1_first,k1_middle,k1_last,k2_first,k2_middle,k2_last,k3_first,k3_middle,k3_last,stale=2,stale=3,skip_middle,$\
 adaptive=0.1_first,adaptive=0.3_first,adaptive=0.1_middle,adaptive=0.3_middle,$\
 trim=0.1_middle,trim=0.25_middle,trim=0.25_middle.random,trim=0.1_all,trim=0.25_all,trim=0.25_all.random,$\
 mlp=2_middle,mlp=2_all,attn=2_middle,attn=2_all
-SWEEP := $(BIN)/python -m orchestrator.sweep --model tiny --data bundled --tasks gsm8k,minerva_math --batch-size $(BATCH)
+SWEEP := $(BIN)/python -m orchestrator.sweep --model tiny --data bundled --tasks $(TASKS) --batch-size $(BATCH)
 NAME := policies-b$(BATCH)
 policies: $(VENV)/installed
 	$(SWEEP) --name $(NAME) --policies $(POLICIES)

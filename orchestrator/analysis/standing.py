@@ -31,11 +31,7 @@ class Standing:
     speed: Estimate | None
     executions: float | None  # half a layer counts by its share of the layer's weights
     positions: float | None
-    beaten: tuple[str | None, ...] = (
-        None,
-        None,
-        None,
-    )  # on each of AXES, who is as accurate, as good, and better in one
+    beaten: tuple[str | None, ...] = (None,) * len(AXES)  # on each, who is as accurate, as good, and better in one
 
     def gain(self, axis: str) -> float | None:
         return {
