@@ -46,11 +46,12 @@ def panels(grids: Sequence[Grid], *, across: str = "layers reused", down: str = 
 
 def tall(grid: Grid, *, note: str) -> Figure:
     """One grid with many rows, their names on the left, columns named on top."""
+    longest = max(len(name) for name in grid.columns)
+    slanted = longest > 9 or len(grid.columns) > 7
     width = 2.4 + 0.62 * len(grid.columns) + 0.045 * max(len(name) for name in grid.rows)
-    figure = new_figure(max(5.0, width), 0.8 + 0.215 * len(grid.rows))
+    figure = new_figure(max(5.0, width), 0.8 + 0.215 * len(grid.rows) + (0.04 * longest if slanted else 0))
     axes = figure.subplots()
     _draw(axes, grid)
-    slanted = max(len(name) for name in grid.columns) > 9 or len(grid.columns) > 7
     axes.xaxis.tick_top()
     axes.set_xticks(
         range(len(grid.columns)), grid.columns, rotation=35 if slanted else 0, ha="left" if slanted else "center"

@@ -10,8 +10,10 @@ from matplotlib.lines import Line2D
 from orchestrator.analysis.resample import Estimate
 from orchestrator.report.drawing import INK, QUIET, new_figure
 from orchestrator.report.labels import place
+from orchestrator.report.words import signed
 
 MOST_NAMES = 16  # with more points only those on the front are named
+FAR = 40  # points of accuracy: what loses more would press all others together, and is told in a line
 FRONT: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}
 MARKS = {  # colour and shape: decode settings are hollow and joined by lines, policies filled
     "k=1": ("#1a1a1a", "o"),
@@ -43,9 +45,15 @@ class Stand:
     on_front: bool
 
 
-def pareto(stands: Sequence[Stand], *, axis: str, margin: float) -> Figure:
+def pareto(everything: Sequence[Stand], *, axis: str, margin: float) -> Figure:
     figure = new_figure(6.6, 4.4)
     axes = figure.subplots()
+    stands = [stand for stand in everything if stand.points.value > -FAR]
+    far = [
+        f"{s.label} ({signed(s.points.value, 0)} points, {s.gain.value:.2f}×)" for s in everything if s not in stands
+    ]
+    if far:
+        axes.text(0.01, 0.02, f"far below: {', '.join(far)}", transform=axes.transAxes, fontsize=8, color=QUIET)
     axes.axhspan(-margin, 0, facecolor="#eef4ee", linewidth=0, zorder=0.3)
     axes.axhline(0, color=QUIET, linewidth=0.6, zorder=0.7)
     for stand in stands:
