@@ -5,7 +5,9 @@
 
 import logging
 import math
+import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -58,6 +60,8 @@ def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 3) -> s
             log_to_driver=False,
             logging_level=logging.CRITICAL,
             _temp_dir=str(temporary),
+            # Ray hands the path of its workers' Python to a shell as it is.
+            runtime_env={"py_executable": shlex.quote(sys.executable)} if " " in sys.executable else None,
         )
     except Exception as error:  # Ray raises nothing more special
         ray.shutdown()
