@@ -59,8 +59,7 @@ train-tiny: $(VENV)/installed
 	$(BIN)/python -m tasks.bundled.render --out build/tiny.jsonl
 	$(BIN)/python -m sampler.tiny.train --data build/tiny.jsonl --out sampler/tiny --checkpoint build/tiny.safetensors
 
-# The markers come last, so an interrupted installation is repeated. Bytecode is made when it is first needed: compiling
-# all that comes along takes longer than a sweep.
+# The markers come last, so an interrupted installation is repeated.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(call install,.)
 
@@ -72,7 +71,7 @@ define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '$(1)'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '$(1)'
 	@touch $@
 endef
 
