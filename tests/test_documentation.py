@@ -111,7 +111,9 @@ def test_ray_knows_what_is_asked_of_it(command: str) -> None:
     """Without running it: the word and its flags; and files it names are there."""
     own, _, passed_on = command.partition(" -- ")
     words = shlex.split(own)
-    offered = subprocess.run(["ray", words[1], "--help"], capture_output=True, text=True, check=True).stdout
+    offered = subprocess.run(
+        [str(Path(sys.executable).with_name("ray")), words[1], "--help"], capture_output=True, text=True, check=True
+    ).stdout
     assert all(word in offered for word in words[2:] if word.startswith("--"))
     assert all((ROOT / word).exists() for word in words if word.endswith((".yaml", ".py")))
     assert {word for word in shlex.split(passed_on) if word.startswith("--")} <= known_flags("orchestrator.sweep")
