@@ -12,22 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from orchestrator.chaos.ledger import OF_THE_MOMENT
 from orchestrator.store import Store
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # a sweep of these tests takes twenty on a machine with nothing else to do
 SECRET = "hf_a-secret-that-nobody-may-see"  # stands in the environment of every run
-# What may differ between two runs of the same trial.
-OF_THE_MOMENT = {
-    *("seconds", "batch_seconds", "batch_id", "attempt", "actor", "node", "device", "calibration", "started_at"),
-    "sweep",
-}
 
 
 class Run:
     """One `python -m orchestrator.sweep`, in a session of its own like that of a terminal."""
 
-    def __init__(self, case: Path, out: Path, *flags: str, **environment: str) -> None:
+    def __init__(self, case: Path, out: Path, *flags: str, python: str = sys.executable, **environment: str) -> None:
         self.folder = out / "s"
         self.output = Path(tempfile.mkdtemp(prefix="run-", dir=out.parent)) / "output"
         where = ["--model", str(case / "model"), "--data", str(case / "data"), "--out", str(out), "--name", "s"]
@@ -35,7 +31,7 @@ class Run:
         self.began = time.monotonic()
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.sweep", *self.arguments],
+                [python, "-m", "orchestrator.sweep", *self.arguments],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "HF_TOKEN": SECRET, **environment},
                 stdout=output,

@@ -480,6 +480,11 @@ def test_reader_that_has_seen_enough() -> None:
         assert process.wait(60) == 141
 
 
+def hear_interrupts() -> None:
+    """As from a terminal: what a shell runs in the background was started deaf to them, and so is all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupted_by_the_keyboard() -> None:
     lines = f"{LINE}\n" * 2000
     with subprocess.Popen(
@@ -489,6 +494,7 @@ def test_interrupted_by_the_keyboard() -> None:
         stderr=subprocess.PIPE,
         cwd=ROOT,
         env=environment(),
+        preexec_fn=hear_interrupts,
     ) as process:
         assert process.stdin
         assert process.stdout

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ HERE = ("--actors", "2", "--no-dashboard")
 class Watched:
     """An undisturbed sweep, and what was seen while it ran."""
 
-    def __init__(self, case: Path, out: Path) -> None:
-        self.run = Run(case, out, *FLAGS, "--limit", "5", *HERE)
+    def __init__(self, case: Path, out: Path, python: Path) -> None:
+        self.run = Run(case, out, *FLAGS, "--limit", "5", *HERE, python=str(python))
         self.addresses: set[str] = set()
         self.commands: set[str] = set()
         self.run.until(self._look, "the end of loading")
@@ -42,8 +42,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def watched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    return Watched(case, tmp_path_factory.mktemp("sweep") / "results")
+def watched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """Installed in a folder with a space in its name, as people's folders are."""
+    environment = tmp_path_factory.mktemp("a place") / "venv"
+    environment.symlink_to(sys.prefix)
+    return Watched(case, tmp_path_factory.mktemp("sweep") / "results", environment / "bin" / "python")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """A campaign: rounds of a few faults each, until there were enough. What strikes when is drawn from the seed.
 
-A round is one sweep in a folder of its own. Which faults it gets, and after how many rows or seconds, follows from seed
-and round alone, so a round can be repeated; what the machine does in those moments is not in our hands.
+A round is one sweep in a folder of its own; it gets each kind of fault once. In which order, and after how many rows or
+seconds, follows from seed and round alone, so a round can be repeated; what the machine does in those moments is not in
+our hands. In every second round each command starts a Ray of its own; the others run on two nodes that stay, and one of
+these is killed too.
 """
 
 import shutil
@@ -15,14 +17,11 @@ from random import Random
 
 from orchestrator.chaos.case import NAME, Case
 from orchestrator.chaos.disk import SmallDisk
-from orchestrator.chaos.faults import FAULTS, Fault
+from orchestrator.chaos.faults import FAULTS
 from orchestrator.chaos.ledger import Key, Ledger, Problem, Row
 from orchestrator.chaos.nodes import NodesGone, TwoNodes
 from orchestrator.chaos.scene import Scene, TooLate
 from orchestrator.running.stop import Aborted
-
-PER_ROUND = 6
-OWN_RAY = 2  # each second round starts a Ray of its own with each command, unless it needs the two nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +64,7 @@ class Campaign:
 
     def run_round(self, number: int, names: Sequence[str]) -> None:
         chance = Random(f"{self.seed}:{number}:moments")
-        scene = self._scene(number, [FAULTS[name] for name in names])
+        scene = self._scene(number)
         struck: list[tuple[str, list[Problem]]] = []
         try:
             for name in names:
@@ -100,9 +99,8 @@ class Campaign:
             return []
         return [(name, [*found, *scene.ledger.look()])]
 
-    def _scene(self, number: int, faults: Sequence[Fault]) -> Scene:
-        on_nodes = number % OWN_RAY != 0 or any(fault.needs == "nodes" for fault in faults)
-        if on_nodes and (self.nodes is None or self.nodes.ended):
+    def _scene(self, number: int) -> Scene:
+        if on_nodes(number) and (self.nodes is None or self.nodes.ended):
             self.nodes = _two_nodes()
         out = self.disk.folder / f"r{number}"
         shutil.rmtree(out, ignore_errors=True)
@@ -112,7 +110,7 @@ class Campaign:
             outputs=self.folder,
             disk=self.disk,
             ledger=Ledger(out / NAME, self.reference),
-            nodes=self.nodes if on_nodes else None,
+            nodes=self.nodes if on_nodes(number) else None,
         )
 
     def _tell(self, number: int, struck: Sequence[tuple[str, list[Problem]]]) -> None:
@@ -132,13 +130,11 @@ def _two_nodes(tries: int = 3) -> TwoNodes:
         return _two_nodes(tries - 1)
 
 
+def on_nodes(number: int) -> bool:
+    return number % 2 == 1
+
+
 def plan(names: Sequence[str], seed: int, number: int) -> list[str]:
-    """The faults of a round: all kinds come equally often, shuffled anew each time all have come."""
-    return [_nth(names, seed, number * PER_ROUND + place) for place in range(PER_ROUND)]
-
-
-def _nth(names: Sequence[str], seed: int, position: int) -> str:
-    turn, place = divmod(position, len(names))
-    shuffled = list(names)
-    Random(f"{seed}:{turn}:order").shuffle(shuffled)
-    return shuffled[place]
+    """The faults of a round, in their order."""
+    possible = [name for name in names if FAULTS[name].needs != "nodes" or on_nodes(number)]
+    return Random(f"{seed}:{number}:order").sample(possible, len(possible))

@@ -130,9 +130,10 @@ def _tradeoffs(section: Section) -> Iterator[str]:
         for k, one in best_of_each_k(task):
             result = one.accurate
             rate = result.throughput.tokens_per_second
+            only = k == 1 and len(task.baselines) == 1
             rows.append(
                 [
-                    f"{result.label} ({'baseline' if k == 1 else f'best k{k}' if k else 'best other'})",
+                    f"{result.label} ({'baseline' if only else f'best k{k}' if k else 'best other'})",
                     percent(result.accuracy.value, 2),
                     _drop(result),
                     NONE if rate is None else number(rate.value, 2),

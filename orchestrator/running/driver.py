@@ -6,6 +6,7 @@ What is missing was computed from the folder; a fresh Tuner runs it, and Tune's 
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from sampler.errors import InputError
 MAX_FAILURES = 2  # a trial is tried three times
 LOOK = 0.5  # seconds between looks at the result actor
 ANSWER = 2.0  # seconds it has to answer
+LOADING = 120.0  # seconds in which workers should be ready; later a sentence says what they may be waiting for
 MARKED = 60.0  # seconds until failures are on disk
 DIED = "its worker died (killed, perhaps for the memory it took, or ended by --worker-timeout because it hung)"
 
@@ -72,7 +74,7 @@ def run_trials(
                 verbose=0,
             ),
         )
-        with Looking(results, view, notes), stop.deferred():
+        with Looking(results, view, notes, placement), stop.deferred():
             tuner.fit()
     ray.get(watch.marks, timeout=MARKED)
     return watch.failed
@@ -152,8 +154,9 @@ def describe(error: BaseException | None) -> str:
 class Looking:
     """A thread that asks the result actor how far it is and tells the view, as long as it is entered."""
 
-    def __init__(self, results: Any, view: SweepView, notes: "queue.SimpleQueue[str]") -> None:
-        self._results, self._view, self._notes = results, view, notes
+    def __init__(self, results: Any, view: SweepView, notes: "queue.SimpleQueue[str]", placement: Placement) -> None:
+        self._results, self._view, self._notes, self._placement = results, view, notes, placement
+        self._late: float | None = time.monotonic() + LOADING  # None once it was said, or nothing is to be said
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="view", daemon=True)
 
@@ -171,11 +174,28 @@ class Looking:
             progress = progress_of(self._results)
             if progress is not None:
                 self._view.update(progress)
+                self._say_if_late(progress)
             self._tell()
+
+    def _say_if_late(self, progress: Progress) -> None:
+        if progress.warm or self._late is None:
+            self._late = None
+        elif time.monotonic() > self._late:
+            self._late = None
+            self._view.note(waiting_for(self._placement))
 
     def _tell(self) -> None:
         while not self._notes.empty():
             self._view.note(self._notes.get())
+
+
+def waiting_for(placement: Placement) -> str:
+    free, all_of_it = ray.available_resources(), ray.cluster_resources()
+    there = " and ".join(f"{free.get(kind, 0):g} of {all_of_it.get(kind, 0):g} {kind}s" for kind in ("CPU", "GPU"))
+    asked = f"{placement.cpus_per_actor:g} CPUs and {placement.gpus_per_actor:g} GPUs"
+    return (
+        f"no worker is ready yet: each asks for {asked}, free in the cluster are {there}; if that is enough they load"
+    )
 
 
 def progress_of(results: Any) -> Progress | None:
