@@ -481,7 +481,7 @@ def test_reader_that_has_seen_enough() -> None:
 
 
 def hear_interrupts() -> None:
-    """As from a terminal: what a shell runs in the background was started deaf to them, and so is all that it starts."""
+    """As from a terminal: what a shell runs in the background is deaf to them from birth, and so is all it starts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
