@@ -69,6 +69,8 @@ class Campaign:
         try:
             for name in names:
                 struck += self._strike(scene, name, Random(chance.getrandbits(64)))
+                if scene.finished:
+                    break
             at_the_end = scene.finish()
         except NodesGone:
             print(f"round {number}: given up, since Ray's two nodes have ended", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from sampler.tiny.tokenizer import build_tokenizer
 
 LAYERS = 6  # first, middle and last are two each
 POLICIES = ("k1", "k2_first", "k2_middle", "k3_last")
-DOCUMENTS = 20
+DOCUMENTS = 48  # as many as are decoded while a round's faults come
 NEW_TOKENS = 96
 SHARD = 4
 NAME = "s"  # of each sweep's folder

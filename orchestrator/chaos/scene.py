@@ -52,6 +52,10 @@ class Scene:
     def running(self) -> bool:
         return bool(self.commands) and self.command.code is None
 
+    @property
+    def finished(self) -> bool:
+        return bool(self.commands) and self.command.code == 0
+
     def start(self) -> None:
         self.commands.append(self.another())
 
