@@ -69,12 +69,13 @@ def local_configuration(key: Path) -> dict[str, Any]:
             command.replace("ray start", f"ray start --node-ip-address={address} {size}")
             for command in config[f"{kind}_start_ray_commands"]
         ]
+    config["worker_start_ray_commands"].remove("ray stop")  # on the same machine: it would stop the head
     return config
 
 
 def test_up_sweep_fetch_down(cage: Cage, tmp_path: Path) -> None:
     case = write_case(tmp_path / "case")
-    plain = Run(case, tmp_path / "undisturbed" / "results", *FLAGS, "--actors", "2", "--no-dashboard")
+    plain = Run(case, tmp_path / "undisturbed", *FLAGS, "--actors", "2", "--no-dashboard")
     plain.wait()
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump(local_configuration(tmp_path / "key")), encoding="utf-8")
