@@ -44,7 +44,7 @@ def nodes_at_work(folder: Path) -> dict[str, set[str]]:
 
 
 def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: ManyNodes) -> None:
-    plain = Run(case, tmp_path / "undisturbed" / "results", *FLAGS, *SHARDS, "--actors", "2")
+    plain = Run(case, tmp_path / "undisturbed", *FLAGS, *SHARDS, "--actors", "2")
     plain.wait()
     run = Run(case, tmp_path / "results", *FLAGS, *SHARDS, "--address", cluster.address, "--gpus-per-actor", "1")
     run.until_rows(1)
