@@ -21,7 +21,8 @@ import sys
 from orchestrator.running.environment import prepare
 prepare(local=True)
 import ray
-ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+here = {"_node_ip_address": "127.0.0.1", "_temp_dir": sys.argv[1]}
+ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, **here)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """
