@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from orchestrator.planning.problems import Problems
 from sampler.errors import InputError, InputErrors
 from sampler.policy import ReusePolicy
 
@@ -23,21 +24,26 @@ def policies_of(
 
     A mode says how layers are replayed; k1 replays none, so it is made once whatever the modes.
     """
+    problems = Problems()
     for flag, values, allowed in (
         ("k", periods, "whole numbers such as 1,2,3 are allowed"),
         ("subsets", subsets, "first, middle, last, all or layers such as 4-9+20 are allowed"),
         ("reuse", modes, f"{' or '.join(MODES)} is allowed, or both"),
     ):
-        if not values:
-            raise InputError(f"--{flag} is empty: {allowed}")
-    unknown = [mode for mode in modes if mode not in MODES]
-    if unknown:
-        raise InputError(f"--reuse {unknown[0]}: {' or '.join(MODES)} is allowed, or both")
-    places = [str(ReusePolicy.grid(k=1, layers=subset).layers) for subset in subsets]
+        problems.sentences += [] if values else [f"--{flag} is empty: {allowed}"]
+    for mode in modes:
+        problems.sentences += [] if mode in MODES else [f"--reuse {mode}: {' or '.join(MODES)} is allowed, or both"]
+    for k in periods:
+        with problems.noted():
+            ReusePolicy.grid(k=k, layers="first")
+    places: list[str] = []
+    for subset in subsets:
+        with problems.noted():
+            places.append(str(ReusePolicy.grid(k=1, layers=subset).layers))
     for flag, values in (("k", periods), ("subsets", places), ("reuse", modes)):
         twice = _repeated(values)
-        if twice is not None:
-            raise InputError(_twice(flag, twice))
+        problems.sentences += [] if twice is None else [_twice(flag, twice)]
+    problems.check()
     return tuple(
         str(ReusePolicy.grid(k=k, layers=place, mode=mode if k > 1 else "residual"))
         for k in periods
