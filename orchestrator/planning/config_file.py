@@ -26,9 +26,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 
 
-def read(
-    path: Path, known: Collection[str], elsewhere: Mapping[str, str], problems: Problems
-) -> dict[str, Any]:
+def read(path: Path, known: Collection[str], elsewhere: Mapping[str, str], problems: Problems) -> dict[str, Any]:
     """Raw values by flag name; null means that nothing is said. `elsewhere`: other spellings of flags.
 
     Keys that are wrong are added to `problems`; a file that cannot be read at all is an InputError.
