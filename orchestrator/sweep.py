@@ -21,9 +21,9 @@ def main() -> None:
     stop = Stop(farewell=f"stopped; continue with: {repeated}")
     stop.install()
     environment.prepare(local=command.settings.address is None)
-    from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
-
     try:
+        from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
+
         failed = run(command, arguments, stop)
     except Interrupted:
         stop.leave()

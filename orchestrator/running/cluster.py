@@ -159,14 +159,18 @@ def device_of_an_actor(placement: Placement, say: Callable[[str], None] = print)
     each = {"num_cpus": placement.cpus_per_actor, "num_gpus": placement.gpus_per_actor}
     answer = ray.remote(_probe).options(**each, name="device of an actor").remote()
     if not ray.wait([answer], timeout=PATIENCE)[0]:
-        say(f"no worker has started yet: {asked_and_free(placement)}; waiting")
+        say(f"waiting for a worker to start: {_why(placement)}")
     try:
         kind, dtype, memory = ray.get(answer, timeout=PROBE_SECONDS)
     except GetTimeoutError:
-        raise Aborted(f"no worker has started in {PROBE_SECONDS:.0f} s: {asked_and_free(placement)}") from None
+        raise Aborted(f"no worker has started in {PROBE_SECONDS:.0f} s: {_why(placement)}") from None
     except RayError as error:
         raise Aborted(f"no worker could be started: {str(error).strip().splitlines()[-1]}") from None
     return Device(kind=kind, dtype=dtype, memory=memory)
+
+
+def _why(placement: Placement) -> str:
+    return asked_and_free(placement, free=ray.available_resources(), there=ray.cluster_resources())
 
 
 def _probe() -> tuple[str, str, int]:

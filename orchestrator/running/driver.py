@@ -187,7 +187,8 @@ class Looking:
             self._view.note(f"{progress.started} workers have started, and none is ready after {duration(waited)}")
         elif not progress.started and waited > STARTING:
             self._said = True
-            self._view.note(f"no worker has started after {duration(waited)}: {asked_and_free(self._placement)}")
+            why = asked_and_free(self._placement, free=ray.available_resources(), there=ray.cluster_resources())
+            self._view.note(f"no worker has started after {duration(waited)}: {why}")
 
     def _tell(self) -> None:
         while not self._notes.empty():
