@@ -4,7 +4,7 @@ import shlex
 import sys
 
 from orchestrator.planning import config_file
-from orchestrator.planning.flags import parse
+from orchestrator.planning.flags import parse, without_force
 from orchestrator.running import environment
 from orchestrator.running.stop import Aborted, Interrupted, Stop
 from orchestrator.store.errors import StoreError
@@ -16,13 +16,14 @@ def main() -> None:
     command = parse(arguments)
     if command.save_config is not None:
         config_file.save(command.save_config, command.settings.as_dict())
-    repeated = shlex.join(["python", "-m", "orchestrator.sweep", *arguments])
+    started_by = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # this Python, as it was called
+    repeated = shlex.join([*started_by, *without_force(arguments)])
     stop = Stop(farewell=f"stopped; continue with: {repeated}")
     stop.install()
     environment.prepare(local=command.settings.address is None)
-    from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
-
     try:
+        from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
+
         failed = run(command, arguments, stop)
     except Interrupted:
         stop.leave()

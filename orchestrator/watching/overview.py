@@ -95,6 +95,9 @@ def look(folder: Path) -> Overview:
     store = Store(folder)
     request = store.read_request()
     if request is None:
+        writer = writer_of(folder)
+        if writer is not None:
+            raise InputError(f"{folder}: process {writer.pid} on {writer.host} prepares a sweep there; look again soon")
         raise InputError(f"{folder} holds no sweep: a folder with a sweep.json is expected, such as results/NAME")
     return _Look(store, request).overview()
 
