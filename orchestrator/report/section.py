@@ -22,7 +22,7 @@ from orchestrator.report.gate_words import GateText, gate_texts
 from orchestrator.report.gather import Material
 from orchestrator.report.pictures import task_pictures, time_picture
 from orchestrator.report.texts import Examples, examples
-from orchestrator.report.words import counted, duration, large, layers, whole
+from orchestrator.report.words import counted, duration, large, layers, size, whole
 from tasks.sources import BUNDLED_MODEL
 
 PASSES = {
@@ -242,8 +242,8 @@ def _notices(section: Section) -> Iterator[str]:
 def _facts(section: Section) -> Iterator[tuple[str, str]]:
     request, identity = section.request, section.request["identity"]
     model = request.get("model", {})
-    size = f", {large(model['parameters'])} parameters" if model.get("parameters") else ""
-    yield "Model", f"{identity.get('model')}{size}"
+    many = f", {large(model['parameters'])} parameters" if model.get("parameters") else ""
+    yield "Model", f"{identity.get('model')}{many}"
     yield "Depth", f"{identity.get('depth')} layers, subsets of {identity.get('subset_size')}"
     yield "Precision", f"{identity.get('dtype')}, batch {identity.get('batch_size')}"
     yield "Tasks", ", ".join(view.task.task for view in section.tasks)
@@ -268,7 +268,7 @@ def _provenance(section: Section) -> Iterator[tuple[str, str]]:
         for result in view.task.configurations:
             yield f"layers of {result.label}", layers(result.configuration.layers)
     for device in made.devices:
-        facts = ", ".join(f"{name} {value}" for name, value in device.facts)
+        facts = ", ".join(f"{name} {size(float(value)) if name == 'memory' else value}" for name, value in device.facts)
         yield "device", f"{device.name} ({facts}); {', '.join(device.actors)}"
     yield "code", "; ".join(made.codes) or "unknown"
     for name, versions in made.packages:
