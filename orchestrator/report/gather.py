@@ -17,6 +17,7 @@ from orchestrator.analysis import COLUMNS
 from orchestrator.analysis.counters import SUMS
 from orchestrator.store import Store
 from orchestrator.store.schema import ROWS
+from orchestrator.store.trial_folder import TABLE
 from sampler.errors import InputError
 
 THREADS = 4
@@ -74,15 +75,28 @@ def _read(folder: Path) -> Material:
     if not rows.num_rows:
         raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
     tasks = rows["task"].unique().to_pylist()
+    trials = store.trials()
+    _check_files(store, trials, rows)
     return Material(
         stores=(store,),
         request=request,
         rows=rows,
         documents={task: store.documents(task) for task in tasks},
-        trials=store.trials(),
+        trials=trials,
         origin={trial_id: (0, trial_id) for trial_id in store.trial_ids()},
-        notices=tuple(f"{damage} It was left out." for damage in store.damage.values()),
+        notices=tuple(f"{damage}; it was left out." for damage in store.damage.values()),
     )
+
+
+def _check_files(store: Store, trials: Mapping[str, Mapping[str, Any]], rows: pa.Table) -> None:
+    """A trial that has ended has its rows, or a file that is damaged and told of; a file that is gone is refused."""
+    there = {*rows["trial_id"].unique().to_pylist(), *(path.parent.name for path in store.damage)}
+    for trial_id, facts in trials.items():
+        path = store.trial_folder(trial_id) / TABLE
+        if facts.get("status") == "finished" and facts.get("rows") and trial_id not in there and not path.exists():
+            raise InputError(
+                f"{path} is missing: its trial ended with {facts['rows']} rows; restore it, or continue the sweep"
+            )
 
 
 def read_rows(store: Store) -> pa.Table:
