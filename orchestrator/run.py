@@ -67,7 +67,8 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
     with SweepView(quiet=prepared.settings.quiet) as view:
         for notice in made.notices:
             view.note(notice)
-        view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {placement.actors} actors")
+        actors = f"{placement.actors} actors ({placement.each}) in {prepared.identity.dtype}"
+        view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {actors}")
         if dashboard is not None:
             view.note(f"dashboard: http://{dashboard} (its token is in ~/.ray/auth_token)")
         results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)
