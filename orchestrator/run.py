@@ -42,7 +42,8 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         if command.dry_run:
             _print_dry_run(prepared)
             return 0
-        print(*prepared.notices, sep="\n", end="\n" if prepared.notices else "")
+        for notice in prepared.notices:
+            SweepView().note(notice)
         with StoreWriter(prepared.folder) as writer:
             made = set_up(prepared, writer, arguments=arguments, force=command.force)
             if made.trials and settings.address is None:
