@@ -69,7 +69,7 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "error: $(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12"; exit 1; }
+		{ echo "error: $(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '$(1)'
 	@touch $@

@@ -41,7 +41,8 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         if command.dry_run:
             _print_dry_run(prepared)
             return 0
-        print(*prepared.notices, sep="\n", end="\n" if prepared.notices else "")
+        for notice in prepared.notices:
+            SweepView().note(notice)
         with StoreWriter(prepared.folder) as writer:
             made = set_up(prepared, writer, force=command.force)
             if made.trials:
@@ -70,7 +71,8 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
     with SweepView(quiet=prepared.settings.quiet) as view:
         for notice in made.notices:
             view.note(notice)
-        view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {placement.actors} actors")
+        actors = f"{placement.actors} actors ({placement.each}) in {prepared.identity.dtype}"
+        view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {actors}")
         if dashboard is not None:
             view.note(f"dashboard: http://{dashboard} (its token is in ~/.ray/auth_token)")
         results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)

@@ -36,7 +36,6 @@ def gain(low: float, high: float, *, seconds: tuple[float, float] = (1.3, 1.4), 
         seconds=between(*seconds),
         seconds_simultaneous=between(*seconds),
         length_ratio=1.46 if drifts else 1.0,
-        more_cut=0.0,
         drifts=drifts,
     )
 

@@ -26,14 +26,22 @@ from tasks.opening import open_task
 from tasks.options import TaskOptions
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "sampler/tiny/README.md", "tasks/bundled/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 README = PAGES[0].read_text(encoding="utf-8")
 MODULE = re.compile(r"python -m ((?:sampler|tasks|orchestrator)[.a-z_]*)")
 ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # the Hub, or a job that was submitted
-LONG = ("orchestrator.bench", "orchestrator.chaos", "sampler.bench", "sampler.tiny")  # measure for minutes
+LONG = ("orchestrator.bench", "orchestrator.chaos", "sampler.bench", "tasks.bundled")  # minutes, or the project's files
 SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, which `.ci/run` does from nothing
-# Flags of programs that are not ours.
-OTHERS = {"--tmux", "--generate"}
+OTHERS = {"--tmux", "--generate"}  # flags of Ray's commands
+COMMANDS = (
+    *(f"orchestrator.{name}" for name in ("sweep", "status", "report", "export", "bench", "chaos")),
+    *("orchestrator.slurm submit", "orchestrator.slurm status", "tasks.list", "tasks.run", "tasks.bundled.render"),
+    *("tasks.bundled.write", "sampler.generate", "sampler.score", "sampler.bench", "sampler.profile"),
+    *("sampler.tiny.train", "sampler.tiny.evaluate"),
+)
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -99,12 +107,23 @@ def test_every_flag_exists() -> None:
     for command in ALL:
         if command.startswith("ray submit"):
             assert flags_in(shlex.split(command.partition(" -- ")[2])) <= known_flags("orchestrator.sweep"), command
-    modules = {module for page in PAGES for module in MODULE.findall(page.read_text(encoding="utf-8"))}
-    known = OTHERS | known_flags("orchestrator.slurm", "submit") | known_flags("orchestrator.slurm", "status")
-    known = known.union(*(known_flags(module) for module in sorted(modules - {"orchestrator.slurm"})))
+
+
+def test_pages_and_help_know_the_same_flags() -> None:
+    """Whatever the text mentions is a flag of some command, and whatever a command takes is in some page."""
+    known = set().union(*(known_flags(*command.split()) for command in COMMANDS))
+    mentioned: set[str] = set()
     for page in PAGES:
-        mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")))
-        assert mentioned <= known, (page.name, mentioned - known)
+        here = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?![\w-])", page.read_text(encoding="utf-8")))
+        assert here <= known | OTHERS, (page.name, here - known - OTHERS)
+        mentioned |= here
+    positive = {flag for flag in known if f"--{flag.removeprefix('--no-')}" not in known - {flag}}
+    assert positive - mentioned == {"--help"}
+
+
+def test_every_command_of_ours_is_known_here() -> None:
+    modules = {module for page in PAGES for module in MODULE.findall(page.read_text(encoding="utf-8"))}
+    assert modules == {command.partition(" ")[0] for command in COMMANDS}
 
 
 def flags_in(words: list[str]) -> set[str]:

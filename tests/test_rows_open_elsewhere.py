@@ -11,7 +11,7 @@ import pytest
 from simulated_sweep import Simulation, write_sweep
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-TEXT = README.partition("\n## Rows\n")[2].partition("\n## ")[0]
+TEXT = README.partition("\n## Results\n")[2].partition("\n## ")[0]
 BLOCKS = dict(re.findall(r"\n([^\n]*):\n\n```python\n(.*?)```", TEXT, re.DOTALL))
 SIMULATION = Simulation(documents={"gsm8k": 20}, policies=("k1_first", "k2_middle"), shard_size=10)
 

@@ -26,15 +26,42 @@ def test_auto_is_the_full_model_where_gpus_are_or_may_come() -> None:
         assert resolve_model("auto", cluster, "10.0.0.1:6379") == FULL_MODEL
 
 
+def notices(machine: Machine, **changes: Any) -> list[str]:
+    """Of a sweep for which no model was named."""
+    asked = SweepSettings(tasks=("gsm8k",), address=changes.pop("address", None))
+    return notice_of(asked, replace(asked, **changes), machine)
+
+
 def test_auto_is_the_bundled_model_on_a_bare_machine_and_says_so() -> None:
     assert resolve_model("auto", BARE, None) == "tiny"
-    asked = SweepSettings(tasks=("gsm8k",))
-    (notice,) = notice_of(asked, replace(asked, model="tiny", data="bundled"))
-    assert notice.startswith("no GPU here: running the small bundled model on the bundled documents; --model Effi")
-    (notice,) = notice_of(asked, replace(asked, model="tiny", data="hub"))
-    assert "on documents from hub" in notice
-    assert notice_of(replace(asked, model="tiny"), replace(asked, model="tiny")) == [], "it was named"
-    assert notice_of(asked, replace(asked, model=FULL_MODEL)) == []
+    (notice,) = notices(BARE, model="tiny", data="bundled")
+    assert re.match(
+        r"no GPU here \(torch \S+ finds none\): running the small bundled model on the bundled documents; --model Effi",
+        notice,
+    )
+    (notice,) = notices(BARE, model="tiny", data="hub")
+    assert "on documents from the Hub or its cache" in notice
+    named = SweepSettings(tasks=("gsm8k",), model="tiny")
+    assert notice_of(named, named, BARE) == [], "it was named"
+    assert notices(BARE, model="owner/name") == [], "it is the one the sweep began with"
+
+
+@pytest.mark.parametrize(
+    ("machine", "address", "beginning"),
+    [
+        (Machine(cpus=2, gpus=1, driver_gpus=1), None, "1 GPU here: running Efficient-Large-Model/Fast_dLLM_v2_7B on"),
+        (Machine(cpus=2, gpus=2, driver_gpus=2), None, "2 GPUs here: running "),
+        (CLUSTER, "10.0.0.1:6379", "8 GPUs in the cluster at 10.0.0.1:6379: running "),
+        (SCALING, "auto", "up to 8 GPUs in the cluster at auto: running "),
+        (Machine(cpus=2, driver_gpus=1), "auto", "1 GPU here: running "),
+    ],
+)
+def test_where_there_are_gpus_the_full_model_is_named_with_the_reason(
+    machine: Machine, address: str | None, beginning: str
+) -> None:
+    (notice,) = notices(machine, address=address, model=FULL_MODEL, data="hub")
+    assert notice.startswith(beginning)
+    assert notice.endswith("documents from the Hub or its cache; --model tiny runs the small one")
 
 
 def test_auto_is_never_the_bundled_model_on_a_cluster() -> None:

@@ -13,7 +13,9 @@ from tasks_model import write_model
 from test_tasks_model import mmlu_row
 from test_tasks_sources import gsm8k_folder, write_dataset
 
+import orchestrator.planning.preflight
 import orchestrator.planning.room
+import sampler.loading
 from orchestrator.planning.fingerprint import PIECE, WHOLE, folder_revision
 from orchestrator.planning.machine import Machine
 from orchestrator.planning.preflight import prepare, sweep_folder
@@ -160,6 +162,24 @@ def test_a_model_that_is_not_there_does_not_hide_the_rest(prepared: Prepare, tmp
     told = sentences(prepared, model=str(tmp_path), tasks=("nonsense_task",))
     assert any("has no config.json" in line for line in told)
     assert any("unknown task 'nonsense_task'" in line for line in told)
+
+
+def test_a_gpu_and_no_network(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever named no model hears why it is that one, and what would run."""
+    monkeypatch.setattr(sampler.loading, "model_info", _no_network)
+    monkeypatch.setattr(sampler.loading, "snapshot_download", _no_network)
+    gpu = Machine(cpus=4, gpus=1, driver_gpus=1, dtype="bfloat16")
+    (told,) = sentences(prepared, machine=gpu, model="auto")
+    assert told.startswith("model 'Efficient-Large-Model/Fast_dLLM_v2_7B' is no folder here, and the Hub cannot be")
+    assert told.endswith(
+        "; --model auto means it (1 GPU here), --model tiny runs the small bundled one without a network"
+    )
+    (named,) = sentences(prepared, machine=gpu, model="owner/name")
+    assert "auto" not in named
+
+
+def _no_network(*_: Any, **__: Any) -> None:
+    raise TimeoutError
 
 
 def test_tasks_that_cannot_be_had_are_left_out_on_request(prepared: Prepare) -> None:

@@ -35,21 +35,23 @@ def totals(
     thresholds: Sequence[float] = (0.95,),
     cost: float = 2.0,
 ) -> tuple[Totals, ...]:
-    tally = Tally()
-    for task in tasks:
-        for threshold in thresholds:
-            for policy in policies:
-                count = done if isinstance(done, int) else done.get(task, 50)
-                key = Configuration(task=task, policy=policy, threshold=threshold, small_block=8, block_cache=True)
-                tally.want({key: wanted})
-                speed = 1.25 if policy.startswith("k2") else 1.0
-                sums = Sums(
-                    baseline=policy.startswith("k1"), documents=count, correct=count * 4 // 5, tokens=100 * count,
-                    seconds=cost * count / speed, work=100.0 * count / speed, layer_positions=1000 * count,
-                    scored={0: count},
-                )  # fmt: skip
-                if count:
-                    tally.add_sums(key, sums)
+    keys = [
+        Configuration(task=task, policy=policy, threshold=threshold, small_block=8, block_cache=True)
+        for task in tasks
+        for threshold in thresholds
+        for policy in policies
+    ]
+    tally = Tally(dict.fromkeys(keys, wanted))
+    for key in keys:
+        count = done if isinstance(done, int) else done.get(key.task, 50)
+        speed = 1.25 if key.policy.startswith("k2") else 1.0
+        sums = Sums(
+            baseline=key.policy.startswith("k1"), documents=count, correct=count * 4 // 5, tokens=100 * count,
+            seconds=cost * count / speed, work=100.0 * count / speed, layer_positions=1000 * count,
+            scored={0: count},
+        )  # fmt: skip
+        if count:
+            tally.add_sums(key, sums)
     return tally.totals()
 
 

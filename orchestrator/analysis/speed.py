@@ -51,7 +51,6 @@ class Speedup:
     seconds: Estimate  # of documents per second: the same whatever their length
     seconds_simultaneous: Estimate
     length_ratio: float | None  # mean tokens of a document ÷ those at k=1
-    more_cut: float  # share of documents cut, minus that at k=1
     drifts: bool
 
 
@@ -187,7 +186,6 @@ def speedup(bootstrap: Speeds, against: Against, runs: Array, family: int = 1) -
         seconds=seconds[0],
         seconds_simultaneous=seconds[1],
         length_ratio=ratio,
-        more_cut=more,
         drifts=ratio is not None and (abs(ratio - 1) > DRIFT or more > MORE_CUT),
     )
 

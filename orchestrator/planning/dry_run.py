@@ -26,7 +26,6 @@ def describe(
     config, dtype = prepared.files.config, identity.dtype
     seconds, rough = seconds_needed(work, measured or {}, config=config, dtype=dtype, device=device)
     actors = max(1, min(placement.actors, trials))
-    each = f"{placement.gpus_per_actor:g} GPU, " if placement.gpus_per_actor else ""
     return [
         *prepared.notices,
         f"folder     {prepared.folder}",
@@ -38,7 +37,7 @@ def describe(
         ),
         f"policies   {', '.join(settings.policies)}",
         f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows",
-        f"actors     {placement.actors} ({each}{placement.cpus_per_actor:g} CPU each)",
+        f"actors     {placement.actors} ({placement.each})",
         f"disk       about {size(disk_needed(work, running=prepared.running))}",
         f"time       about {duration(seconds / actors)}, {_basis(prepared, rough, measured or {}, device)}",
     ]

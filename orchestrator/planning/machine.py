@@ -66,12 +66,25 @@ def resolve_model(model: str, machine: Machine, address: str | None) -> str:
     )
 
 
-def notice_of(asked: SweepSettings, settings: SweepSettings) -> list[str]:
-    """A line for whoever gets the bundled model without having named it."""
-    if asked.model != "auto" or settings.model != BUNDLED_MODEL:
+def notice_of(asked: SweepSettings, settings: SweepSettings, machine: Machine) -> list[str]:
+    """A line for whoever named no model: which one it is, and why."""
+    if asked.model != "auto" or settings.model not in (BUNDLED_MODEL, FULL_MODEL):
         return []
-    documents = "the bundled documents" if settings.data == "bundled" else f"documents from {settings.data}"
-    return [f"no GPU here: running the small bundled model on {documents}; --model {FULL_MODEL} runs the real one"]
+    known = {"bundled": "the bundled documents", "hub": "documents from the Hub or its cache"}
+    documents = known.get(settings.data, f"documents from {settings.data}")
+    if settings.model == BUNDLED_MODEL:
+        why = f"no GPU here (torch {torch.__version__} finds none)"
+        return [f"{why}: running the small bundled model on {documents}; --model {FULL_MODEL} runs the real one"]
+    return [f"{gpus_of(machine, asked.address)}: running {FULL_MODEL} on {documents}; --model tiny runs the small one"]
+
+
+def gpus_of(machine: Machine, address: str | None) -> str:
+    """What made auto the full model."""
+    count = machine.all_gpus or machine.driver_gpus
+    many = f"{count:g} GPU{'' if count == 1 else 's'}"
+    if not machine.all_gpus or address is None:
+        return f"{many} here"
+    return f"{'' if machine.gpus else 'up to '}{many} in the cluster at {address}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +95,10 @@ class Placement:
     gpus_per_actor: float
     cpus_per_actor: float
     threads_per_actor: int
+
+    @property
+    def each(self) -> str:
+        return _each(self.gpus_per_actor, self.cpus_per_actor)
 
 
 def place(settings: SweepSettings, machine: Machine) -> Placement:
@@ -97,13 +114,16 @@ def place(settings: SweepSettings, machine: Machine) -> Placement:
     problems = list(_too_much(machine, gpus, cpus))
     room = 0 if problems else room_in(machine, gpus, cpus)
     if not problems and (settings.actors or 1) > room:
-        each = f"{gpus:g} GPU and {cpus:g} CPU each" if gpus else f"{cpus:g} CPU each"
-        problems.append(f"--actors {settings.actors or 1}: with {each} there is room for {room}")
+        problems.append(f"--actors {settings.actors or 1}: with {_each(gpus, cpus)} there is room for {room}")
     if problems:
         raise InputErrors(problems)
     return Placement(
         actors=settings.actors or room, gpus_per_actor=gpus, cpus_per_actor=cpus, threads_per_actor=threads
     )
+
+
+def _each(gpus: float, cpus: float) -> str:
+    return f"{gpus:g} GPU and {cpus:g} CPU each" if gpus else f"{cpus:g} CPU each"
 
 
 def _too_much(machine: Machine, gpus: float, cpus: float) -> Iterator[str]:

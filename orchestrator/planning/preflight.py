@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.planning.fits import check_model
 from orchestrator.planning.grid import SweepIdentity, shard_of
-from orchestrator.planning.machine import Machine, Placement, notice_of, place, resolve_model
+from orchestrator.planning.machine import FULL_MODEL, Machine, Placement, gpus_of, notice_of, place, resolve_model
 from orchestrator.planning.prepared import Prepared, PreparedTask, default_name, task_options
 from orchestrator.planning.problems import Problems
 from orchestrator.planning.request import Request, adopt, combine
@@ -34,8 +34,8 @@ def prepare(settings: SweepSettings, machine: Machine, stored: Request | None = 
     with problems.noted():
         model = resolve_model(settings.model, machine, settings.address)
         settings = replace(settings, model=model, data=resolve_auto(settings.data, model))
-        notices += notice_of(asked, settings)
-        files = find_model(settings.model, weights=False)
+        notices += notice_of(asked, settings, machine)
+        files = _find_model(asked, settings, machine)
     with problems.noted():
         placement = place(settings, machine)
     with problems.noted():
@@ -75,6 +75,17 @@ def sweep_folder(settings: SweepSettings, machine: Machine) -> Path:
         model = resolve_model(settings.model, machine, settings.address)
         name = default_name(model if os.path.isdir(model) else model.partition("@")[0])
     return Path(settings.out) / name
+
+
+def _find_model(asked: SweepSettings, settings: SweepSettings, machine: Machine) -> ModelFiles:
+    """Whoever named none is told why it is this one, and what runs without it."""
+    try:
+        return find_model(settings.model, weights=False)
+    except InputError as error:
+        if asked.model != "auto" or settings.model != FULL_MODEL:
+            raise
+        why = f"--model auto means it ({gpus_of(machine, asked.address)})"
+        raise InputError(f"{error}; {why}, --model tiny runs the small bundled one without a network") from None
 
 
 def _named(settings: SweepSettings) -> SweepSettings:

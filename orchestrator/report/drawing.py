@@ -22,7 +22,6 @@ INK, QUIET, FAINT = "#1a1a1a", "#5f6368", "#c4c7cc"
 COLOURS = {1: "#4d4d4d", 2: "#0072b2", 3: "#d55e00", 4: "#009e73", 5: "#cc79a7"}
 OTHER_COLOUR = "#117733"
 MARKERS = {1: "o", 2: "s", 3: "^", 4: "D", 5: "P"}
-DASHES: dict[int, Any] = {1: "-", 2: (0, (5, 2)), 3: (0, (1, 1.4)), 4: (0, (6, 2, 1, 2))}
 FILLS = {"first": "full", "middle": "left", "last": "none"}
 DPI = 200
 STYLE = {

@@ -16,8 +16,6 @@ from matplotlib.figure import Figure
 
 from orchestrator.report.drawing import INK, QUIET, new_figure
 
-ORDER = ("first", "middle", "last")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:

@@ -51,12 +51,6 @@ class Stop:
         for number in SIGNALS:
             signal.signal(number, self._receive)
 
-    def relent(self) -> None:
-        """The program may go on after all; a later signal is the first again."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self.asked = self._timer = None
-
     def check(self) -> None:
         if self.asked is not None:
             raise Interrupted(self.asked)

@@ -12,8 +12,6 @@ MARK = b"reuse-sweep-check:"
 BLANK = MARK + b"0" * 64
 CHUNK = 1 << 20
 
-Bytes = bytes | memoryview
-
 
 def seal(data: bytes, *, start: int = 0, stop: int | None = None, after: bytes = b"") -> bytes:
     """The same bytes with the blank in data[start:stop] filled; `after` chains this seal to what came before it."""

@@ -106,7 +106,10 @@ class Sums:
 
 
 class Tally:
-    """Totals that grow by record batches, each row given once. Memory grows with trials, not with rows."""
+    """Totals that grow by record batches, each row given once. Memory grows with trials, not with rows.
+
+    `wanted`: how many rows each configuration will have; also those without any so far appear in the totals.
+    """
 
     def __init__(self, wanted: Mapping[Configuration, int] | None = None) -> None:
         self._wanted = dict(wanted or {})
@@ -119,10 +122,6 @@ class Tally:
 
     def add_sums(self, configuration: Configuration, sums: Sums) -> None:
         self._sums.setdefault(configuration, Sums()).add(sums)
-
-    def want(self, wanted: Mapping[Configuration, int]) -> None:
-        """How many rows each configuration will have; also those without any so far appear in the totals."""
-        self._wanted.update(wanted)
 
     def totals(self) -> tuple[Totals, ...]:
         """Configurations in the order in which they were wanted, then those that only came with rows."""
