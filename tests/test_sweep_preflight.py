@@ -13,7 +13,6 @@ from tasks_model import write_model
 from test_tasks_model import mmlu_row
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-import orchestrator.planning.preflight
 import orchestrator.planning.room
 import sampler.loading
 from orchestrator.planning.fingerprint import PIECE, WHOLE, folder_revision
