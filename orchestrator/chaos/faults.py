@@ -17,7 +17,11 @@ from orchestrator.chaos.scene import LONGEST, RESULTS, WORKER, Scene, TooLate, c
 Strike = Callable[[Scene, Random], list[Problem]]
 ROW_FILES = ("rows-*.arrows", "rows.parquet")
 IN_USE = "is in use"
-FULL = ("No space left", "cannot be written to", "MiB are free")  # while rows are written, at the start, before it
+FULL = (
+    "No space left",
+    "cannot be written to",
+    "are free; name another folder",
+)  # while rows are written, at the start, before it
 
 
 def kill_worker(scene: Scene, chance: Random) -> list[Problem]:
