@@ -3,7 +3,6 @@
 import argparse
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from orchestrator.chaos.campaign import Round
 from orchestrator.chaos.case import write_case
 from orchestrator.chaos.cost import measure, timed
 from orchestrator.chaos.faults import FAULTS
-from orchestrator.chaos.lanes import Shared, campaign, leave, rounds
+from orchestrator.chaos.lanes import Shared, campaign, end_on_signals, rounds
 from orchestrator.chaos.ledger import reference_of
 from orchestrator.chaos.table import Result, failures, page, summary, table
 from orchestrator.running.stop import Aborted
@@ -29,7 +28,7 @@ EXAMPLES = """examples:
   python -m orchestrator.chaos --seed 1 --round 4          the faults of one round again
   python -m orchestrator.chaos --runs 200 --write docs/faults.md
 
-exit code: 0 if nothing was lost and nothing else was wrong, else 1
+exit code: 0 if nothing was lost and nothing else was wrong, else 1; also 1 if it was interrupted
 """
 
 
@@ -39,14 +38,14 @@ def main() -> None:
         if getattr(arguments, name) <= 0:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: a number above 0 is allowed")
     _have_own_mounts()
-    signal.signal(signal.SIGTERM, leave)
+    end_on_signals()
     try:
         result = run(arguments)
     except Aborted as aborted:
         print(f"error: {aborted}", file=sys.stderr)
         sys.exit(1)
     print(*summary(result), "", *table(result), *failures(result), sep="\n")
-    if result.bad:
+    if result.bad or result.interrupted:
         sys.exit(1)
 
 
@@ -71,11 +70,14 @@ def run(arguments: argparse.Namespace) -> Result:
             left_out=tuple(name for name in FAULTS if name not in calm.names()),
             cost=cost,
         )
-    for ended in _rounds(shared, arguments):
-        result = result.grown(ended, seconds=time.monotonic() - began)
-        if arguments.write is not None:
-            Path(arguments.write).write_text(page(result), encoding="utf-8")
-        print(f"{len(result.outcomes)} faults so far", file=sys.stderr, flush=True)
+    try:
+        for ended in _rounds(shared, arguments):
+            result = result.grown(ended, seconds=time.monotonic() - began)
+            if arguments.write is not None:
+                Path(arguments.write).write_text(page(result), encoding="utf-8")
+            print(f"{len(result.outcomes)} faults so far", file=sys.stderr, flush=True)
+    except SystemExit:  # by a signal; what came out so far is told
+        result = replace(result, interrupted=True)
     if result.bad:
         print(f"what the commands said, and folders that were wrong: {folder}", file=sys.stderr)
     else:

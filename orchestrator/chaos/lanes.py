@@ -22,6 +22,7 @@ from orchestrator.chaos.disk import SmallDisk
 from orchestrator.chaos.ledger import Key, Row
 from orchestrator.running.stop import Aborted
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLEARED = 120.0  # seconds for a lane to end its command and unmount its disk
 
 
@@ -81,7 +82,7 @@ def _ended(process: multiprocessing.context.SpawnProcess) -> None:
 
 
 def _run(shared: Shared, pipe: Connection, lane: int, lanes: int, share: int, until: float) -> None:
-    signal.signal(signal.SIGTERM, leave)
+    end_on_signals()
     with campaign(shared, lane) as made, pipe:
         for number in count(lane, lanes):
             if share <= 0 or time.monotonic() > until:
@@ -91,8 +92,14 @@ def _run(shared: Shared, pipe: Connection, lane: int, lanes: int, share: int, un
             pipe.send(ended)
 
 
-def leave(number: int, frame: FrameType | None) -> None:
+def end_on_signals() -> None:
     """By way of every `finally`: the disk is thawed and unmounted."""
+    for number in SIGNALS:
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
     del frame
-    signal.signal(number, signal.SIG_IGN)  # once is enough, and must not interrupt the clearing up
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)  # once is enough, and must not interrupt the clearing up
     sys.exit(128 + number)

@@ -26,6 +26,7 @@ class Result:
     outcomes: tuple[Outcome, ...] = ()
     rows: int = 0  # of each round's end, compared with the undisturbed sweep
     seconds: float = 0.0
+    interrupted: bool = False
 
     def grown(self, ended: Round, *, seconds: float) -> "Result":
         """By one more round; in all it took so long."""
