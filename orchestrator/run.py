@@ -29,7 +29,8 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         if settings.address is not None:
             from orchestrator.running import cluster  # only now: the environment is prepared
 
-            dashboard = stack.enter_context(cluster.joined(settings.address))
+            with stop.kept():
+                dashboard = stack.enter_context(cluster.joined(settings.address))
             machine = cluster.machine()
         else:
             machine = Machine.here()
@@ -51,7 +52,8 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
                     check_room(prepared, machine, made.trials)
                 if settings.address is None:
                     here = cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
-                    dashboard = stack.enter_context(here)
+                    with stop.kept():
+                        dashboard = stack.enter_context(here)
                 if machine.memory is None or prepared.placement.gpus_per_actor:
                     cluster.check_device(prepared.memory, prepared.placement)
                 write_down(prepared, writer, made, arguments=arguments)

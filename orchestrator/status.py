@@ -83,7 +83,8 @@ def _state(overview: Overview) -> str:
     ago = "" if last is None else f"; last row {duration(max(0.0, (datetime.now(UTC) - last).total_seconds()))} ago"
     if writer is not None:
         return f"running: process {writer.pid} on {writer.host} since {writer.since}{ago}"
-    words = {"complete": "complete", "stopped": "stopped: nobody writes to it; the same command continues it"}
+    goes_on = "the same command continues it, with every task and policy below"  # it may have grown by several
+    words = {"complete": "complete", "stopped": f"stopped: {goes_on}"}
     return words[overview.state] + ago
 
 

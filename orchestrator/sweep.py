@@ -1,5 +1,10 @@
 """python -m orchestrator.sweep: policies over benchmarks with warm models. The same command again continues."""
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it listens itself there is nothing to clear up, or to trace
+
 import shlex
 import sys
 
