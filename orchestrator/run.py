@@ -37,12 +37,13 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         folder = sweep_folder(settings, machine)
         stored = Store(folder).read_request()
         if settings.address is not None and settings.dtype == "auto" and stored is None:
+            prepare(settings, machine)  # whatever is wrong is told first: a worker may have to be brought
             machine = replace(machine, dtype=cluster.device_of_an_actor(place(settings, machine)).dtype)
         prepared = prepare(settings, machine, stored)
         if command.dry_run:
             _print_dry_run(prepared)
             return 0
-        print(*prepared.notices, sep="\n", end="\n" if prepared.notices else "")
+        print(*prepared.notices, sep="\n", end="\n" if prepared.notices else "", flush=True)
         with StoreWriter(prepared.folder) as writer:
             made = set_up(prepared, writer, force=command.force)
             if made.trials:
@@ -51,6 +52,7 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
                 if stored is not None:
                     check_room(prepared, machine, made.trials)
                 if settings.address is None:
+                    print("starting Ray on this machine", flush=True)
                     here = cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
                     with stop.kept():
                         dashboard = stack.enter_context(here)
