@@ -31,7 +31,8 @@ keys of --json (more may be added, none will go):
                   accuracy_high (Wilson, 95 %); tokens, seconds (of the batches),
                   tokens_per_s, calibration (tokens/s); against the pooled k=1:
                   speedup (each side by its calibration), layer_positions
-  damage          sentences; set_aside: damaged files moved away earlier
+  damage          sentences; set_aside: files moved away earlier, damaged or
+                  run again by --force
   schema, folder, sweep, model, settings (as in sweep.json)
 
 exit code: 0, or 2 where there is no sweep to be read or --check found damage
@@ -108,7 +109,7 @@ def _damage(overview: Overview, damage: Sequence[str]) -> Iterator[str]:
     if len(damage) > LISTED:
         yield f"damaged: {len(damage) - LISTED} more, see --json"
     if overview.set_aside:
-        yield f"{overview.set_aside} damaged files were moved to {overview.folder / 'set-aside'}"
+        yield f"{overview.set_aside} files, damaged or run again, were moved to {overview.folder / 'set-aside'}"
 
 
 if __name__ == "__main__":
