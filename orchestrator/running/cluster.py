@@ -7,7 +7,6 @@ import logging
 import math
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -33,7 +32,6 @@ from orchestrator.running.waiting import asked_and_free
 from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 
-CONNECT_SECONDS = 5.0
 PATIENCE = 20.0  # seconds until it is said that a worker is waited for
 PROBE_SECONDS = 900.0  # an autoscaler may have to bring a machine first
 ROOM_SECONDS = 5.0
@@ -93,7 +91,6 @@ def _short_folder() -> str | None:
 @contextmanager
 def joined(address: str) -> Iterator[str | None]:
     """A cluster that runs already and goes on running."""
-    _check_listening(address)
     try:
         context = ray.init(
             address=address,
@@ -108,24 +105,6 @@ def joined(address: str) -> Iterator[str | None]:
         yield context.dashboard_url or None
     finally:
         ray.shutdown()
-
-
-def _check_listening(address: str) -> None:
-    """Ray itself would try for minutes, and log each time. It looks for a loopback address under the node's own too."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdecimal():
-        return  # auto, or something that Ray has a sentence for
-    host = host.strip("[]")
-    loopback = host == "localhost" or host.startswith("127.") or host == "::1"
-    reasons = []
-    for place in (host, ray.util.get_node_ip_address()) if loopback else (host,):
-        try:
-            socket.create_connection((place, int(port)), timeout=CONNECT_SECONDS).close()
-        except (OSError, OverflowError, UnicodeError) as error:  # a port or a name that cannot be
-            reasons.append(getattr(error, "strerror", None) or str(error))
-        else:
-            return
-    raise InputError(f"--address {address}: no Ray cluster can be joined there ({reasons[0]})")
 
 
 def machine() -> Machine:
