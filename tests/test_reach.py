@@ -2,7 +2,6 @@
 
 import re
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -17,10 +16,10 @@ def listener(host: str) -> socket.socket:
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def own(monkeypatch: pytest.MonkeyPatch) -> str:
     """Another address of this machine, whether it has a network or not."""
     monkeypatch.setattr(reach, "_own_address", lambda: "127.0.0.2")
-    yield "127.0.0.2"
+    return "127.0.0.2"
 
 
 def test_somebody_listens(own: str) -> None:
