@@ -29,13 +29,15 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         if settings.address is not None:
             from orchestrator.running import cluster  # only now: the environment is prepared
 
-            dashboard = stack.enter_context(cluster.joined(settings.address))
+            with stop.kept():
+                dashboard = stack.enter_context(cluster.joined(settings.address))
             machine = cluster.machine()
         else:
             machine = Machine.here()
         folder = sweep_folder(settings, machine)
         stored = Store(folder).read_request()
         if settings.address is not None and settings.dtype == "auto" and stored is None:
+            prepare(settings, machine)  # whatever is wrong is told first: a worker may have to be brought
             machine = replace(machine, dtype=cluster.device_of_an_actor(place(settings, machine)).dtype)
         prepared = prepare(settings, machine, stored)
         if command.dry_run:
@@ -51,8 +53,10 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
                 if stored is not None:
                     check_room(prepared, machine, made.trials)
                 if settings.address is None:
+                    print("starting Ray on this machine", flush=True)
                     here = cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
-                    dashboard = stack.enter_context(here)
+                    with stop.kept():
+                        dashboard = stack.enter_context(here)
                 if machine.memory is None or prepared.placement.gpus_per_actor:
                     cluster.check_device(prepared.memory, prepared.placement)
                 write_down(prepared, writer, made, arguments=arguments)

@@ -57,6 +57,27 @@ def test_a_deferred_signal_is_not_forgotten(stop: Stop) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
+def test_a_library_with_handlers_of_its_own(stop: Stop) -> None:
+    """As Ray does it: while it starts, SIGTERM leaves with its number."""
+
+    def start(code: int) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit), stop.kept():
+        start(1)
+    assert stop.asked is None
+    with pytest.raises(Interrupted) as interrupted, stop.kept():
+        start(signal.SIGTERM)
+    assert interrupted.value.exit_code == 143
+    assert stop.asked == signal.SIGTERM
+    stop.relent()
+    with stop.kept():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with pytest.raises(Interrupted):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_clearing_up_that_takes_too_long_is_cut_short() -> None:
     program = (
         "import os, signal, time\n"

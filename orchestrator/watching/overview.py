@@ -48,7 +48,7 @@ class Overview:
     failures: tuple[Failure, ...]
     writer: Holder | None
     damage: tuple[str, ...]
-    set_aside: int  # damaged files that were moved away
+    set_aside: int  # files that were moved away, damaged or run again
     last_row: datetime | None
 
     @property
