@@ -42,8 +42,10 @@ class Material:
     notices: tuple[str, ...]
 
     @property
-    def name(self) -> str:
-        return str(self.request.get("identity", {}).get("model", "a model"))
+    def damage(self) -> list[str]:
+        """Of all that was read so far; texts are read last."""
+        found = [damage for store in self.stores for damage in store.damage.values()]
+        return [f"{damage}; what cannot be read of it is left out." for damage in found]
 
 
 def gather(folders: Sequence[Path]) -> list[Material]:
@@ -72,6 +74,8 @@ def _read(folder: Path) -> Material:
     if missing:
         raise InputError(f"{folder / 'sweep.json'} has no {missing[0]!r}: it is damaged, or no sweep's")
     rows = read_rows(store)
+    if not rows.num_rows and store.damage:
+        raise InputError(f"{next(iter(store.damage.values()))}, and {folder} has no other rows; continue the sweep")
     if not rows.num_rows:
         raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
     tasks = rows["task"].unique().to_pylist()
@@ -84,7 +88,7 @@ def _read(folder: Path) -> Material:
         documents={task: store.documents(task) for task in tasks},
         trials=trials,
         origin={trial_id: (0, trial_id) for trial_id in store.trial_ids()},
-        notices=tuple(f"{damage}; it was left out." for damage in store.damage.values()),
+        notices=(),
     )
 
 

@@ -227,7 +227,7 @@ def _earlier(section: Section) -> Iterator[str]:
         return
     yield "## An earlier experiment beside ours"
     yield ""
-    yield f"{section.earlier.folder} holds another program's means: {'; '.join(section.earlier.caveats)}."
+    yield f"{section.earlier.folder} holds means of an earlier run: {'; '.join(section.earlier.caveats)}."
     yield ""
     for task in section.earlier.tasks:
         yield f"### {task.name}"
