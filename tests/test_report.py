@@ -288,7 +288,7 @@ def test_decode_settings_alone_can_be_reported(tmp_path: Path) -> None:
     sim = Simulation(documents={"gsm8k": 40}, policies=("k1",), thresholds=(0.95, 0.8), shard_size=20)
     folder = write_sweep(tmp_path / "settings", sim)
     write_report([folder])
-    assert "no configuration can be compared with k=1" in read_page(folder).text
+    assert "No configuration can be compared with k=1" in read_page(folder).text
 
 
 def test_output_mode_is_identical_by_construction(tmp_path: Path) -> None:
@@ -298,6 +298,7 @@ def test_output_mode_is_identical_by_construction(tmp_path: Path) -> None:
     text = read_page(folder).text
     assert "Identical by construction" in text
     assert "k2_first.output, k2_last.output" in text
+    assert "- identical by construction: k2_first.output, k2_last.output" in (folder / "results.md").read_text("utf-8")
 
 
 Broken = Callable[[Path], list[str]]
