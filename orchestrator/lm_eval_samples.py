@@ -130,7 +130,7 @@ def aggregate(source: Source, rows: Sequence[Row]) -> dict[str, Any]:
         "n-shot": dict.fromkeys(named, source.fewshot),
         "higher_is_better": {name: one.higher_is_better() for name, one in subtasks.items()},
         "n-samples": {
-            name: {"original": len(one.eval_docs), "effective": counts[name]} for name, one in subtasks.items()
+            name: {"original": len(one.task_docs), "effective": counts[name]} for name, one in subtasks.items()
         },
     }
 
