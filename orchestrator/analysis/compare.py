@@ -16,8 +16,9 @@ import numpy as np
 
 from orchestrator.analysis.errors import refuse
 
+UNPAIRED = "no documents, so nothing is paired"
 CAVEATS = (
-    "no documents, so nothing is paired and no interval is possible",
+    f"{UNPAIRED} and no interval is possible",
     "tokens per second counted padding after the stop token and included loading the model",
     "layers that were to be replayed still ran, and k=1 ran without the block cache",
 )
@@ -39,6 +40,7 @@ class Summary:
     tokens_per_second: float | None
     timestamp: str
     reported_drop: float | None  # points, where the experiment's own table states it (from rounded accuracies)
+    ours: bool = False  # written by a report of this program
 
     def __post_init__(self) -> None:
         if not 0 <= self.accuracy <= 1:
@@ -104,6 +106,7 @@ def summary(content: object, origin: str) -> Summary:
         tokens_per_second=_amount(clock, "tokens_per_s", origin),
         timestamp=str(content.get("timestamp") or ""),
         reported_drop=_number(content, "reported_drop_points", origin),
+        ours={"gates", "counters", "intervals"} <= content.keys(),
     )
 
 
@@ -154,6 +157,11 @@ def tables(summaries: Sequence[Summary]) -> tuple[OldTask, ...]:
         OldTask(task=task, limit=limit, rows=_rows(group), anomalies=tuple(anomalies(group)))
         for (task, limit), group in by_task.items()
     )
+
+
+def caveats(found: Sequence[OldTask]) -> tuple[str, ...]:
+    """What has to be known of such figures; those of our own reports have none of the experiment's faults."""
+    return (UNPAIRED,) if all(row.summary.ours for task in found for row in task.rows) else CAVEATS
 
 
 def _rows(group: Sequence[Summary]) -> tuple[OldRow, ...]:

@@ -217,6 +217,8 @@ def _notes(section: Section) -> Iterator[str]:
             if base.floor is not None:
                 apart = f"{number(base.floor.spread.value, 3)}× ({between(base.floor.spread, 3)})"
                 yield f"- {view.task.task}{view.settings_of(base)}: runs at k=1 lie {apart} apart, the noise floor."
+    for labels in section.by_construction:
+        yield f"- identical by construction: {', '.join(labels)}; in output mode a replaying pass runs no layer."
     for sentence in section.missing:
         yield f"- missing: {_plain(sentence)}"
     yield ""
@@ -227,7 +229,7 @@ def _earlier(section: Section) -> Iterator[str]:
         return
     yield "## An earlier experiment beside ours"
     yield ""
-    yield f"{section.earlier.folder} holds another program's means: {'; '.join(section.earlier.caveats)}."
+    yield f"{section.earlier.folder} holds means of an earlier run: {'; '.join(section.earlier.caveats)}."
     yield ""
     for task in section.earlier.tasks:
         yield f"### {task.name}"

@@ -182,17 +182,18 @@ def section(
         )
         for task in found.tasks
     ]
+    shown = tuple(examples(material, found))
     return Section(
         prefix=prefix,
         request=material.request,
         analysis=found,
         tasks=tuple(views),
         time=time_picture(found, startups(material.trials), prefix) if figures else None,
-        examples=tuple(examples(material, found)),
+        examples=shown,
         totals=counted,
         memory=memory,
         trials=material.trials,
-        more_notices=material.notices,
+        more_notices=(*material.damage, *material.notices),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.analysis.compare import read_file
 from orchestrator.report.earlier import beside, read_earlier
 from orchestrator.report.gather import gather
 from orchestrator.report.markdown import results_markdown
@@ -94,10 +95,9 @@ def _remove_outdated(target: Path, files: Mapping[str, bytes]) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return read_file(path).ours
+    except InputError:
         return False
-    return isinstance(content, dict) and {"gates", "counters", "intervals"} <= content.keys()
 
 
 def write_all(target: Path, files: Mapping[str, bytes]) -> None:
