@@ -18,13 +18,13 @@ from typing import Any
 
 import ray
 import torch
-from ray._private.state import state as cluster_state  # the only place where the autoscaler's limits are told
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.planning.machine import Machine, Placement, room_in
 from orchestrator.planning.plan import Plan
 from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TUNE
+from orchestrator.running.growth import FILE, Growth, growth_of
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
 from sampler.errors import InputError
@@ -106,20 +106,27 @@ def joined(address: str) -> Iterator[str | None]:
 
 def machine() -> Machine:
     """What the joined cluster has, and what its autoscaler may bring."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    present = ray.cluster_resources()
-    groups = _node_groups()
-    most = cluster_state.get_max_resources_from_cluster_config() or {}
-    largest = {kind: max((node.get(kind, 0) for node in (*nodes, *groups)), default=0) for kind in ("CPU", "GPU")}
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    present, growth = ray.cluster_resources(), _growth(nodes)
+    largest = {
+        kind: max(growth.largest(kind), *(node["Resources"].get(kind, 0) for node in nodes)) for kind in ("CPU", "GPU")
+    }
     return Machine(
         cpus=present.get("CPU", 0),
         gpus=present.get("GPU", 0),
-        most_cpus=min(most["CPU"], 2**31) if most.get("CPU") else None,
-        most_gpus=min(most["GPU"], 2**31) if most.get("GPU") else None,
+        most_cpus=growth.most("CPU") or None,
+        most_gpus=growth.most("GPU") or None,
         node_cpus=largest["CPU"],
         node_gpus=largest["GPU"],
         driver_gpus=torch.cuda.device_count(),
     )
+
+
+def _growth(nodes: list[dict[str, Any]]) -> Growth:
+    """Known on the head alone, where `ray submit` runs a sweep; elsewhere such a file would be another cluster's."""
+    here = ray.get_runtime_context().get_node_id()
+    on_head = any(node["NodeID"] == here and "node:__internal_head__" in node["Resources"] for node in nodes)
+    return growth_of(FILE) if on_head else Growth()
 
 
 class Room:
@@ -135,11 +142,6 @@ class Room:
             self._actors = max(1, room_in(machine(), each.gpus_per_actor, each.cpus_per_actor))
             self._looked = time.monotonic()
         return self._actors
-
-
-def _node_groups() -> list[dict[str, float]]:
-    configuration = cluster_state.get_cluster_config()
-    return [] if configuration is None else [dict(group.resources) for group in configuration.node_group_configs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
