@@ -108,6 +108,7 @@ def test_the_script_asks_for_what_was_asked_for(tmp_path: Path) -> None:
     assert "--include-dashboard=false" in text
     again = script_of(Job(nodes=1, time="5"), [], name="s", path=tmp_path / "x.sh", here=tmp_path, dashboard=True)
     assert "scontrol requeue" not in again
+    assert f'"on Slurm, continue with:" sbatch {tmp_path}/x.sh' in again
 
 
 @pytest.mark.parametrize(
