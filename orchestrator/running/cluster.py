@@ -30,7 +30,8 @@ from orchestrator.running.stop import Aborted
 from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 
-PROBE_SECONDS = 900.0  # an autoscaler may have to bring a machine first
+PROBE_SECONDS = 1800.0  # an autoscaler may have to bring a machine first, and install everything on it
+PATIENCE = 20.0  # seconds until it is said that a machine is waited for
 ROOM_SECONDS = 5.0
 RESULT_SECONDS = 600.0  # it reads every finished trial first
 RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
@@ -155,8 +156,15 @@ class Device:
 
 def device_of_an_actor(gpus: float, cpus: float) -> Device:
     """Asked on a worker, with the resources that an actor gets."""
-    probe = ray.remote(_probe).options(num_cpus=cpus, num_gpus=gpus, name="device of an actor")
-    kind, dtype, memory = ray.get(probe.remote(), timeout=PROBE_SECONDS)
+    asked = ray.remote(_probe).options(num_cpus=cpus, num_gpus=gpus, name="device of an actor").remote()
+    each = f"{cpus:g} CPUs and {gpus:g} GPUs"
+    if not ray.wait([asked], timeout=PATIENCE)[0]:
+        print(f"waiting for a machine with {each} free; an autoscaler may need minutes to bring one", flush=True)
+    try:
+        kind, dtype, memory = ray.get(asked, timeout=PROBE_SECONDS)
+    except GetTimeoutError:
+        waited = f"no machine with {each} was free in {PROBE_SECONDS / 60:.0f} minutes"
+        raise Aborted(f"{waited}; `ray status` on the head says what is there and why no more comes") from None
     return Device(kind=kind, dtype=dtype, memory=memory)
 
 
