@@ -18,7 +18,7 @@ test-faults: $(VENV)/installed
 
 # A real Slurm of two nodes and a real `ray up`, both in namespaces of their own; on Debian as root. The programs that
 # are missing are installed, without their services being started.
-CLUSTER_PACKAGES := munge slurm-wlm openssh-server rsync
+CLUSTER_PACKAGES := munge slurm-wlm openssh-server rsync tmux
 test-cluster: $(VENV)/installed-dev
 	@if [ -f /etc/debian_version ] && [ "$$(id -u)" = 0 ] && ! dpkg -s $(CLUSTER_PACKAGES) >/dev/null 2>&1; then \
 		apt-get update -q && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \

@@ -1,7 +1,7 @@
 """A part of this machine for itself: processes, mounts, network and host name of its own. All in it ends with it.
 
 The machine's other processes are not seen from inside, so that `ray stop` stops what was started there and no more, and
-its ports and the home of root are its own. Files elsewhere are the machine's.
+its ports, its /tmp and /run and the home of root are its own. Files elsewhere are the machine's.
 """
 
 import os
@@ -32,19 +32,20 @@ def reason_against(programs: Sequence[str] = ()) -> str | None:
 
 
 class Cage:
-    """`folder` holds its home of root and whatever else the test puts there."""
+    """`folder` holds its home of root, its /tmp and whatever else the test puts there."""
 
     def __init__(self, folder: Path) -> None:
         self._started: list[subprocess.Popen[bytes]] = []
         self.home = folder / "home"
         self.home.mkdir(parents=True)
-        home = pwd.getpwuid(0).pw_dir
-        seen = [str(path) for path in (ROOT, sys.prefix, sys.base_prefix) if Path(path).is_relative_to(home)]
-        (folder / "ray").mkdir()
+        self.tmp = folder / "tmp"
+        self.tmp.mkdir()
+        self.tmp.chmod(0o1777)
         self._outer = subprocess.Popen(
             [
                 *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
-                *(sys.executable, str(ROOT / "tests" / "cage_init.py"), str(folder), home, *seen),
+                *(sys.executable, str(ROOT / "tests" / "cage_init.py"), str(folder), pwd.getpwuid(0).pw_dir),
+                *(str(path) for path in (ROOT, sys.prefix, sys.base_prefix)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

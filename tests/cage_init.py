@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from cage import ADDRESSES, HOST
@@ -20,20 +21,16 @@ UP = 0x1 | 0x40
 
 
 def main() -> None:
-    folder, home, *seen = sys.argv[1:]
+    folder, home, *seen = (Path(argument) for argument in sys.argv[1:])
     bring_up()
     socket.sethostname(HOST)
-    hosts = Path(folder) / "hosts"
+    hosts = folder / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{ADDRESSES[0]} {HOST}\n")
-    bind(str(hosts), "/etc/hosts")
-    Path("/tmp/ray").mkdir(exist_ok=True)
-    bind(f"{folder}/ray", "/tmp/ray")
-    for path in seen:
-        inside = Path(folder) / "home" / Path(path).relative_to(home)
-        inside.mkdir(parents=True, exist_ok=True)
-        bind(path, str(inside))
-    bind(f"{folder}/home", home)
-    Path("/run/sshd").mkdir(exist_ok=True)
+    bind(hosts, Path("/etc/hosts"))
+    for place, private in ((home, folder / "home"), (Path("/tmp"), folder / "tmp")):
+        hide(place, private, [*seen, *top_of(folder, place)])  # beside it the tests keep their files
+    subprocess.run(["mount", "-t", "tmpfs", "cage", "/run"], check=True)
+    Path("/run/sshd").mkdir()
     threading.Thread(target=end_with_input, daemon=True).start()
     print("ready", flush=True)
     while True:
@@ -53,8 +50,23 @@ def bring_up() -> None:
             fcntl.ioctl(control, SET_ADDRESS, packed)
 
 
-def bind(source: str, target: str) -> None:
-    subprocess.run(["mount", "--rbind", source, target], check=True)
+def hide(place: Path, private: Path, seen: Sequence[Path]) -> None:
+    """Puts a private folder there, in which no more than what has to be seen is."""
+    for path in seen:
+        if path.is_relative_to(place) and path != place:
+            inside = private / path.relative_to(place)
+            inside.mkdir(parents=True, exist_ok=True)
+            bind(path, inside)
+    bind(private, place)
+
+
+def top_of(path: Path, place: Path) -> list[Path]:
+    """The first folder on the way from the place to the path, if it leads there."""
+    return [place / path.relative_to(place).parts[0]] if path.is_relative_to(place) else []
+
+
+def bind(source: Path, target: Path) -> None:
+    subprocess.run(["mount", "--rbind", str(source), str(target)], check=True)
 
 
 def end_with_input() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from cluster_variants import GOOGLE, MACHINES, as_it_is, elsewhere
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -15,12 +15,22 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(ROOT)  # file_mounts are relative to it
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))
-    return loaded
+    return as_it_is()
 
 
 def test_rays_own_validator_accepts_it(config: dict[str, Any]) -> None:
     validate_config(prepare_config(config))
+
+
+@pytest.mark.parametrize("beginning", [GOOGLE, MACHINES])
+def test_so_it_does_with_what_its_comments_say(beginning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    made = elsewhere(beginning)
+    assert made["provider"]["type"] != "aws"
+    assert "boto3" not in str(made["head_setup_commands"])
+    prepared = prepare_config(made)
+    validate_config(prepared)
+    assert max(each["max_workers"] for each in prepared["available_node_types"].values()) == made["max_workers"]
 
 
 def test_a_typing_error_would_be_noticed(config: dict[str, Any]) -> None:
@@ -36,6 +46,13 @@ def test_gpus_come_by_demand_and_the_head_has_none(config: dict[str, Any]) -> No
     assert gpu["resources"]["GPU"] >= 1
     assert config["idle_timeout_minutes"] > 0
     assert config["provider"]["cache_stopped_nodes"] is False
+
+
+def test_commands_are_good_bash(config: dict[str, Any]) -> None:
+    for kind in ("setup", "head_setup", "head_start_ray", "worker_start_ray"):
+        for command in config[f"{kind}_commands"]:
+            checked = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
+            assert checked.returncode == 0, checked.stderr
 
 
 def test_every_part_of_the_project_goes_along(config: dict[str, Any]) -> None:

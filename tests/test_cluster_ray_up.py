@@ -3,19 +3,20 @@
 The file is changed as its comments say for machines reached by SSH; a private sshd in a cage stands for two of them.
 """
 
-import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from cage import ADDRESSES, ROOT, Cage, reason_against
+from cage import ADDRESSES, Cage, reason_against
+from cluster_variants import MACHINES, elsewhere
 from sweep_cases import write_case
 from sweep_runs import Run, outcome
 
-REASON = reason_against(("sshd", "rsync", "ssh-keygen"))
+REASON = reason_against(("sshd", "rsync", "ssh-keygen", "tmux"))
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "40", "--shard-size", "3")
 SSHD = """
@@ -48,17 +49,16 @@ def cage(tmp_path: Path) -> Iterator[Cage]:
 
 def local_configuration(key: Path) -> dict[str, Any]:
     """cluster.yaml for two addresses of this machine: nothing is installed, and each has a core."""
-    config: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))
+    config = elsewhere(MACHINES)
     head, worker = ADDRESSES
-    del config["available_node_types"], config["head_node_type"]
-    config["provider"] = {"type": "local", "head_ip": head, "worker_ips": [worker]}
-    config["auth"] = {"ssh_user": "root", "ssh_private_key": str(key)}
+    config["provider"] |= {"head_ip": head, "worker_ips": [worker]}
+    config["auth"] |= {"ssh_user": "root", "ssh_private_key": str(key)}
     config["max_workers"] = 1
-    mounts = config["file_mounts"]
-    config["file_mounts"] = {there: here for there, here in mounts.items() if not here.endswith((".git", "auth_token"))}
-    config["head_setup_commands"] = []
-    profile = next(command for command in config["setup_commands"] if "RAY_AUTH_MODE" in command)
+    del config["file_mounts"]["~/reuse-sweep/.git"]  # a checkout's may be large, or a file
+    (token,) = (command for command in config["setup_commands"] if "auth_token" in command)
+    (profile,) = (command for command in config["setup_commands"] if "RAY_AUTH_MODE" in command)
     config["setup_commands"] = [
+        token,
         "touch ~/.bashrc; [ -s ~/.bashrc ] || echo >> ~/.bashrc",
         profile.replace("$HOME/venv/bin", f"{Path(sys.executable).parent}"),
         "echo 'export PYTHONPATH=$HOME/reuse-sweep OMP_NUM_THREADS=1' >> ~/.bashrc",
@@ -80,12 +80,13 @@ def test_up_sweep_fetch_down(cage: Cage, tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump(local_configuration(tmp_path / "key")), encoding="utf-8")
 
-    def ray(*arguments: str, seconds: float = 600) -> subprocess.CompletedProcess[str]:
-        done = cage.run(
-            str(Path(sys.executable).parent / "ray"), *arguments, seconds=seconds, RAY_UP_enable_autoscaler_v2="0"
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return done
+    def ray(*arguments: str, code: int | None = 0) -> str:
+        done = cage.run(str(Path(sys.executable).parent / "ray"), *arguments, RAY_UP_enable_autoscaler_v2="0")
+        assert code in (None, done.returncode), done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout
+
+    def status() -> str:
+        return ray("exec", str(path), "python -m orchestrator.status ~/results/s", code=None)
 
     ray("get-auth-token", "--generate")
     ray("up", "-y", "--no-config-cache", str(path))
@@ -93,9 +94,12 @@ def test_up_sweep_fetch_down(cage: Cage, tmp_path: Path) -> None:
     (tmp_path / "wait.py").write_text(wait, encoding="ascii")
     ray("submit", "--no-config-cache", str(path), str(tmp_path / "wait.py"))
     where = ["--model", str(case / "model"), "--data", str(case / "data"), "--out", "~/results", "--name", "s"]
-    sweep = ["submit", "--no-config-cache", str(path), "orchestrator/sweep.py", "--"]
-    ray(*sweep, "--address", "auto", *where, *FLAGS, seconds=900)
-    assert "complete" in ray("exec", str(path), "python -m orchestrator.status ~/results/s").stdout
+    submit = ["submit", "--tmux", "--no-config-cache", str(path), "orchestrator/sweep.py", "--"]
+    ray(*submit, "--address", "auto", *where, *FLAGS)
+    until = time.monotonic() + 900
+    while "complete" not in (told := status()):
+        assert time.monotonic() < until, told
+        time.sleep(1)
     ray("rsync-down", str(path), "~/results/", str(tmp_path / "fetched"))
     assert outcome(tmp_path / "fetched" / "s") == outcome(plain.folder)
     assert any("raylet" in args for args in cage.processes().values())

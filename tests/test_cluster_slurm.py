@@ -10,13 +10,14 @@ import pytest
 from cage import Cage, reason_against
 from sweep_cases import write_case
 from sweep_runs import SECRET, Run, outcome, rows_there
-from two_node_slurm import PROGRAMS, TwoNodes
+from two_node_slurm import NODES, PROGRAMS, TwoNodes
 
 from orchestrator.store import Store
 
 REASON = reason_against(PROGRAMS)
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
-FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "200", "--shard-size", "3")
+POLICIES = "k1,k2_first,k2_middle,k2_last,k3_middle,k3_last"
+FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--max-new-tokens", "200", "--shard-size", "2")
 SECONDS = 900.0
 Rows = dict[tuple[str, str], dict[str, object]]
 
@@ -66,22 +67,36 @@ class Sweep:
         paths = [path for path in sorted((self.folder / "slurm").glob("*.log")) if ".ray." not in path.name]
         return "\n".join(path.read_text(errors="replace") for path in paths)
 
-    def until_rows(self, job: str, count: int) -> None:
+    def until_both_work(self, job: str, count: int) -> None:
+        """With so many rows there, and a trial begun on each node."""
         until = time.monotonic() + SECONDS
-        while rows_there(self.folder) < count:
+        while rows_there(self.folder) < count or len(nodes_at_work(self.folder)) < len(NODES):
             assert self.slurm.state(job) in ("PENDING", "CONFIGURING", "RUNNING"), self.log()
             assert time.monotonic() < until, self.log()
             time.sleep(0.2)
 
 
+def nodes_at_work(folder: Path) -> set[str]:
+    """Ray's names of the nodes on which trials were begun."""
+    attempts = [attempt for facts in Store(folder).trials().values() for attempt in facts["attempts"]]
+    return {attempt["node_id"] for attempt in attempts if "node_id" in attempt}
+
+
 def left_by_jobs(slurm: TwoNodes) -> list[str]:
-    """Processes that are neither the cage's nor Slurm's own."""
+    """Processes that are neither the cage's nor Slurm's own, and temporary folders."""
     own = ("cage_init.py", "munged", "/usr/sbin/slurm", "slurmstepd", "slurmctld")
-    return [args for args in slurm.cage.processes().values() if not any(name in args for name in own)]
+    processes = [args for args in slurm.cage.processes().values() if not any(name in args for name in own)]
+    return processes + [str(path) for kind in ("rs-*", "reuse-*") for path in slurm.cage.tmp.glob(kind)]
 
 
 def holds_secret(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    held = []
+    for path in folder.rglob("*"):
+        try:
+            held += [path] if path.is_file() and SECRET.encode() in path.read_bytes() else []
+        except FileNotFoundError:  # a running job's, and gone
+            continue
+    return held
 
 
 def test_a_cancelled_sweep_is_continued_by_the_next_job(
@@ -89,10 +104,11 @@ def test_a_cancelled_sweep_is_continued_by_the_next_job(
 ) -> None:
     sweep = Sweep(slurm, case, tmp_path / "results")
     first = sweep.submit("--nodes", "2", "--time", "30")
-    sweep.until_rows(first, 4)
+    sweep.until_both_work(first, 4)
     seen = slurm.cage.processes().values()
     assert any("ray::SweepWorker" in args for args in seen)
     assert not [args for args in seen if SECRET in args], "the token stands in a command line"
+    assert not holds_secret(slurm.cage.tmp), "the token stands in Ray's logs"
     before = outcome(sweep.folder)
     assert slurm.run("scancel", first).returncode == 0
     assert slurm.until_ended(first) == "CANCELLED"
@@ -103,8 +119,7 @@ def test_a_cancelled_sweep_is_continued_by_the_next_job(
     assert slurm.until_ended(second) == "COMPLETED", sweep.log()
     assert outcome(sweep.folder) == undisturbed
     assert sweep.log().count("Ray on 2 of 2 nodes") == 2
-    attempts = [attempt for facts in Store(sweep.folder).trials().values() for attempt in facts["attempts"]]
-    assert len({attempt["node_id"] for attempt in attempts}) == 4, "each job has two nodes, and both have to work"
+    assert len(nodes_at_work(sweep.folder)) == 4, "each job has two nodes, and both have to work"
     told = slurm.run(sys.executable, "-m", "orchestrator.slurm", "status", str(sweep.folder)).stdout
     assert f"job {second}" in told
     assert "complete" in told
@@ -119,7 +134,7 @@ def test_the_warning_before_the_time_limit_stops_and_requeues(
     """Slurm would send the signal so many seconds before the end; here it is sent at once, by Slurm all the same."""
     sweep = Sweep(slurm, case, tmp_path / "results")
     job = sweep.submit("--nodes", "2", "--time", "30", "--requeue")
-    sweep.until_rows(job, 4)
+    sweep.until_both_work(job, 4)
     assert slurm.run("scancel", "--batch", "--signal=USR1", job).returncode == 0
     until = time.monotonic() + SECONDS
     while "requeued" not in sweep.log():
@@ -152,3 +167,4 @@ def test_what_slurm_refuses_is_told(
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: Slurm refuses the job: ")
     assert named in done.stderr
+    assert not list(sweep.folder.parent.glob("*"))

@@ -40,13 +40,27 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, body: str
 
 @pytest.mark.parametrize(
     ("time", "expected"),
-    [("30", 1800), ("1:30", 90), ("12:00:00", 43200), ("2-0", 172800), ("1-2:30", 95400), ("0-0:1:5", 65)],
+    [
+        ("30", 1800),
+        ("90:00", 5400),
+        ("1:30", 90),
+        ("12:00:00", 43200),
+        ("2-0", 172800),
+        ("1-2:30", 95400),
+        ("0-0:1:5", 65),
+    ],
 )
 def test_times_mean_what_slurm_means(time: str, expected: int) -> None:
     assert seconds(time) == expected
 
 
-@pytest.mark.parametrize("time", ["", "soon", "12h", "1:2:3:4", "-5", "0", "00:00:00", "1:", "12:00:00\n#SBATCH -N9"])
+@pytest.mark.parametrize(
+    "time",
+    [
+        *("", "soon", "12h", "1:2:3:4", "-5", "0", "00:00:00", "1:", "12:00:00\n#SBATCH -N9"),
+        *("99:99:99", "1:60", "12:00:75", "1-24", "1-0:60", "-1", "1-", "٣"),
+    ],
+)
 def test_other_times_are_refused(time: str) -> None:
     with pytest.raises(InputError, match=r"^--time .* allowed"):
         seconds(time)
@@ -94,6 +108,7 @@ def test_the_script_asks_for_what_was_asked_for(tmp_path: Path) -> None:
     assert "--include-dashboard=false" in text
     again = script_of(Job(nodes=1, time="5"), [], name="s", path=tmp_path / "x.sh", here=tmp_path, dashboard=True)
     assert "scontrol requeue" not in again
+    assert f'"on Slurm, continue with:" sbatch {tmp_path}/x.sh' in again
 
 
 @pytest.mark.parametrize(
@@ -116,6 +131,7 @@ def test_the_script_asks_for_what_was_asked_for(tmp_path: Path) -> None:
         ((*ASKED, "--", *SWEEP, "--actors", "3"), "--actors 3: with 1 CPU each there is room for 2"),
         ((*ASKED, "--", "--tasks", "gsm8k"), "has no GPU"),
         ((*ASKED, "--", *SWEEP, "--out", "50%"), "a path without %"),
+        ((*ASKED, "--requeue", "--", *SWEEP, "--force"), "--force with --requeue"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], said: str) -> None:
@@ -123,6 +139,32 @@ def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], said: str) -> Non
         parse(arguments)
     assert said in caught.value.sentences[0]
     assert "\n" not in caught.value.sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--tasks", "gsm9k", "--model", "tiny"), "gsm9k"),
+        (("--tasks", "gsm8k", "--model", "tiny", "--policies", "k2_400"), "400"),
+        (("--tasks", "gsm8k", "--model", "tiny", "--data", "nowhere"), "--data nowhere does not exist"),
+        (("--tasks", "gsm8k", "--model", "./nowhere", "--data", "bundled"), "./nowhere"),
+        (("--tasks", "gsm8k", "--model", "/no/such/model"), "/no/such/model"),
+        (("--tasks", "gsm9k", "--model", "owner/model"), "gsm9k"),
+        (("--tasks", "gsm8k", "--model", "owner/model", "--data", "nowhere"), "--data nowhere does not exist"),
+    ],
+)
+def test_what_the_sweep_would_refuse_is_refused_now(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        submit(parse((*ASKED, "--dry-run", "--", *flags)))
+    assert said in caught.value.sentences[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_on_the_hub_is_believed(tmp_path: Path) -> None:
+    """A node may reach it, even if nobody does from here."""
+    text = submit(parse((*ASKED, "--dry-run", "--", "--tasks", "gsm8k,mmlu", "--model", "owner/model")))
+    assert "--model owner/model" in text
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_slurm_the_command_says_so(tmp_path: Path) -> None:
@@ -142,10 +184,14 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_script_and_number_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, tmp_path, "sbatch", 'cp "$2" "$2.seen"; echo "77;cluster"')
-    said = submit(parse((*ASKED, "--", *SWEEP)))
+    monkeypatch.setenv("SBATCH_PARTITION", "somewhere")
+    seen = 'for last; do :; done; cp "$last" "$last.seen"; printf "%s\\n" "$@" > "$last.told"; echo "77;cluster"'
+    stand_in(monkeypatch, tmp_path, "sbatch", seen)
+    said = submit(parse((*ASKED, "--partition", "gpu", "--", *SWEEP)))
     folder = tmp_path / "results" / "s" / "slurm"
-    assert said.startswith(f"job 77; its log: {folder}/001-77.log\n")
+    assert said.startswith(f"job 77; its log: {folder}/001-77.log\nit may take 12:00:00 (h:min:s) at a time; ")
+    told = (folder / "001.sh.told").read_text().splitlines()
+    assert {"--partition=gpu", "--export=ALL", f"--output={folder}/001-%j.log"} <= set(told), "before the environment"
     assert (folder / "001.sh").read_text() == (folder / "001.sh.seen").read_text()
     assert json.loads((folder / "001.json").read_text())["job"] == "77"
     submit(parse((*ASKED, "--", *SWEEP)))  # a folder that holds scripts alone can still become a sweep's
@@ -157,7 +203,7 @@ def test_a_refused_job_is_told_in_slurms_words(tmp_path: Path, monkeypatch: pyte
     stand_in(monkeypatch, tmp_path, "sbatch", f"echo 'sbatch: something' >&2; echo '{refusal}' >&2; exit 1")
     with pytest.raises(InputError, match=r"refuses the job: Requested node configuration is not available .*nodes=2"):
         submit(parse((*ASKED, "--", *SWEEP)))
-    assert not list((tmp_path / "results" / "s" / "slurm").iterdir())
+    assert not list((tmp_path / "results").iterdir())
 
 
 def test_a_folder_that_is_no_sweeps_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import ray
 import torch
-from ray._private.state import state as cluster_state  # the only place where the autoscaler's limits are told
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -26,6 +25,7 @@ from orchestrator.planning.machine import Machine, Placement, free_memory, room_
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.room import check_memory
 from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TUNE
+from orchestrator.running.growth import FILE, Growth, growth_of
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
 from orchestrator.running.waiting import asked_and_free
@@ -33,7 +33,7 @@ from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 
 PATIENCE = 20.0  # seconds until it is said that a worker is waited for
-PROBE_SECONDS = 900.0  # an autoscaler may have to bring a machine first
+PROBE_SECONDS = 1800.0  # an autoscaler may have to bring a machine first, and install everything on it
 ROOM_SECONDS = 5.0
 RESULT_SECONDS = 600.0  # it reads every finished trial first
 RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
@@ -109,20 +109,27 @@ def joined(address: str) -> Iterator[str | None]:
 
 def machine() -> Machine:
     """What the joined cluster has, and what its autoscaler may bring."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    present = ray.cluster_resources()
-    groups = _node_groups()
-    most = cluster_state.get_max_resources_from_cluster_config() or {}
-    largest = {kind: max((node.get(kind, 0) for node in (*nodes, *groups)), default=0) for kind in ("CPU", "GPU")}
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    present, growth = ray.cluster_resources(), _growth(nodes)
+    largest = {
+        kind: max(growth.largest(kind), *(node["Resources"].get(kind, 0) for node in nodes)) for kind in ("CPU", "GPU")
+    }
     return Machine(
         cpus=present.get("CPU", 0),
         gpus=present.get("GPU", 0),
-        most_cpus=min(most["CPU"], 2**31) if most.get("CPU") else None,
-        most_gpus=min(most["GPU"], 2**31) if most.get("GPU") else None,
+        most_cpus=growth.most("CPU") or None,
+        most_gpus=growth.most("GPU") or None,
         node_cpus=largest["CPU"],
         node_gpus=largest["GPU"],
         driver_gpus=torch.cuda.device_count(),
     )
+
+
+def _growth(nodes: list[dict[str, Any]]) -> Growth:
+    """Known on the head alone, where `ray submit` runs a sweep; elsewhere such a file would be another cluster's."""
+    here = ray.get_runtime_context().get_node_id()
+    on_head = any(node["NodeID"] == here and "node:__internal_head__" in node["Resources"] for node in nodes)
+    return growth_of(FILE) if on_head else Growth()
 
 
 class Room:
@@ -140,11 +147,6 @@ class Room:
         return self._actors
 
 
-def _node_groups() -> list[dict[str, float]]:
-    configuration = cluster_state.get_cluster_config()
-    return [] if configuration is None else [dict(group.resources) for group in configuration.node_group_configs]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
     """Where an actor would run."""
@@ -159,11 +161,12 @@ def device_of_an_actor(placement: Placement, say: Callable[[str], None] = print)
     each = {"num_cpus": placement.cpus_per_actor, "num_gpus": placement.gpus_per_actor}
     answer = ray.remote(_probe).options(**each, name="device of an actor").remote()
     if not ray.wait([answer], timeout=PATIENCE)[0]:
-        say(f"waiting for a worker to start: {_why(placement)}")
+        say(f"waiting for a worker to start, which an autoscaler may need minutes for: {_why(placement)}")
     try:
         kind, dtype, memory = ray.get(answer, timeout=PROBE_SECONDS)
     except GetTimeoutError:
-        raise Aborted(f"no worker has started in {PROBE_SECONDS:.0f} s: {_why(placement)}") from None
+        late = f"no worker has started in {PROBE_SECONDS / 60:.0f} minutes: {_why(placement)}"
+        raise Aborted(f"{late}; `ray status` on the head says why no more comes") from None
     except RayError as error:
         raise Aborted(f"no worker could be started: {str(error).strip().splitlines()[-1]}") from None
     return Device(kind=kind, dtype=dtype, memory=memory)

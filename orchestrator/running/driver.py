@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray import cloudpickle, tune
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import BasicVariantGenerator
 
 from orchestrator.planning.grid import TrialSpec
@@ -64,6 +65,7 @@ def run_trials(
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
                 search_alg=Trials(room or (lambda: placement.actors)),
+                scheduler=Patient(),
                 trial_name_creator=_name_of,
                 trial_dirname_creator=_name_of,
             ),
@@ -91,6 +93,18 @@ class Trials(BasicVariantGenerator):  # type: ignore[misc]
     def next_trial(self) -> Any:
         self.max_concurrent = self._room()
         return super().next_trial()
+
+
+class Patient(FIFOScheduler):  # type: ignore[misc]
+    """Leaves actors that are still loading alone.
+
+    Tune's own gives the trial that such an actor is loaded for to whoever is free first, and ends the actor: where
+    loading takes longer than the others' next trial, no late worker would ever get to work. Without a choice of the
+    scheduler's Tune gives a free actor a trial that has none yet, and takes those that wait for theirs last.
+    """
+
+    def choose_trial_to_run(self, tune_controller: Any) -> None:
+        del tune_controller
 
 
 def _name_of(trial: Any) -> str:

@@ -47,6 +47,11 @@ class Submission:
     dry_run: bool
 
     @property
+    def machine(self) -> Machine:
+        """What the job will have."""
+        return _machine(self.job)
+
+    @property
     def name(self) -> str:
         """Of the job: one for each folder, so that jobs of one sweep wait for each other."""
         return f"{self.folder.name}-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:6]}"
@@ -62,8 +67,9 @@ def parse(arguments: Sequence[str]) -> Submission:
     job = Job(**read, requeue=requeue, setup=None if setup is None else Path(setup))
     settings = _settings(theirs, job)
     folder = sweep_folder(settings, _machine(job))
-    if UNSAFE.search(str(folder)):
-        raise InputError(f"--out {str(folder)!r}: a path without %, quotes and backslashes is allowed on Slurm")
+    for label, path in (("--out", folder), ("the working directory", Path.cwd())):
+        if UNSAFE.search(str(path)):
+            raise InputError(f"{label} {str(path)!r}: a path without %, quotes and backslashes is allowed on Slurm")
     return Submission(job=job, settings=settings, arguments=tuple(theirs), folder=folder, dry_run=dry_run)
 
 
@@ -85,13 +91,14 @@ def _settings(arguments: Sequence[str], job: Job) -> SweepSettings:
         raise InputError(
             "--dry-run belongs before the --: it shows the script; what a sweep would do, the sweep itself says"
         )
+    if command.force is not None and job.requeue:
+        raise InputError("--force with --requeue would run everything again each time: leave one of them out")
     settings = replace(command.settings, address="slurm")
     place(settings, _machine(job))
     return settings
 
 
 def _machine(job: Job) -> Machine:
-    """What the job will have."""
     return Machine(
         cpus=job.nodes * job.cpus,
         gpus=job.nodes * job.gpus_per_node,

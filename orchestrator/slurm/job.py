@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sampler.errors import InputError, InputErrors
 
-TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
+TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 TIMES = "minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 12:00:00"
 WORD = re.compile(r"[A-Za-z0-9._+:@/&|*()\[\],=-]+")  # what Slurm's names and constraints consist of
 MEMORY = re.compile(r"[0-9]+[KMGT]?")
@@ -88,6 +88,8 @@ def seconds(time: str) -> int:
         raise InputError(f"--time {time!r}: {TIMES} are allowed")
     days, *rest = found.groups()
     parts = [int(part) for part in rest if part is not None]
+    if max(parts[1:], default=0) > 59 or (days is not None and parts[0] > 23):  # Slurm would take 99:99:99
+        raise InputError(f"--time {time!r}: at most 59 behind a colon and 23 hours behind days are allowed, {TIMES}")
     units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
     whole = 86400 * int(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
     if not whole:

@@ -2,14 +2,18 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from orchestrator.slurm.flags import Submission
-from orchestrator.slurm.script import script_of
-from orchestrator.store import folder_checks
+from orchestrator.slurm.foresee import foresee
+from orchestrator.slurm.job import seconds
+from orchestrator.slurm.script import directives_of, script_of
+from orchestrator.store import Store, folder_checks
 from sampler.errors import InputError
 
 SECONDS_TO_ANSWER = 120
@@ -18,19 +22,21 @@ NUMBER = re.compile(r"([0-9]+)\.sh")
 
 def submit(submission: Submission) -> str:
     """What there is to tell."""
-    if submission.dry_run:
-        return _script(submission, submission.folder / folder_checks.SLURM / "001.sh")
-    if shutil.which("sbatch") is None:
+    if not submission.dry_run and shutil.which("sbatch") is None:
         raise InputError(
             "sbatch is not on the path: submit where Slurm's commands are, or see the script with --dry-run"
         )
-    folder_checks.read_request(submission.folder)  # a folder that is no sweep's is refused
+    foresee(submission.settings, submission.machine, Store(submission.folder).read_request())
+    if submission.dry_run:
+        return _script(submission, submission.folder / folder_checks.SLURM / "001.sh")
     path = _new_script(submission)
     job_id = _sbatch(path, submission)
     record = {"job": job_id, "submitted": datetime.now(UTC).isoformat(timespec="seconds")}
     path.with_suffix(".json").write_text(json.dumps(record) + "\n", encoding="utf-8")
     log = path.with_name(f"{path.stem}-{job_id}.log")
-    return f"job {job_id}; its log: {log}\nhow it stands: python -m orchestrator.slurm status {submission.folder}"
+    status = f"python -m orchestrator.slurm status {shlex.quote(str(submission.folder))}"
+    most = timedelta(seconds=seconds(submission.job.time))  # 12:00 are minutes, which not everybody knows
+    return f"job {job_id}; its log: {log}\nit may take {most} (h:min:s) at a time; how it stands: {status}"
 
 
 def _script(submission: Submission, path: Path) -> str:
@@ -59,15 +65,19 @@ def _new_script(submission: Submission) -> Path:
 
 
 def _sbatch(path: Path, submission: Submission) -> str:
-    """The job's number; a script that was refused is not kept."""
+    """The job's number; of what was refused nothing is kept."""
+    # The script says it all; told again, nobody's SBATCH_PARTITION and the like come before what was asked for.
+    told = directives_of(submission.job, name=submission.name, path=path, here=Path.cwd())
+    command = ["sbatch", "--parsable", *(f"--{directive}" for directive in told), str(path)]
     try:
-        ended = subprocess.run(
-            ["sbatch", "--parsable", str(path)], capture_output=True, text=True, timeout=SECONDS_TO_ANSWER, check=False
-        )
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_ANSWER, check=False)
     except subprocess.TimeoutExpired:
         raise InputError(f"sbatch gave no answer in {SECONDS_TO_ANSWER} s; is Slurm running here?") from None
     if ended.returncode:
         path.unlink()
+        with suppress(OSError):  # somebody else's files are in them
+            path.parent.rmdir()
+            submission.folder.rmdir()
         asked = " ".join(f"--{flag}" for flag in submission.job.directives())
         raise InputError(f"Slurm refuses the job: {_reason(ended.stderr)} (asked for: {asked})")
     return ended.stdout.strip().partition(";")[0]

@@ -1,0 +1,27 @@
+"""cluster.yaml, and what its comments make of it elsewhere. Runs nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FILE = Path(__file__).parents[1] / "cluster.yaml"
+ELSEWHERE = "# Elsewhere: "
+GOOGLE, MACHINES = "# Google.", "# Machines that are there already"
+
+
+def as_it_is() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return loaded
+
+
+def elsewhere(beginning: str) -> dict[str, Any]:
+    """With the parts that follow the comment of this beginning in the place of its own."""
+    lines = FILE.read_text(encoding="utf-8").partition(ELSEWHERE)[2].splitlines()
+    (first,) = (number for number, line in enumerate(lines) if line.startswith(beginning))
+    end = next((n for n in range(first + 1, len(lines)) if lines[n].startswith((GOOGLE, MACHINES))), len(lines))
+    parts = [line.removeprefix("#") for line in lines[first:end] if line.startswith("#     ")]
+    config = as_it_is() | yaml.safe_load("\n".join(parts))
+    if beginning == MACHINES:
+        del config["available_node_types"], config["head_node_type"]
+    return config

@@ -1,0 +1,57 @@
+"""A program: two workers without models, of which the second loads for long while the first has many short trials.
+
+Prints who made rows, and how many workers were begun. For tests, on a Ray of its own.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from orchestrator.planning.machine import Machine, Placement
+from orchestrator.planning.plan import Plan
+from orchestrator.running import environment
+from orchestrator.running.stop import Stop
+from orchestrator.scale.million import TASK, write_begun
+from orchestrator.store import Store
+from orchestrator.watching.view import SweepView
+
+TRIALS, SECONDS, LOADING = 54, 0.3, 6.0
+
+environment.prepare(local=True)
+from orchestrator.running import cluster, driver  # noqa: E402  only now: the environment is prepared
+from orchestrator.scale.actors import StandIn, StandInSettings  # noqa: E402
+
+
+class Slow(StandIn):
+    def load(self, settings: Any) -> Any:
+        if self._name != "worker-1":
+            time.sleep(LOADING)
+        return super().load(settings)
+
+
+def main(folder: Path) -> None:
+    trials = write_begun(folder, documents=TRIALS // 9, shard=1)
+    documents = {trial.shard: (f"{trial.task}/{trial.shard}",) for trial in trials}
+    plan = Plan(folder=str(folder), sweep="made-00000000", trials=tuple(trials), documents={TASK: documents})
+    placement = Placement(actors=2, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)
+    with cluster.local(placement, Machine.here(), dashboard=False), SweepView(quiet=True) as view:
+        results = cluster.start_results(plan, actors=2, metrics=False)
+        driver.run_trials(
+            plan.trials,
+            results=results,
+            settings=StandInSettings(seconds=SECONDS, actors=1),
+            placement=placement,
+            sweep=plan.sweep,
+            view=view,
+            stop=Stop(),
+            worker=Slow,
+        )
+        driver.close(results)
+    rows = Store(folder).rows(columns=["actor"])["actor"].to_pylist()
+    print(json.dumps({actor: rows.count(actor) for actor in sorted(set(rows))}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
