@@ -15,6 +15,7 @@ from typing import Any
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_model_name
 
 from orchestrator.lm_eval_samples import Row, Samples, Source, aggregate, samples
+from orchestrator.report.gather import LEFT_OUT, check_files, open_sweep
 from orchestrator.report.write import write_all
 from orchestrator.store import Store
 from sampler.cli import Parser, run_command
@@ -32,28 +33,27 @@ FIRST = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot",
 
 def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
     """Writes the files of each configuration in turn and returns their folders."""
-    store = Store(folder)
-    request = store.read_request() if folder.is_dir() else None
-    if request is None:
-        raise InputError(f"{folder} holds no sweep: it has no sweep.json")
-    runs = _runs(store.trials())
-    if not runs:
-        raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
+    store, request = open_sweep(folder)
+    trials = store.trials()
+    check_files(store, trials)
     target = folder / "lm-eval" if out is None else out
     sources: dict[str, Source] = {}
     written = []
-    for name, by_task in runs.items():
+    for name, by_task in _runs(trials).items():
         tasks = {}
-        for task, trials in by_task.items():
-            if task not in sources:
-                sources[task] = _source(store, request, task)
-            rows = store.rows(trials, COLUMNS, verify=False).to_pylist()
+        for task, trial_ids in by_task.items():
+            rows = store.rows(trial_ids, COLUMNS, verify=False).to_pylist()
             if rows:
                 tasks[task] = rows
+                sources[task] = sources.get(task) or _source(store, request, task)
         if tasks:
             model = sanitize_model_name(f"{request['identity']['model']}__{name}")
             write_all(target / model, dict(_files(request, name, tasks, sources)))
             written.append(target / model)
+    if not written:
+        raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
+    for damage in store.damage.values():
+        print(LEFT_OUT.format(damage), file=sys.stderr)
     return written
 
 

@@ -10,7 +10,8 @@ from orchestrator.planning.flags import Command
 from orchestrator.planning.machine import Machine, place
 from orchestrator.planning.preflight import prepare, sweep_folder
 from orchestrator.planning.prepared import Prepared
-from orchestrator.planning.setting_up import SetUp, set_up
+from orchestrator.planning.room import check_room
+from orchestrator.planning.setting_up import SetUp, set_up, write_down
 from orchestrator.report.write import write_report
 from orchestrator.running.stop import Stop
 from orchestrator.store import Store
@@ -28,16 +29,16 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         if settings.address is not None:
             from orchestrator.running import cluster  # only now: the environment is prepared
 
-            dashboard = stack.enter_context(cluster.joined(settings.address))
+            with stop.kept():
+                dashboard = stack.enter_context(cluster.joined(settings.address))
             machine = cluster.machine()
         else:
             machine = Machine.here()
         folder = sweep_folder(settings, machine)
         stored = Store(folder).read_request()
         if settings.address is not None and settings.dtype == "auto" and stored is None:
-            placement = place(settings, machine)
-            device = cluster.device_of_an_actor(placement.gpus_per_actor, placement.cpus_per_actor)
-            machine = replace(machine, dtype=device.dtype)
+            prepare(settings, machine)  # whatever is wrong is told first: a worker may have to be brought
+            machine = replace(machine, dtype=cluster.device_of_an_actor(place(settings, machine)).dtype)
         prepared = prepare(settings, machine, stored)
         if command.dry_run:
             _print_dry_run(prepared)
@@ -45,13 +46,20 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         for notice in prepared.notices:
             SweepView().note(notice)
         with StoreWriter(prepared.folder) as writer:
-            made = set_up(prepared, writer, arguments=arguments, force=command.force)
-            if made.trials and settings.address is None:
+            made = set_up(prepared, writer, force=command.force)
+            if made.trials:
                 from orchestrator.running import cluster
 
-                dashboard = stack.enter_context(
-                    cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
-                )
+                if stored is not None:
+                    check_room(prepared, machine, made.trials)
+                if settings.address is None:
+                    print("starting Ray on this machine", flush=True)
+                    here = cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
+                    with stop.kept():
+                        dashboard = stack.enter_context(here)
+                if machine.memory is None or prepared.placement.gpus_per_actor:
+                    cluster.check_device(prepared.memory, prepared.placement)
+                write_down(prepared, writer, made, arguments=arguments)
         if not made.trials:
             print(*made.notices, f"{made.plan.sweep} is finished: nothing to do", sep="\n")
             _print_end(made)
@@ -63,7 +71,6 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
     from orchestrator.running import cluster, driver
 
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
-    cluster.check_memory(prepared.memory, placement, remote=prepared.settings.address is not None)
     fixed = prepared.settings.address is None or prepared.settings.actors is not None
     with SweepView(quiet=prepared.settings.quiet) as view:
         for notice in made.notices:

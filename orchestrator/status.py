@@ -31,7 +31,8 @@ keys of --json (more may be added, none will go):
                   accuracy_high (Wilson, 95 %); tokens, seconds (of the batches),
                   tokens_per_s, calibration (tokens/s); against the pooled k=1:
                   speedup (each side by its calibration), layer_positions
-  damage          sentences; set_aside: damaged files moved away earlier
+  damage          sentences; set_aside: files moved away earlier, damaged or
+                  run again by --force
   schema, folder, sweep, model, settings (as in sweep.json)
 
 exit code: 0, or 2 where there is no sweep to be read or --check found damage
@@ -83,7 +84,8 @@ def _state(overview: Overview) -> str:
     ago = "" if last is None else f"; last row {duration(max(0.0, (datetime.now(UTC) - last).total_seconds()))} ago"
     if writer is not None:
         return f"running: process {writer.pid} on {writer.host} since {writer.since}{ago}"
-    words = {"complete": "complete", "stopped": "stopped: nobody writes to it; the same command continues it"}
+    goes_on = "the same command continues it, with every task and policy below"  # it may have grown by several
+    words = {"complete": "complete", "stopped": f"stopped: {goes_on}"}
     return words[overview.state] + ago
 
 
@@ -107,7 +109,7 @@ def _damage(overview: Overview, damage: Sequence[str]) -> Iterator[str]:
     if len(damage) > LISTED:
         yield f"damaged: {len(damage) - LISTED} more, see --json"
     if overview.set_aside:
-        yield f"{overview.set_aside} damaged files were moved to {overview.folder / 'set-aside'}"
+        yield f"{overview.set_aside} files, damaged or run again, were moved to {overview.folder / 'set-aside'}"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,17 @@
 """python -m orchestrator.sweep: policies over benchmarks with warm models. The same command again continues."""
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it listens itself there is nothing to clear up, or to trace
+
 import shlex
 import sys
 
 from orchestrator.planning import config_file
-from orchestrator.planning.flags import parse
+from orchestrator.planning.flags import parse, without_force
 from orchestrator.running import environment
+from orchestrator.running.reach import check_listening, only_on_loopback
 from orchestrator.running.stop import Aborted, Interrupted, Stop
 from orchestrator.store.errors import StoreError
 from sampler.cli import run_command
@@ -16,13 +22,17 @@ def main() -> None:
     command = parse(arguments)
     if command.save_config is not None:
         config_file.save(command.save_config, command.settings.as_dict())
-    repeated = shlex.join(["python", "-m", "orchestrator.sweep", *arguments])
+    started_by = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # this Python, as it was called
+    repeated = shlex.join([*started_by, *without_force(arguments)])
     stop = Stop(farewell=f"stopped; continue with: {repeated}")
     stop.install()
-    environment.prepare(local=command.settings.address is None)
-    from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
-
+    address = command.settings.address
     try:
+        if address is not None:
+            check_listening(address)
+        environment.prepare(local=address is None or only_on_loopback(address))
+        from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
+
         failed = run(command, arguments, stop)
     except Interrupted:
         stop.leave()

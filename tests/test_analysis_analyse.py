@@ -10,6 +10,7 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 
 from orchestrator.analysis import COLUMNS, Analysis, analyse, as_json
 from orchestrator.analysis.breaks import first_difference
+from orchestrator.analysis.explain import flops_per_token
 from orchestrator.analysis.pareto import front
 from orchestrator.store.schema import ROWS
 from sampler.errors import InputError
@@ -212,12 +213,19 @@ def test_the_explanation_multiplies_to_what_was_measured(found: Analysis) -> Non
     for result in found.tasks[0].configurations:
         if result.comparison:
             why = result.comparison.explanation
-            assert why.passes * why.layers * why.rest == pytest.approx(why.measured)
+            assert why.outside is not None
+            assert 0 < why.outside <= 1  # what is no layer takes off a gain, and never adds to it
+            assert why.passes * why.layers * why.outside * why.rest == pytest.approx(why.measured)
             assert why.passes * why.layers == pytest.approx(why.from_executions)
             assert why.ideal == pytest.approx(1.2 if result.configuration.k == 2 else 9 / 7)
-            assert why.flops_per_token == pytest.approx(
-                2 * 1_580_000 / 36 * result.throughput.positions_per_token, rel=1e-6
-            )
+
+
+def test_operations_are_those_of_the_layers_and_not_of_the_embedding() -> None:
+    stated = {"depth": 36, "parameters": 1_694_016, "layer_weights": [12_288, 30_720]}
+    assert flops_per_token(100.0, stated) == 2 * 43_008 * 100
+    assert flops_per_token(100.0, {"depth": 10, "parameters": 5_000}) == 2 * 500 * 100
+    assert flops_per_token(100.0, {}) is None
+    assert flops_per_token(None, stated) is None
 
 
 def test_identical_answers_are_counted(found: Analysis) -> None:

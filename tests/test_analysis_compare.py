@@ -91,6 +91,12 @@ def test_k1_that_disagrees_is_called_out() -> None:
         (json.dumps({"task": "a", "config": "k1", "accuracy": "high"}), "is no number"),
         (json.dumps({"task": "a", "config": "k1", "accuracy": -1}), "outside 0 to 1"),
         ('{"task": "a", "config": "k1", "accuracy": NaN}', "is no number"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": [1]}', "throughput is no JSON object"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": {"tokens_per_s": -3}}', "is negative"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": {"tokens_generated": 1e400}}', "is no number"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "eval_params": "none"}', "eval_params is no JSON object"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "eval_params": {"limit": NaN}}', "is no number"),
+        (f'{{"task": "a", "config": "k1", "accuracy": 1{"0" * 400}}}', "is no number"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str, said: str) -> None:

@@ -11,8 +11,9 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 from orchestrator.analysis.columns import fingerprints
 from orchestrator.analysis.findings import Evidence, Finding
 from orchestrator.analysis.gates import GATES, check
+from orchestrator.analysis.gates_rows import cold_start
 from orchestrator.analysis.pairs import split
-from orchestrator.analysis.shapes import timeline
+from orchestrator.analysis.shapes import Trial, timeline
 
 OUTPUT = {f"k{k}_{subset}.output": Truth(speedup=1.3) for k in (2, 3) for subset in ("first", "last")}
 WORLD = World(
@@ -169,6 +170,44 @@ def test_a_gate_fires_on_a_table_made_to_break_it(fault: str, clean: pa.Table) -
     assert told, [finding.sentence for finding in found]
     assert told[0].trials
     assert set(told[0].trials) <= set(clean["trial_id"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("first", "work", "said"),
+    [
+        (0.5, 1.0, None),  # output mode: half of the layers, so half of a pass's work and no start that was odd
+        (0.34, 1.6, None),  # and with much that is no layer: dear by the layer, cheap by the pass
+        (0.9, 2.2, "2.0 times slower per pass"),
+        (0.9, 0.4, "2.5 times faster per pass"),
+    ],
+)
+def test_a_policy_alone_is_measured_by_passes_and_by_layers(first: float, work: float, said: str | None) -> None:
+    """An actor's first trial whose policy has no other: its peers leave out other layers."""
+
+    def trial(label: str, layers: float, seconds: float, begins: bool) -> Trial:
+        return Trial(
+            trial_id=label,
+            attempt=0,
+            task="gsm8k",
+            label=label,
+            settings=(0.95, 8, True),
+            actor="worker-1",
+            device="cpu",
+            started_at=0.0,
+            documents=50,
+            tokens=1000,
+            seconds=seconds,
+            tokens_per_second=1.0,
+            calibration=1.0,
+            work_per_pass=layers * seconds,
+            work_per_layer=seconds,
+            first_of_actor=begins,
+        )
+
+    trials = [trial("k2_last.output", first, work, True), *(trial(f"k1_{i}", 1.0, 1.0, False) for i in range(4))]
+    found = list(cold_start(Evidence(table=None, tasks=(), timeline=trials, documents={}, request={})))
+    assert [said in finding.sentence for finding in found if said] == ([] if said is None else [True])
+    assert bool(found) == (said is not None)
 
 
 def test_only_the_broken_gate_fires(clean: pa.Table) -> None:

@@ -11,7 +11,7 @@ import pytest
 from store_fakes import TRIAL, make_rows, spec
 
 from orchestrator.chaos import damage
-from orchestrator.chaos.campaign import Outcome, plan
+from orchestrator.chaos.campaign import Outcome, Round, plan
 from orchestrator.chaos.cost import Cost, Timed
 from orchestrator.chaos.disk import SmallDisk
 from orchestrator.chaos.faults import FAULTS
@@ -98,15 +98,11 @@ def test_the_table_counts_and_names_the_round_of_a_failure() -> None:
     timed = Timed(total=30.0, before=10.0, rows=80)
     cost = Cost(whole=timed, killed_after=20.0, rows_kept=40, rest=Timed(total=19.0, before=10.0, rows=40))
     assert (cost.allowed, cost.extra) == (20.0, 9.0)
-    result = Result(seed=5, asked=3, disk="ext4", left_out=("disk slow",), cost=cost).grown(
-        [
-            Outcome(fault="worker killed", round=0),
-            Outcome(fault="worker killed", round=4, problems=(lost,)),
-            Outcome(fault="disk full", round=4),
-        ],
-        rows=160,
-        seconds=90,
-    )
+    result = Result(seed=5, asked=3, disk="ext4", left_out=("disk slow",), cost=cost)
+    result = result.grown(Round(outcomes=(Outcome(fault="worker killed", round=0),), rows=80), seconds=40)
+    bad = Outcome(fault="worker killed", round=4, problems=(lost,))
+    result = result.grown(Round(outcomes=(bad, Outcome(fault="disk full", round=4)), rows=80), seconds=90)
+    assert (result.rows, result.seconds, result.bad) == (160, 90, [bad])
     lines = table(result)
     assert "| worker killed | 2 | 2 | 0 | 0 | 0 | 0 |" in lines
     assert lines[-1] == "| **all** | 3 | 2 | 0 | 0 | 0 | 0 |"

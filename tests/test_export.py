@@ -1,6 +1,7 @@
 """A sweep as lm-eval's files, compared with what lm-eval writes itself."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,34 @@ def lm_eval_files(task: Task, out: Path) -> Path:
     return out / "canned"
 
 
-def test_a_folder_without_a_sweep_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent", "absent is no folder"),
+        ("empty", "holds no sweep"),
+        ("waiting", "has no rows yet"),
+        ("gone", "rows.parquet is missing"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    write_sweep(tmp_path / "waiting", replace(SIMULATION, trials=0))
+    write_sweep(tmp_path / "gone", SIMULATION)
+    next((tmp_path / "gone" / "trials").glob("*/rows.parquet")).unlink()
     with pytest.raises(SystemExit) as ended:
-        run_command(lambda: main(["--lm-eval", str(tmp_path / "absent")]))
+        run_command(lambda: main(["--lm-eval", str(tmp_path / name), "--out", str(tmp_path / "out")]))
     assert ended.value.code == 2
-    assert "holds no sweep" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_file_is_named_the_others_are_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_sweep(tmp_path / "sweep", SIMULATION)
+    damaged = next((folder / "trials").glob("*/rows.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:500])
+    assert len(export_lm_eval(folder)) == 2
+    assert f"{damaged} cannot be read as Parquet" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from orchestrator.analysis.resample import Estimate
 from orchestrator.report.drawing import finish, style
 from orchestrator.report.figure_grids import Grid, tall
 from orchestrator.report.figure_pareto import Stand, pareto
+from orchestrator.report.figure_tradeoff import Point, tradeoff
 
 
 def at(value: float) -> Estimate:
@@ -26,6 +27,23 @@ def test_one_far_below_does_not_press_the_others_together() -> None:
     [axes] = figure.axes
     assert axes.get_ylim()[0] > -10
     assert "far below: skip_middle (−85 points, 1.10×)" in [text.get_text() for text in axes.texts]
+
+
+def test_a_rule_that_came_later_has_its_mark() -> None:
+    with style():
+        figure = pareto([stand("k1", "k=1", 0), stand("settle=3_middle", "settle", -3)], axis="tokens/s", margin=5)
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["k=1", "settle", "Pareto front"]
+
+
+def test_the_front_leaves_out_k1_where_it_is_beaten() -> None:
+    better = Point(label="k2_last", k=2, subset="last", drop=at(2), speedup=at(3), on_front=True)
+    faster = Point(label="k3_last", k=3, subset="last", drop=at(-2), speedup=at(4), on_front=True)
+    for points, wanted in (([better, faster], [3, 4]), ([faster], [1, 4])):
+        with style():
+            figure = tradeoff(points, margin=5, speedup=1.2, accuracy=None, noise=None)
+        drawn = [list(line.get_xdata()) for line in figure.axes[0].lines if line.get_drawstyle() == "steps-pre"]
+        assert drawn == [wanted]
 
 
 def test_long_names_over_few_rows_have_room() -> None:

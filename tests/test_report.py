@@ -12,12 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from simulated_sweep import NINE, Simulation, write_sweep
 
 from orchestrator.report import write_report
 from orchestrator.report.__main__ import main
 from orchestrator.report.texts import AFTER, BEFORE, CUT, HEAD, TAIL, compare
+from orchestrator.report.words import signed
 from sampler.cli import run_command
 from sampler.errors import InputError
 
@@ -112,6 +114,9 @@ def test_every_part_is_there(reported: Path) -> None:
         assert policy in page.text
     assert "Declared before the run" in page.text
     assert "k1_first ran at 22.75 tokens/s" in page.text
+    for drop in ("stated −6.7", "stated −13.2", "−13.27"):  # the experiment's own words, and its accuracies' difference
+        assert drop in page.text
+    assert page.ids.index("verdict") < page.ids.index("results")
     assert "Nothing: every configuration that was asked for has every document." in page.text
 
 
@@ -143,6 +148,8 @@ def test_summaries_have_the_experiments_keys_and_more(reported: Path) -> None:
     assert ends["low"] <= ends["value"] <= ends["high"]
     assert summary["counters"]["replayed"] == summary["counters"]["eligible"] > 0
     assert summary["throughput"]["tokens_generated"] == summary["counters"]["tokens"]
+    assert summary["flops_per_token"] > 0
+    assert "peak_memory_bytes" in summary
 
 
 def test_results_hold_the_experiments_tables(reported: Path) -> None:
@@ -281,7 +288,7 @@ def test_decode_settings_alone_can_be_reported(tmp_path: Path) -> None:
     sim = Simulation(documents={"gsm8k": 40}, policies=("k1",), thresholds=(0.95, 0.8), shard_size=20)
     folder = write_sweep(tmp_path / "settings", sim)
     write_report([folder])
-    assert "no configuration can be compared with k=1" in read_page(folder).text
+    assert "No configuration can be compared with k=1" in read_page(folder).text
 
 
 def test_output_mode_is_identical_by_construction(tmp_path: Path) -> None:
@@ -291,6 +298,7 @@ def test_output_mode_is_identical_by_construction(tmp_path: Path) -> None:
     text = read_page(folder).text
     assert "Identical by construction" in text
     assert "k2_first.output, k2_last.output" in text
+    assert "- identical by construction: k2_first.output, k2_last.output" in (folder / "results.md").read_text("utf-8")
 
 
 Broken = Callable[[Path], list[str]]
@@ -317,6 +325,12 @@ def _nan(folder: Path) -> list[str]:
 def _no_documents(folder: Path) -> list[str]:
     write_sweep(folder / "s", FEW)
     (folder / "s" / "documents" / "gsm8k.parquet").unlink()
+    return [str(folder / "s")]
+
+
+def _no_rows_file(folder: Path) -> list[str]:
+    write_sweep(folder / "s", FEW)
+    next((folder / "s" / "trials").glob("*/rows.parquet")).unlink()
     return [str(folder / "s")]
 
 
@@ -347,6 +361,7 @@ def _bad_margin(folder: Path) -> list[str]:
         (_no_baseline, "no rows at k=1"),
         (_nan, "no finite score"),
         (_no_documents, "does not exist"),
+        (_no_rows_file, "rows.parquet is missing"),
         (_no_request, "has no sweep.json"),
         (_no_rows, "no rows yet"),
         (_no_old, "no summary.json"),
@@ -367,6 +382,73 @@ def test_what_no_report_can_be_made_of_is_one_sentence(
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_one_document_has_a_value_and_no_interval(tmp_path: Path) -> None:
+    """As after --limit 1: figures too, since a sweep ends with them."""
+    folder = write_sweep(tmp_path / "one", replace(FEW, documents={"gsm8k": 1, "mmlu": 1}))
+    write_report([folder])
+    assert "gsm8k is undecided" in (folder / "results.md").read_text(encoding="utf-8")
+    assert (folder / "figures" / "gsm8k-tradeoff.png").exists()
+
+
+def test_whatever_lies_beside_trials_is_left_alone(few: Path) -> None:
+    (few / "trials" / "notes.txt").write_text("mine")
+    (few / "trials" / "copy of a trial").mkdir()
+    write_report([few], figures=False)
+    assert "Nothing: every configuration that was asked for has every document." in read_page(few).text
+
+
+def test_summaries_of_an_earlier_report_do_not_stay_beside_this_one(few: Path) -> None:
+    """Another limit, or a setting that varies now, is another folder: whoever reads them all must not find both."""
+    write_report([few], figures=False)
+    written = few / "summaries" / "gsm8k" / "k2_middle" / "summary.json"
+    outdated, foreign = (few / "summaries" / name / "k2_middle" / "summary.json" for name in ("gsm8k_limit_5", "mine"))
+    for path, text in ((outdated, written.read_text()), (foreign, '{"accuracy": 1}')):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    write_report([few], figures=False)
+    assert written.exists()
+    assert foreign.exists()
+    assert not outdated.parent.parent.exists()
+
+
+def test_an_earlier_report_of_ours_is_not_blamed_for_the_experiments_faults(few: Path, tmp_path: Path) -> None:
+    write_report([few], out=tmp_path / "then", figures=False)
+    write_report([few], compare=tmp_path / "then" / "summaries", figures=False)
+    text = read_page(few).text
+    assert "nothing is paired." in text
+    assert "padding after the stop token" not in text
+
+
+def test_an_answer_that_cannot_be_read_is_said(few: Path) -> None:
+    """Statistics never read texts, so a page of them may be damaged without a figure being wrong."""
+    for path in (few / "trials").glob("*/rows.parquet"):
+        chunk = pq.ParquetFile(path).metadata.row_group(0)
+        column = next(c for c in map(chunk.column, range(chunk.num_columns)) if c.path_in_schema == "text")
+        content = bytearray(path.read_bytes())
+        start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+        content[start + column.total_compressed_size // 2] ^= 1
+        path.write_bytes(content)
+    write_report([few], figures=False)
+    assert "what cannot be read of it is left out" in read_page(few).text
+
+
+def test_where_lengths_drift_documents_stand_beside_tokens(tmp_path: Path) -> None:
+    twice = {"tokens": lambda policy, columns: columns["tokens"] * (2 if policy.startswith("k2") else 1)}
+    folder = write_sweep(tmp_path / "long", replace(FEW, changes=twice))
+    write_report([folder], figures=False)
+    [header] = [line for line in (folder / "results.md").read_text("utf-8").splitlines() if "| Reuse K |" in line]
+    assert header.endswith("| Speed-up | Seconds per Document | Speed-up, Documents | Notes |")
+    assert "speed-up, documents" in read_page(folder).text
+
+
+@pytest.mark.parametrize(
+    ("value", "places", "shown"),
+    [(0.04, 2, "+0.04"), (0.04, 1, "0.0"), (-0.04, 1, "0.0"), (-1.25, 2, "−1.25"), (0.0, 2, "0.00"), (12, 0, "+12")],
+)
+def test_a_sign_is_shown_but_for_nothing(value: float, places: int, shown: str) -> None:
+    assert signed(value, places) == shown
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(few: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_page_in_a_browser(page_path: Path) -> None:
 
     async def run() -> None:
         async with opened(page_path) as page:
-            for check in (_hostile_text, _sorting, _searching, _choosing, _phone):
+            for check in (_hostile_text, _sorting, _searching, _choosing, _phone, _paper):
                 await check(page)
             assert page.messages == []
             assert page.requests == [page_path.as_uri()]
@@ -103,3 +103,11 @@ async def _phone(page: Page) -> None:
     await page.resize(390, 844)
     width: Any = await page.run("document.documentElement.scrollWidth")
     assert width <= 390
+
+
+async def _paper(page: Page) -> None:
+    """A4 between margins of 1 cm: what is wider would be cut off."""
+    await page.resize(718, 1000)
+    await page.send("Emulation.setEmulatedMedia", media="print")
+    width: Any = await page.run("document.documentElement.scrollWidth")
+    assert width <= 718

@@ -14,7 +14,7 @@ from orchestrator.planning.flags import parse
 from orchestrator.planning.machine import Machine
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.prepared import Prepared
-from orchestrator.planning.setting_up import SetUp, set_up
+from orchestrator.planning.setting_up import SetUp, set_up, write_down
 from orchestrator.store import Store
 from orchestrator.store.schema import ROWS
 from orchestrator.store.writer import StoreWriter
@@ -53,7 +53,9 @@ def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[Prepared, 
     folder = Path(command.settings.out) / "s"
     prepared = prepare(command.settings, MACHINE, Store(folder).read_request())
     with StoreWriter(prepared.folder) as writer:
-        made = set_up(prepared, writer, arguments=arguments, force=command.force)
+        made = set_up(prepared, writer, force=command.force)
+        if made.trials:
+            write_down(prepared, writer, made, arguments=arguments)
         for spec in made.trials if finish else ():
             wanted = made.plan.wanted(spec)
             missing = [doc_id for doc_id in wanted if doc_id not in writer.done(spec.trial_id)]
@@ -137,6 +139,18 @@ def test_other_settings_for_existing_trials_are_refused(common: list[str]) -> No
     with pytest.raises(InputError, match=r"--batch-size 1 \(now 2\)"):
         ready([*common, "--tasks", "gsm8k", "--limit", "4", "--batch-size", "2"])
     assert (prepared.folder / "sweep.json").read_bytes() == before
+
+
+def test_nothing_is_written_before_it_is_known_to_fit(common: list[str]) -> None:
+    """A batch too large for the device is refused late, and a smaller one must not be another sweep then."""
+    arguments = [*common, "--tasks", "gsm8k", "--limit", "4", "--batch-size", "4"]
+    command = parse(arguments)
+    prepared = prepare(command.settings, MACHINE, None)
+    with StoreWriter(prepared.folder) as writer:
+        assert len(set_up(prepared, writer).trials) == 2
+    assert {path.name for path in prepared.folder.iterdir()} == {"lock"}
+    _, made = ready([*arguments[:-1], "2"])
+    assert len(made.trials) == 2
 
 
 @pytest.mark.parametrize(("force", "again"), [(["--force"], {"k1", "k2_all"}), (["--force", "k2_all"], {"k2_all"})])

@@ -139,3 +139,13 @@ def test_gains_follow_the_counters() -> None:
     assert other.points.value == pytest.approx(compared.difference.points.value)
     assert other.executions == pytest.approx(compared.explanation.from_executions)
     assert other.positions == pytest.approx(compared.explanation.from_positions)
+
+
+def test_a_rule_that_came_later_stands_last() -> None:
+    at = Estimate(value=1.1, low=1.0, high=1.2)
+    found = [
+        Standing(name=name, family=name, points=Estimate(value=0, low=-1, high=1), speed=at, executions=1, positions=1)
+        for name in ("settle", "skip", "fixed grid")
+    ]
+    assert [iso.family for iso in iso_accuracy(found, margin=5)] == ["fixed grid", "skip", "settle"]
+    assert all(one is not None and one.beaten[0] is None for one in with_fronts([0.5, 0.5, 0.5], found))

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from made_sweep import MadeSweep
 
+from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.overview import look
 from orchestrator.watching.tally import tally_of
+from sampler import InputError
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,6 +55,15 @@ def test_a_complete_sweep(sweep: MadeSweep) -> None:
     )
     assert "documents: 40 of 40\ntrials: 4 finished of 4\n" in printed.stdout
     assert max(map(len, printed.stdout.splitlines())) <= 80
+
+
+def test_a_sweep_that_is_being_prepared(tmp_path: Path) -> None:
+    """Its folder is taken, but says nothing yet."""
+    prepares = f"process {os.getpid()} on .* prepares a sweep there; look again soon"
+    with StoreWriter(tmp_path / "new"), pytest.raises(InputError, match=prepares):
+        look(tmp_path / "new")
+    with pytest.raises(InputError, match="holds no sweep"):
+        look(tmp_path / "new")
 
 
 def test_sums_in_trial_json_and_rows_give_the_same(sweep: MadeSweep, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Signals end a sweep once, at once or where it is safe, and in any case in time."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,27 @@ def test_a_deferred_signal_is_not_forgotten(stop: Stop) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
+def test_a_library_with_handlers_of_its_own(stop: Stop) -> None:
+    """As Ray does it: while it starts, SIGTERM leaves with its number."""
+
+    def start(code: int) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit), stop.kept():
+        start(1)
+    assert stop.asked is None
+    with pytest.raises(Interrupted) as interrupted, stop.kept():
+        start(signal.SIGTERM)
+    assert interrupted.value.exit_code == 143
+    assert stop.asked == signal.SIGTERM
+    stop.relent()
+    with stop.kept():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with pytest.raises(Interrupted):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_clearing_up_that_takes_too_long_is_cut_short() -> None:
     program = (
         "import os, signal, time\n"
@@ -71,3 +93,25 @@ def test_clearing_up_that_takes_too_long_is_cut_short() -> None:
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert (ended.returncode, ended.stderr) == (130, "continue so\n")
     assert time.monotonic() - began < 45
+
+
+def test_a_sweep_that_has_hardly_begun_says_how_to_go_on(tmp_path: Path) -> None:
+    """Stopped while it imports, as soon as it listens; what --force was to begin again has not begun."""
+    words = ["--tasks", "gsm8k", "--force", "k1_first", "--limit", "2", "--out", str(tmp_path / "a b")]
+    command = [sys.executable, "-m", "orchestrator.sweep", *words]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sweep:
+        while not listens(sweep.pid):
+            assert sweep.poll() is None
+            time.sleep(0.01)
+        sweep.send_signal(signal.SIGINT)
+        _, told = sweep.communicate(timeout=50)
+    assert sweep.returncode == 130
+    repeated = f"{sys.executable} -m orchestrator.sweep --tasks gsm8k --limit 2 --out '{tmp_path / 'a b'}'"
+    assert told == f"stopped; continue with: {repeated}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def listens(pid: int) -> bool:
+    """Whether a process catches SIGUSR1, which Python leaves alone."""
+    (caught,) = re.findall(r"SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)

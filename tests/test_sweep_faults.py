@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_an_interrupted_sweep_continues(
     text = run.wait(code)
     assert time.monotonic() - sent < 10
     assert gone(below)
-    assert f"continue with: python -m orchestrator.sweep --model {case}" in text
+    assert f"continue with: {sys.executable} -m orchestrator.sweep --model {case}" in text
     assert "Traceback" not in text
     kept = outcome(run.folder)
     assert before.items() <= kept.items()
@@ -155,7 +156,7 @@ def test_a_trial_whose_workers_die_fails_alone_and_is_tried_again(case: Path, tm
         os.kill(pid, signal.SIGKILL)
     text = run.wait(1)
     assert text.count("trying again") == 2
-    assert "1 trials failed; try them again with: python -m orchestrator.sweep" in text
+    assert f"1 trials failed; try them again with: {sys.executable} -m orchestrator.sweep" in text
     states = {facts["trial"]["policy"]: facts for facts in Store(run.folder).trials().values()}
     assert {policy: facts["status"] for policy, facts in states.items()} == {"k1": "finished", "k2_middle": "failed"}
     assert "its worker died" in states["k2_middle"]["attempts"][-1]["reason"]

@@ -11,7 +11,7 @@ from hypothesis import settings as run
 from hypothesis import strategies as st
 
 from orchestrator.planning import config_file
-from orchestrator.planning.flags import ELSEWHERE, FLAGS, Command, parse, parser, settings_of
+from orchestrator.planning.flags import ELSEWHERE, FLAGS, Command, parse, parser, settings_of, without_force
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.cli import run_command
@@ -288,6 +288,30 @@ def test_all_unreadable_values_are_told_at_once() -> None:
     assert len(error.value.sentences) == 3
 
 
+def test_mistakes_of_all_kinds_are_told_at_once(tmp_path: Path) -> None:
+    filed = config(tmp_path, "batch-sise: 4\nmargin: high\nspeedup: 0.5\nno-dashboard: perhaps")
+    words = ["--limt", "5", "--limit", "x", "--k", "0,2", "--subsets", "early", "--reuse", "state", "--threshold", "7"]
+    with pytest.raises(InputError) as error:
+        parse(["--config", filed, *words, "--name", "a/b"])
+    told = "\n".join(error.value.sentences)
+    for part in (
+        "--limt 5", "'batch-sise' is no setting", "margin high", "--speedup 0.5", "no-dashboard perhaps", "--limit x",
+        "policy k0", "unknown layers 'early'", "--reuse state", "--threshold 7.0", "--name 'a/b'", "--tasks is missing",
+    ):  # fmt: skip
+        assert part in told, part
+    assert len(error.value.sentences) == 12
+    with pytest.raises(InputError) as unread:
+        parse(["--config", str(tmp_path / "none.yaml"), "--limit", "0"])
+    assert len(unread.value.sentences) == 2, "and nobody knows whether tasks are missing"
+
+
+def test_what_goes_on_after_an_interrupted_force() -> None:
+    for force in (["--force"], ["--force", "k1_first", "k2_last"], ["--force=k1_first"]):
+        assert without_force(["--tasks", "a", *force, "--limit", "5"]) == ["--tasks", "a", "--limit", "5"]
+        assert without_force([*force, "--tasks", "a"]) == ["--tasks", "a"]
+        assert without_force(["--tasks", "a", *force]) == ["--tasks", "a"]
+
+
 def test_what_to_do_beside_the_settings() -> None:
     assert parse(["--tasks", "a", "--force"]).force == ()
     assert parse(["--tasks", "a"]).force is None
@@ -305,6 +329,9 @@ def test_a_saved_configuration_is_the_same_sweep(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved.yaml"]
     with pytest.raises(InputError, match=r"--save-config .* cannot be written \(No such file or directory\)"):
         config_file.save(tmp_path / "no" / "x.yaml", made.as_dict())
+    with pytest.raises(InputError, match=r"--save-config .* cannot be written \(Is a directory\)"):
+        config_file.save(tmp_path, made.as_dict())
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}*")), "nothing is left of it"
 
 
 def test_problems_end_a_command_with_a_line_each_and_exit_2(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,13 +13,14 @@ from tasks_model import write_model
 from test_tasks_model import mmlu_row
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-import orchestrator.planning.preflight
+import orchestrator.planning.room
 import sampler.loading
 from orchestrator.planning.fingerprint import PIECE, WHOLE, folder_revision
 from orchestrator.planning.machine import Machine
 from orchestrator.planning.preflight import prepare, sweep_folder
 from orchestrator.planning.prepared import Prepared, default_name
 from orchestrator.planning.request import combine
+from orchestrator.planning.room import check_room
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import DOCUMENTS
 from sampler import InputError
@@ -224,10 +225,30 @@ def test_a_folder_that_cannot_be_written(prepared: Prepare, tmp_path: Path, monk
 
 
 def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = combine(None, prepared().request())
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(orchestrator.planning.preflight.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(orchestrator.planning.room.shutil, "disk_usage", lambda _: usage)
     (sentence,) = sentences(prepared)
-    assert "MiB are needed there and 0 MiB are free; name another folder, or a smaller --limit" in sentence
+    assert "MiB are needed there and 1000 bytes are free; name another folder, or a smaller --limit" in sentence
+    going_on = prepared(stored=stored)  # what it needs depends on what is left
+    with pytest.raises(InputError, match="about 1 MiB are needed there and 1000 bytes are free"):
+        check_room(going_on, TWO, going_on.trials[:1])
+    check_room(going_on, TWO, [])
+
+
+def test_a_model_that_memory_cannot_hold(prepared: Prepare) -> None:
+    needed = prepared().memory
+    enough = replace(TWO, memory=2 * needed)
+    assert prepared(enough).placement.actors == 2
+    little = replace(TWO, memory=2 * needed - 2)
+    (sentence,) = sentences(prepared, machine=little)
+    assert sentence.startswith("each actor needs about ")
+    assert sentence.endswith("free on its cpu: a smaller --batch-size or fewer --actors are allowed")
+    assert prepared(little, actors=1).placement.actors == 1
+    assert prepared(little, policies=("k1",), limit=3).placement.actors == 2, "of which one has a trial"
+    assert len(sentences(prepared, machine=little, small_block=(5,))) == 2, "beside what else is wrong"
+    gpu = Machine(cpus=2, gpus=2, memory=1)
+    assert prepared(gpu).placement.gpus_per_actor == 1, "whose memory a worker is asked for"
 
 
 def test_what_the_folder_says_is_compared(prepared: Prepare) -> None:

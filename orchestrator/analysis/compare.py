@@ -16,11 +16,13 @@ import numpy as np
 
 from orchestrator.analysis.errors import refuse
 
+UNPAIRED = "no documents, so nothing is paired"
 CAVEATS = (
-    "no documents, so nothing is paired and no interval is possible",
+    f"{UNPAIRED} and no interval is possible",
     "tokens per second counted padding after the stop token and included loading the model",
     "layers that were to be replayed still ran, and k=1 ran without the block cache",
 )
+LARGEST = 1e18  # of anything that a summary counts; a JSON number may be too large for any arithmetic
 TWINS_APART = 1.5  # fastest ÷ slowest of configurations that are the same by definition
 
 
@@ -38,6 +40,7 @@ class Summary:
     tokens_per_second: float | None
     timestamp: str
     reported_drop: float | None  # points, where the experiment's own table states it (from rounded accuracies)
+    ours: bool = False  # written by a report of this program
 
     def __post_init__(self) -> None:
         if not 0 <= self.accuracy <= 1:
@@ -86,12 +89,12 @@ def summary(content: object, origin: str) -> Summary:
     for key in ("task", "config", "accuracy"):
         if content.get(key) is None:
             refuse(f"{origin} lacks {key!r}; the experiment's summary.json has task, config and accuracy")
-    clock = content.get("throughput") or {}
-    task, limit = _task_and_limit(str(content["task"]), content.get("eval_params") or {})
+    clock = _object(content, "throughput", origin)
+    task, limit = _task_and_limit(str(content["task"]), _object(content, "eval_params", origin), origin)
     config = content["config"]
     name = str(config.get("name", "")) if isinstance(config, Mapping) else str(config)
-    matched = re.match(r"k([0-9]+)", name)
-    tokens = _number(clock, "tokens_generated", origin)
+    matched = re.match(r"k([0-9]{1,9})", name)
+    tokens = _amount(clock, "tokens_generated", origin)
     return Summary(
         task=task,
         limit=limit,
@@ -99,20 +102,28 @@ def summary(content: object, origin: str) -> Summary:
         k=int(matched[1]) if matched else None,
         accuracy=_share(content, origin),
         tokens=None if tokens is None else int(tokens),
-        seconds=_number(clock, "total_time_s", origin),
-        tokens_per_second=_number(clock, "tokens_per_s", origin),
+        seconds=_amount(clock, "total_time_s", origin),
+        tokens_per_second=_amount(clock, "tokens_per_s", origin),
         timestamp=str(content.get("timestamp") or ""),
         reported_drop=_number(content, "reported_drop_points", origin),
+        ours={"gates", "counters", "intervals"} <= content.keys(),
     )
 
 
-def _task_and_limit(task: str, parameters: object) -> tuple[str, int | None]:
+def _task_and_limit(task: str, parameters: Mapping[str, Any], origin: str) -> tuple[str, int | None]:
     """The limit stands in the parameters, or in the task's name."""
-    matched = re.fullmatch(r"(.+)_limit_([0-9]+)", task)
-    limit = parameters.get("limit") if isinstance(parameters, Mapping) else None
+    matched = re.fullmatch(r"(.+)_limit_([0-9]{1,9})", task)
     if matched:
         return matched[1], int(matched[2])
-    return task, int(limit) if isinstance(limit, int | float) else None
+    limit = _amount(parameters, "limit", origin)
+    return task, None if limit is None else int(limit)
+
+
+def _object(content: Mapping[str, Any], key: str, origin: str) -> Mapping[str, Any]:
+    value = content.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        refuse(f"{origin}: {key} is no JSON object; the experiment's summary.json has one, or null, there")
+    return value or {}
 
 
 def _share(content: Mapping[str, Any], origin: str) -> float:
@@ -125,9 +136,16 @@ def _number(content: Mapping[str, Any], key: str, origin: str) -> float | None:
     value = content.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        refuse(f"{origin}: {key} {value!r} is no number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        refuse(f"{origin}: {key} {str(value)[:80]!r} is no number")
     return float(value)
+
+
+def _amount(content: Mapping[str, Any], key: str, origin: str) -> float | None:
+    value = _number(content, key, origin)
+    if value is not None and value < 0:
+        refuse(f"{origin}: {key} {value:g} is negative; 0 or more is allowed")
+    return value
 
 
 def tables(summaries: Sequence[Summary]) -> tuple[OldTask, ...]:
@@ -139,6 +157,11 @@ def tables(summaries: Sequence[Summary]) -> tuple[OldTask, ...]:
         OldTask(task=task, limit=limit, rows=_rows(group), anomalies=tuple(anomalies(group)))
         for (task, limit), group in by_task.items()
     )
+
+
+def caveats(found: Sequence[OldTask]) -> tuple[str, ...]:
+    """What has to be known of such figures; those of our own reports have none of the experiment's faults."""
+    return (UNPAIRED,) if all(row.summary.ours for task in found for row in task.rows) else CAVEATS
 
 
 def _rows(group: Sequence[Summary]) -> tuple[OldRow, ...]:

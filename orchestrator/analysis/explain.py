@@ -1,8 +1,8 @@
 """Why a speed-up is what it is: what the policy could save at best, what it saved, and where the rest went.
 
-A document's time is its passes × the layers computed in a pass × the time of a layer. Each factor's ratio against k=1
-multiplies to the measured speed-up, so nothing is left over; the last one holds all that is no layer: embedding, head,
-choosing tokens, starting kernels. Knows no clock.
+A document's time is its passes × the time of a pass, and a pass is the layers it computes and what is no layer:
+embedding, head, choosing tokens, starting kernels. Each factor's ratio against k=1 multiplies to the measured speed-up;
+the last one holds what no count accounts for, so nothing is left over. Knows no clock.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from orchestrator.analysis.pairs import Configuration, TaskRows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """Ratios against k=1, above 1 is a gain. passes × layers × rest = measured."""
+    """Ratios against k=1, above 1 is a gain. passes × layers × outside × rest = measured."""
 
     ideal: float | None  # the named layers left out on every denoising pass but each k-th, nothing else changed
     measured: float  # of tokens/s, calibrated
     passes: float  # passes per token: below 1 means more of them
     layers: float  # layers computed per pass
-    rest: float  # time per computed layer
+    outside: float | None  # what the part of a pass that is no layer takes off the gain in layers; None: not to be told
+    rest: float  # measured, beyond what the counts above explain
     from_executions: float  # what layer executions alone would give: passes × layers
     from_positions: float  # what layer-positions alone would give
     replayed_share: float  # of the denoising passes
     denoising_share: float  # full and small passes among all of them; only these can replay
     outside_layers: float | None  # part of a pass at k=1 that is no layer, fitted over this table; None: not to be told
-    flops_per_token: float | None
     sentence: str
 
 
@@ -63,12 +63,15 @@ def explain(
     configuration = rows.configurations[number]
     best = ideal(configuration, depth_of(model, base))
     executions = per_token["layers_computed"]
+    layers = executions / per_token["passes"]
+    kept = None if outside is None else 1 / (1 - outside + outside * layers)
     result = {
         "ideal": best,
         "measured": measured,
         "passes": per_token["passes"],
-        "layers": executions / per_token["passes"],
-        "rest": measured / executions,
+        "layers": layers,
+        "outside": kept,
+        "rest": measured / executions / (1.0 if kept is None else kept),
         "from_executions": executions,
         "from_positions": per_token["layer_positions"],
         "replayed_share": ours["replayed"] / max(1.0, ours["steps"]),
@@ -77,8 +80,7 @@ def explain(
     return Explanation(
         **result,  # type: ignore[arg-type]
         outside_layers=outside,
-        flops_per_token=flops_per_token(ours["layer_positions"] / ours["tokens"], model),
-        sentence=_sentence(configuration.label, result),
+        sentence=_sentence(configuration.label, result, outside),
     )
 
 
@@ -110,25 +112,21 @@ def outside_layers(rows: TaskRows, depth: int | None) -> float | None:
     return float(min(1.0, max(0.0, single / whole))) if whole > 0 else None
 
 
-def flops_per_token(positions_per_token: float, model: Mapping[str, Any]) -> float | None:
+def flops_per_token(positions_per_token: float | None, model: Mapping[str, Any]) -> float | None:
     """Two operations per weight of the layers run; attention over the context and the head are left out."""
     weights = layer_weights(model)
-    return None if weights is None else 2 * weights * positions_per_token
+    return None if weights is None or positions_per_token is None else 2 * weights * positions_per_token
 
 
 def layer_weights(model: Mapping[str, Any]) -> float | None:
-    """Weights of one layer, from the shape if the model's description has it, else an even share of all of them."""
-    hidden, inner = model.get("hidden_size"), model.get("intermediate_size")
-    heads = model.get("num_heads", model.get("num_attention_heads"))
-    shared = model.get("num_kv_heads", model.get("num_key_value_heads", heads))
-    if hidden and inner and heads:
-        size = model.get("head_dim") or hidden // heads
-        return float(2 * hidden * heads * size + 2 * hidden * shared * size + 3 * hidden * inner)
+    """Weights of one layer: of attention and MLP as the request states them, else an even share of all there are."""
+    if model.get("layer_weights"):
+        return float(sum(model["layer_weights"]))
     depth, parameters = depth_of(model), model.get("parameters")
     return parameters / depth if depth and isinstance(parameters, int | float) else None
 
 
-def _sentence(label: str, found: Mapping[str, float | None]) -> str:
+def _sentence(label: str, found: Mapping[str, float | None], outside: float | None) -> str:
     best = found["ideal"]
     value = {name: float(number) for name, number in found.items() if number is not None}
     start = f"{label} runs at {value['measured']:.2f}× the speed of k=1"
@@ -138,8 +136,12 @@ def _sentence(label: str, found: Mapping[str, float | None]) -> str:
         f"{value['replayed_share']:.0%} of its denoising passes replayed some; prefill and commit passes, "
         f"{1 - value['denoising_share']:.0%} of all, never do)",
         f"it took {_change(1 / value['passes'], 'fewer', 'as many')} passes per token",
-        f"a layer, with its share of what is no layer, took {_change(1 / value['rest'], 'less', 'the same')} time",
     ]
+    if outside is not None:
+        parts.append(
+            f"what is no layer, {outside:.0%} of a pass at k=1, stayed and left ×{value['outside']:.2f} of that"
+        )
+    parts.append(f"what no count explains is ×{value['rest']:.2f}")
     return f"{start}: {'; '.join(parts)}."
 
 

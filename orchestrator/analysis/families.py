@@ -10,6 +10,11 @@ RULES = ("adaptive", "trim", "trim, random", "mlp", "attn", "skip", "stale")
 FAMILIES = (REFERENCE, *DECODING, SEVERAL, GRID, OUTPUT, *RULES)
 
 
+def place_of(family: str) -> tuple[int, str]:
+    """Its place in tables and legends: rules that nobody has put into the order come last, by name."""
+    return (FAMILIES.index(family), "") if family in FAMILIES else (len(FAMILIES), family)
+
+
 def _changed(configuration: Configuration, reference: Settings) -> dict[str, float]:
     pairs = zip(DECODING, configuration.settings, reference, strict=True)
     return {name: now for name, now, usual in pairs if now != usual}

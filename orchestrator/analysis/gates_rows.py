@@ -134,7 +134,11 @@ def _described(rows: TaskRows, evidence: Evidence) -> Iterator[Finding]:
 
 
 def cold_start(evidence: Evidence) -> Iterator[Finding]:
-    """The first trial of an actor is as fast as its calibrated peers."""
+    """The first trial of an actor is as fast as its calibrated peers.
+
+    Peers of other policies leave out other layers, and in output mode most of a pass: what is off must be off both by
+    the pass and by the layer that ran.
+    """
     by_settings: dict[object, list[Trial]] = {}
     by_rule: dict[object, list[Trial]] = {}
     for trial in (trial for trial in evidence.timeline if trial.work_per_pass > 0):
@@ -144,8 +148,12 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
         same = by_rule[trial.task, trial.settings, _rule(trial.label)]
         peers = same if len(same) > PEERS else by_settings[trial.task, trial.settings]
         if len(peers) > PEERS:
-            usual = float(np.median([peer.work_per_pass for peer in peers if peer is not trial]))
-            ratio = trial.work_per_pass / usual
+            others = [peer for peer in peers if peer is not trial]
+            ratios = (
+                trial.work_per_pass / float(np.median([peer.work_per_pass for peer in others])),
+                trial.work_per_layer / float(np.median([peer.work_per_layer for peer in others])),
+            )
+            ratio = min(ratios) if min(ratios) > 1 else min(1.0, max(ratios))
             if ratio > SLOWER or ratio < 1 / SLOWER:
                 yield Finding(gate="cold start", ok=False, sentence=_cold(trial, ratio), trials=(trial.trial_id,))
 

@@ -42,6 +42,7 @@ class Trial:
     tokens_per_second: float | None
     calibration: float
     work_per_pass: float  # calibrated seconds of an average pass
+    work_per_layer: float  # and of an average layer that ran, all else included
     first_of_actor: bool
 
 
@@ -110,7 +111,7 @@ def _trials(rows: TaskRows, started: Array) -> Iterator[Trial]:
     documents = np.bincount(group, minlength=count)
     totals = {
         name: np.bincount(group, weights=columns[name], minlength=count)
-        for name in ("tokens", "wall", "work", "passes")
+        for name in ("tokens", "wall", "work", "passes", "layers_computed")
     }
     for i, row in enumerate(first):
         tokens, wall = int(totals["tokens"][i]), float(totals["wall"][i])
@@ -129,5 +130,6 @@ def _trials(rows: TaskRows, started: Array) -> Iterator[Trial]:
             tokens_per_second=tokens / wall if tokens and wall > 0 else None,
             calibration=float(columns["calibration"][row]),
             work_per_pass=float(totals["work"][i] / max(1.0, totals["passes"][i])),
+            work_per_layer=float(totals["work"][i] / max(1.0, totals["layers_computed"][i])),
             first_of_actor=False,
         )

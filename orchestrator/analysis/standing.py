@@ -12,7 +12,7 @@ import numpy as np
 
 from orchestrator.analysis.accuracy import interval
 from orchestrator.analysis.columns import Array
-from orchestrator.analysis.families import FAMILIES, GRID, OUTPUT, REFERENCE, family, short_name
+from orchestrator.analysis.families import GRID, OUTPUT, REFERENCE, family, place_of, short_name
 from orchestrator.analysis.pairs import Configuration, Settings, TaskRows
 from orchestrator.analysis.pareto import beats
 from orchestrator.analysis.resample import Estimate
@@ -96,7 +96,7 @@ Placed = tuple[float, Standing]  # with its accuracy
 def with_fronts(accuracies: Sequence[float], found: Sequence[Standing | None]) -> list[Standing | None]:
     """Tells each who beats it on each axis; decode settings of k=1 are named before policies: they cost nothing."""
     placed = [(accuracy, one) for accuracy, one in zip(accuracies, found, strict=True) if one is not None]
-    placed.sort(key=lambda each: FAMILIES.index(each[1].family))
+    placed.sort(key=lambda each: place_of(each[1].family))
     return [
         None if one is None else replace(one, beaten=tuple(_beaten(one, accuracy, placed, axis) for axis in AXES))
         for accuracy, one in zip(accuracies, found, strict=True)
@@ -123,12 +123,11 @@ class Iso:
 
 def iso_accuracy(found: Sequence[Standing | None], margin: float, axis: str = SPEED) -> list[Iso]:
     result = []
-    for name in FAMILIES:
+    for name in sorted({one.family for one in found if one is not None}, key=place_of):
         members = {place: one for place, one in enumerate(found) if one is not None and one.family == name}
         gains = {place: one.gain(axis) or 0.0 for place, one in members.items() if one.points.low > -margin}
-        if members:
-            best = max(gains, key=gains.__getitem__) if gains else None
-            result.append(Iso(family=name, tried=len(members), place=best))
+        best = max(gains, key=gains.__getitem__) if gains else None
+        result.append(Iso(family=name, tried=len(members), place=best))
     return result
 
 

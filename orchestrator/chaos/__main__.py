@@ -3,22 +3,20 @@
 import argparse
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
-from orchestrator.chaos.campaign import Campaign, plan
-from orchestrator.chaos.case import NAME, write_case
+from orchestrator.chaos.campaign import Round
+from orchestrator.chaos.case import write_case
 from orchestrator.chaos.cost import measure, timed
-from orchestrator.chaos.disk import SmallDisk
 from orchestrator.chaos.faults import FAULTS
-from orchestrator.chaos.ledger import Ledger, reference_of
-from orchestrator.chaos.scene import Scene
+from orchestrator.chaos.lanes import Shared, campaign, end_on_signals, rounds
+from orchestrator.chaos.ledger import reference_of
 from orchestrator.chaos.table import Result, failures, page, summary, table
 from orchestrator.running.stop import Aborted
 from sampler.cli import Parser, run_command
@@ -30,24 +28,24 @@ EXAMPLES = """examples:
   python -m orchestrator.chaos --seed 1 --round 4          the faults of one round again
   python -m orchestrator.chaos --runs 200 --write docs/faults.md
 
-exit code: 0 if nothing was lost and nothing else was wrong, else 1
+exit code: 0 if nothing was lost and nothing else was wrong, else 1; also 1 if it was interrupted
 """
 
 
 def main() -> None:
     arguments = _parser().parse_args()
-    for name in ("runs", "minutes", "worker_timeout"):
+    for name in ("runs", "lanes", "minutes", "worker_timeout"):
         if getattr(arguments, name) <= 0:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: a number above 0 is allowed")
     _have_own_mounts()
-    signal.signal(signal.SIGTERM, _leave)
+    end_on_signals()
     try:
         result = run(arguments)
     except Aborted as aborted:
         print(f"error: {aborted}", file=sys.stderr)
         sys.exit(1)
     print(*summary(result), "", *table(result), *failures(result), sep="\n")
-    if result.bad:
+    if result.bad or result.interrupted:
         sys.exit(1)
 
 
@@ -55,41 +53,31 @@ def run(arguments: argparse.Namespace) -> Result:
     """The campaign in a folder of its own, which stays if something was wrong."""
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="reuse-chaos-"))
-    disk = SmallDisk(folder / "disk", folder / "disk.img")
-    campaign: Campaign | None = None
-    try:
-        case = write_case(folder / "case", timeout=arguments.worker_timeout)
-        calm = disk.folder / "calm"
-        scene = Scene(case=case, out=calm, outputs=folder, disk=disk, ledger=Ledger(calm / NAME, {}), nodes=None)
+    case = write_case(folder / "case", timeout=arguments.worker_timeout)
+    empty = Shared(case=case, folder=folder, seed=arguments.seed, reference={})
+    with campaign(empty, 0) as calm:
+        scene = calm.scene(0)
         whole = timed(scene)
-        campaign = Campaign(
-            case=case, folder=folder, disk=disk, seed=arguments.seed, reference=reference_of(scene.folder)
-        )
-        shutil.rmtree(calm)
+        shared = replace(empty, reference=reference_of(scene.folder))
         cost = None
-        if arguments.round is not None:
-            campaign.run_round(arguments.round, plan(campaign.names(), arguments.seed, arguments.round))
-        else:
+        if arguments.round is None:
             print("measuring what continuing costs", file=sys.stderr, flush=True)
-            cost = measure(whole, replace(scene, commands=[]))
-            shutil.rmtree(calm)
+            cost = measure(whole, calm.scene(0))
         result = Result(
             seed=arguments.seed,
             asked=arguments.runs,
-            disk=disk.kind,
-            left_out=tuple(name for name in FAULTS if name not in campaign.names()),
+            disk=calm.disk.kind,
+            left_out=tuple(name for name in FAULTS if name not in calm.names()),
             cost=cost,
         )
-        if arguments.round is None:
-            for _ in campaign.rounds(arguments.runs, seconds=60 * arguments.minutes):
-                result = result.grown(campaign.outcomes, rows=campaign.rows, seconds=time.monotonic() - began)
-                _write(arguments.write, result)
-        result = result.grown(campaign.outcomes, rows=campaign.rows, seconds=time.monotonic() - began)
-        _write(arguments.write, result)
-    finally:
-        if campaign is not None and campaign.nodes is not None:
-            campaign.nodes.close()
-        disk.close()
+    try:
+        for ended in _rounds(shared, arguments):
+            result = result.grown(ended, seconds=time.monotonic() - began)
+            if arguments.write is not None:
+                Path(arguments.write).write_text(page(result), encoding="utf-8")
+            print(f"{len(result.outcomes)} faults so far", file=sys.stderr, flush=True)
+    except SystemExit:  # by a signal; what came out so far is told
+        result = replace(result, interrupted=True)
     if result.bad:
         print(f"what the commands said, and folders that were wrong: {folder}", file=sys.stderr)
     else:
@@ -97,9 +85,12 @@ def run(arguments: argparse.Namespace) -> Result:
     return result
 
 
-def _write(path: str | None, result: Result) -> None:
-    if path is not None:
-        Path(path).write_text(page(result), encoding="utf-8")
+def _rounds(shared: Shared, arguments: argparse.Namespace) -> Iterator[Round]:
+    if arguments.round is None:
+        yield from rounds(shared, lanes=arguments.lanes, faults=arguments.runs, seconds=60 * arguments.minutes)
+    else:
+        with campaign(shared, 0) as made:
+            yield made.run_round(arguments.round)
 
 
 def _have_own_mounts() -> None:
@@ -118,13 +109,6 @@ def _have_own_mounts() -> None:
         os.execvp("unshare", [*unshare, sys.executable, "-m", "orchestrator.chaos", *sys.argv[1:]])
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """By way of every `finally`: the disk is thawed and unmounted."""
-    del frame
-    signal.signal(number, signal.SIG_IGN)  # once is enough, and must not interrupt the clearing up
-    sys.exit(128 + number)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m orchestrator.chaos",
@@ -135,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=20, help="faults in all (default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="of their order and moments (default: 0)")
     parser.add_argument("--round", type=int, help="only the faults of this round of the seed's campaign")
+    parser.add_argument("--lanes", type=int, default=2, help="sweeps disturbed at a time (default: 2)")
     parser.add_argument("--minutes", type=float, default=600, help="begin no round after so many (default: 600)")
     parser.add_argument("--worker-timeout", type=float, default=10, help="seconds, of the sweeps (default: 10)")
     parser.add_argument("--write", metavar="FILE", help="the result as a page, after each round anew")

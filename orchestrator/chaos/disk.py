@@ -17,7 +17,7 @@ FILLER = "filler"
 
 
 class SmallDisk:
-    """Mounted at `folder` from its making to `close`."""
+    """Mounted at `folder`, which it makes, until `close`."""
 
     def __init__(self, folder: Path, image: Path) -> None:
         self.folder, self._image = folder, image
@@ -72,6 +72,7 @@ class SmallDisk:
         self._thaw()
         if self.kind != "folder":
             _done("umount", "--lazy", str(self.folder))
+        shutil.rmtree(self.folder, ignore_errors=True)
         self._image.unlink(missing_ok=True)
 
 

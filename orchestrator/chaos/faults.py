@@ -17,6 +17,11 @@ from orchestrator.chaos.scene import LONGEST, RESULTS, WORKER, Scene, TooLate, c
 Strike = Callable[[Scene, Random], list[Problem]]
 ROW_FILES = ("rows-*.arrows", "rows.parquet")
 IN_USE = "is in use"
+FULL = (
+    "No space left",
+    "cannot be written to",
+    "are free; name another folder",
+)  # while rows are written, at the start, before it
 
 
 def kill_worker(scene: Scene, chance: Random) -> list[Problem]:
@@ -73,7 +78,7 @@ def fill_disk(scene: Scene, chance: Random) -> list[Problem]:
         scene.disk.free()
     if code is None:
         return [other(f"a command went on for {LONGEST:.0f} s on a full disk")]
-    if code == 0 or "No space left" in scene.command.text or "cannot be written to" in scene.command.text:
+    if code == 0 or any(sentence in scene.command.text for sentence in FULL):
         return complaints(scene.command)
     return [*complaints(scene.command), other(f"ended with {code} and did not say that the disk is full")]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from orchestrator.chaos.campaign import Outcome
+from orchestrator.chaos.campaign import Outcome, Round
 from orchestrator.chaos.cost import Cost
 from orchestrator.chaos.ledger import DOUBLED, LOST, OTHER, REMADE, WRONG
 
@@ -26,9 +26,12 @@ class Result:
     outcomes: tuple[Outcome, ...] = ()
     rows: int = 0  # of each round's end, compared with the undisturbed sweep
     seconds: float = 0.0
+    interrupted: bool = False
 
-    def grown(self, outcomes: Sequence[Outcome], *, rows: int, seconds: float) -> "Result":
-        return replace(self, outcomes=tuple(outcomes), rows=rows, seconds=seconds)
+    def grown(self, ended: Round, *, seconds: float) -> "Result":
+        """By one more round; in all it took so long."""
+        outcomes = (*self.outcomes, *ended.outcomes)
+        return replace(self, outcomes=outcomes, rows=self.rows + ended.rows, seconds=seconds)
 
     @property
     def bad(self) -> list[Outcome]:
@@ -121,6 +124,7 @@ would. After each fault, and once the sweep is finished, all rows are read again
 | bit of a row file, of trial.json changed | one random bit, half of them while the sweep runs |
 | second driver | the same command again while the first runs: one of the two goes on, the other is refused |
 
+Two such sweeps run at a time (`--lanes`), each on a disk of its own; every second round runs on two nodes that stay.
 The seed decides which faults come in which order and after how many rows or seconds; what the machine does in those
 moments it cannot decide, so a failed round repeats the plan, not each instruction.
 """

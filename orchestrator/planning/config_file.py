@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
+from orchestrator.planning.problems import Problems
 from orchestrator.planning.values import switch
-from sampler.errors import InputError, InputErrors
+from sampler.errors import InputError
 
 COMMANDS = ("config", "save-config", "dry-run", "force", "help")  # to be asked for each time
 
@@ -25,8 +26,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 
 
-def read(path: Path, known: Collection[str], elsewhere: Mapping[str, str]) -> dict[str, Any]:
-    """Raw values by flag name; null means that nothing is said. `elsewhere`: other spellings of flags."""
+def read(path: Path, known: Collection[str], elsewhere: Mapping[str, str], problems: Problems) -> dict[str, Any]:
+    """Raw values by flag name; null means that nothing is said. `elsewhere`: other spellings of flags.
+
+    Keys that are wrong are added to `problems`; a file that cannot be read at all is an InputError.
+    """
     try:
         content = yaml.load(path.read_bytes(), _Loader)  # a SafeLoader: plain values only
     except OSError as error:
@@ -42,18 +46,15 @@ def read(path: Path, known: Collection[str], elsewhere: Mapping[str, str]) -> di
             f"--config {path} holds a {type(content).__name__}; keys and values such as limit: 100 are needed"
         )
     named: dict[str, Any] = {}
-    problems = []
     for key, value in (content or {}).items():
         written = str(key).replace("_", "-")
         written = elsewhere.get(f"--{written}", f"--{written}")[2:]
         name = _positive(written)
         problem = _problem(written, known) or ("is given twice; each key once is allowed" if name in named else None)
-        if problem:
-            problems.append(f"--config {path}: {key!r} {problem}")
-        else:
+        with problems.noted():
+            if problem:
+                raise InputError(f"--config {path}: {key!r} {problem}")
             named[name] = value if name == written or value is None else not switch(f"{path}: {key}", value)
-    if problems:
-        raise InputErrors(problems)
     return {name: value for name, value in named.items() if value is not None}
 
 
@@ -81,6 +82,7 @@ def save(path: Path, settings: dict[str, Any]) -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise InputError(f"--save-config {path} cannot be written ({error.strerror}); a file is needed") from None
 
 

@@ -32,7 +32,7 @@ def describe(
         f"model      {identity.model} ({identity.depth} layers, {dtype}, about {size(prepared.memory)} of memory each)",
         *(
             f"task       {name}: {len(task.wanted):,} of {len(task.task.documents):,} documents, "
-            f"{len(task.by_shard):,} shards, {work[name].rows:,} rows to do"
+            f"{len(task.by_shard):,} shard{'s' * (len(task.by_shard) != 1)}, {work[name].rows:,} rows to do"
             for name, task in prepared.tasks.items()
         ),
         f"policies   {', '.join(settings.policies)}",

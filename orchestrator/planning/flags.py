@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.planning import config_file, values
-from orchestrator.planning.settings import SweepSettings, policies_of
+from orchestrator.planning.problems import Problems
+from orchestrator.planning.settings import LISTS, SweepSettings, policies_of
 from sampler.cli import Parser
-from sampler.errors import InputError, InputErrors
+from sampler.errors import InputError
 from sampler.policy import ReusePolicy
 
 EXAMPLES = """examples:
@@ -33,6 +34,7 @@ ELSEWHERE = {
     "--apply-chat-template": "--chat-template",
     "--confirm-run-unsafe-code": "--allow-code-execution",
 }
+UNREAD = ("unread",)  # tasks, where those given are wrong: the other settings are checked all the same
 RIVALS = (({"policies"}, {"k", "subsets", "reuse"}), ({"limit"}, {"sample"}))  # of two, the one on the command line
 
 
@@ -118,37 +120,58 @@ class Command:
 
 def parse(arguments: Sequence[str]) -> Command:
     """The command line without the program's name. Whatever is wrong with it is told at once."""
-    given = vars(parser().parse_args([_spelled(argument) for argument in arguments]))
+    problems = Problems()
+    found, unknown = parser().parse_known_args([_spelled(argument) for argument in arguments])
+    if unknown:
+        problems.sentences.append(f"unrecognized arguments: {' '.join(unknown)} (see --help)")
+    given = vars(found)
     actions = {name: given.pop(name, None) for name in ("config", "save_config", "dry_run", "force")}
     typed = {name.replace("_", "-"): raw for name, raw in given.items()}
-    filed = {} if actions["config"] is None else config_file.read(Path(actions["config"]), FLAGS, ELSEWHERE)
-    settings = settings_of(typed, filed, str(actions["config"]))
-    force = actions["force"]
+    filed: Mapping[str, Any] = {}
+    if actions["config"] is not None:
+        filed = {"tasks": list(UNREAD)}  # for all that is known, if it cannot be read
+        with problems.noted():
+            filed = config_file.read(Path(actions["config"]), FLAGS, ELSEWHERE, problems)
+    with problems.noted():
+        settings = settings_of(typed, filed, str(actions["config"]))
+        force = None if actions["force"] is None else _forced(actions["force"], settings.policies)
+    problems.check()
     return Command(
         settings=settings,
         dry_run=bool(actions["dry_run"]),
-        force=None if force is None else _forced(force, settings.policies),
+        force=force,
         save_config=None if actions["save_config"] is None else Path(actions["save_config"]),
     )
+
+
+def without_force(arguments: Sequence[str]) -> list[str]:
+    """The command line that goes on where this one was interrupted: --force would begin once more."""
+    kept: list[str] = []
+    forced = False
+    for argument in arguments:
+        forced = argument == "--force" or (forced and not argument.startswith("--"))
+        if not forced and not argument.startswith("--force="):
+            kept.append(argument)
+    return kept
 
 
 def settings_of(typed: Mapping[str, Any], filed: Mapping[str, Any], file: str = "") -> SweepSettings:
     """Settings from raw values by flag name, those typed before those of a file."""
     filed = {name: raw for name, raw in filed.items() if not _beaten(name, typed)}
     read: dict[str, Any] = {}
-    problems: list[str] = []
+    problems = Problems()
     for name, raw in {**filed, **typed}.items():
         label = f"--{name}" if name in typed else f"{file}: {name}"
-        try:
+        with problems.noted():
             read[name.replace("-", "_")] = FLAGS[name].read(label, raw)
-        except InputError as error:
-            problems += error.sentences
-    if problems:
-        raise InputErrors(problems)
-    _combine(read)
-    if "tasks" not in read:
-        raise InputError("--tasks is missing: name tasks such as gsm8k,minerva_math (python -m tasks.list shows them)")
-    return SweepSettings(**read)
+    with problems.noted():
+        _combine(read)
+    if "tasks" not in filed and "tasks" not in typed:
+        problems.sentences.append(f"--tasks is missing: {LISTS['tasks']}")
+    with problems.noted():
+        settings = SweepSettings(**{"tasks": UNREAD, **read})
+    problems.check()
+    return settings
 
 
 def _beaten(name: str, typed: Mapping[str, Any]) -> bool:
@@ -170,7 +193,7 @@ def _forced(words: Sequence[str], policies: Sequence[str]) -> tuple[str, ...]:
     names = [str(ReusePolicy.parse(name)) for word in words for name in word.split(",") if name]
     unknown = [name for name in names if name not in policies]
     if unknown:
-        raise InputError(f"--force {unknown[0]}: this sweep has {', '.join(policies)}")
+        raise InputError(f"--force {', '.join(unknown)}: this sweep has {', '.join(policies)}")
     return tuple(dict.fromkeys(names))
 
 

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -27,13 +28,15 @@ class Machine:
     node_gpus: float | None = None
     driver_gpus: int = 0  # where the command was typed
     dtype: str = "float32"  # what auto means on its devices
+    memory: int | None = None  # bytes that actors without a GPU may take; None: only their own machine can say
 
     @classmethod
     def here(cls) -> "Machine":
         device = pick_device("auto")
         dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
         gpus = torch.cuda.device_count()
-        return cls(cpus=len(os.sched_getaffinity(0)), gpus=gpus, driver_gpus=gpus, dtype=dtype)
+        cpus = len(os.sched_getaffinity(0))
+        return cls(cpus=cpus, gpus=gpus, driver_gpus=gpus, dtype=dtype, memory=free_memory())
 
     @property
     def all_cpus(self) -> float:
@@ -42,6 +45,12 @@ class Machine:
     @property
     def all_gpus(self) -> float:
         return max(self.gpus, self.most_gpus or 0)
+
+
+def free_memory() -> int:
+    """Bytes that programs of this machine may still take."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def resolve_model(model: str, machine: Machine, address: str | None) -> str:

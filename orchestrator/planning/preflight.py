@@ -1,13 +1,11 @@
 """Everything that can be known to be wrong with a sweep before a model is loaded, all of it at once. No Ray."""
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.planning.estimate import disk_needed
 from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.planning.fits import check_model
 from orchestrator.planning.grid import SweepIdentity, shard_of
@@ -15,6 +13,7 @@ from orchestrator.planning.machine import FULL_MODEL, Machine, Placement, gpus_o
 from orchestrator.planning.prepared import Prepared, PreparedTask, default_name, task_options
 from orchestrator.planning.problems import Problems
 from orchestrator.planning.request import Request, adopt, combine
+from orchestrator.planning.room import check_room, existing
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.loading import ModelFiles, find_model
@@ -61,7 +60,8 @@ def prepare(settings: SweepSettings, machine: Machine, stored: Request | None = 
                 notices=tuple(notices),
             )
             combine(stored, prepared.request(), folder=str(prepared.folder))
-            _check_disk(prepared)
+            if stored is None:  # of one that goes on it is asked when it is known what is left
+                check_room(prepared, machine, prepared.trials)
     problems.check()
     assert prepared is not None
     return prepared
@@ -146,22 +146,8 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
 
 
 def _check_folder(out: Path) -> None:
-    existing = _existing(out)
-    if not existing.is_dir():
-        raise InputError(f"--out {out}: {existing} is a file; a folder is allowed")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: {existing} cannot be written to; a folder of your own is allowed")
-
-
-def _existing(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-def _check_disk(prepared: Prepared) -> None:
-    needed = disk_needed(prepared.work(), running=prepared.running)
-    free = shutil.disk_usage(_existing(Path(prepared.settings.out))).free
-    if needed > free:
-        raise InputError(
-            f"--out {prepared.settings.out}: about {needed / 2**20:.0f} MiB are needed there and "
-            f"{free / 2**20:.0f} MiB are free; name another folder, or a smaller --limit"
-        )
+    nearest = existing(out)
+    if not nearest.is_dir():
+        raise InputError(f"--out {out}: {nearest} is a file; a folder is allowed")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: {nearest} cannot be written to; a folder of your own is allowed")

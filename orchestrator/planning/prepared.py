@@ -1,6 +1,6 @@
 """A sweep that is ready to begin: its model found, its tasks opened, its trials planned. Decides nothing more."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -130,18 +130,20 @@ class Prepared:
         """The wanted documents of a trial, in the order they are run."""
         return self.tasks[trial.task].by_shard[trial.shard]
 
-    def work(self, done: Mapping[str, Collection[str]] | None = None) -> dict[str, Work]:
-        """What is left, given the documents that trials already have rows of."""
+    def work(
+        self, done: Mapping[str, Collection[str]] | None = None, *, trials: Sequence[TrialSpec] | None = None
+    ) -> dict[str, Work]:
+        """What is left of these trials, or of all, given the documents that trials already have rows of."""
         done = done or {}
-        trials, rows = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
-        for trial in self.trials:
+        count, rows = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
+        for trial in self.trials if trials is None else trials:
             wanted = self.documents(trial)
             finished = done.get(trial.trial_id)
             missing = len(wanted) - (sum(doc_id in finished for doc_id in wanted) if finished else 0)
-            trials[trial.task] += missing > 0
+            count[trial.task] += missing > 0
             rows[trial.task] += missing
         return {
-            name: Work(trials=trials[name], rows=rows[name], tokens=task.tokens) for name, task in self.tasks.items()
+            name: Work(trials=count[name], rows=rows[name], tokens=task.tokens) for name, task in self.tasks.items()
         }
 
     def request(self) -> dict[str, Any]:

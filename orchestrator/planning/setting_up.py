@@ -1,7 +1,7 @@
-"""Prepares a sweep's folder: its request, its documents, and what of its trials is still to do. Starts nothing."""
+"""A sweep's folder before its trials: what of them is still to do, then its request and documents. Starts nothing."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,22 +19,18 @@ from tasks.catalog import GENERATE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetUp:
-    """What the driver is to do."""
+    """What the driver is to do, and what the folder is to say once it can."""
 
     plan: Plan
     trials: list[TrialSpec]  # still to run
     worker: WorkerSettings
+    request: Mapping[str, Any]
+    again: tuple[str, ...] = ()  # trials whose rows are to be set aside first
     notices: tuple[str, ...] = ()
 
 
-def set_up(
-    prepared: Prepared,
-    writer: StoreWriter,
-    *,
-    arguments: Sequence[str],
-    force: Sequence[str] | None = None,
-) -> SetUp:
-    """The folder is ready afterwards. Of a sweep that is done, nothing is written."""
+def set_up(prepared: Prepared, writer: StoreWriter, *, force: Sequence[str] | None = None) -> SetUp:
+    """Changes nothing: what is to run may turn out not to fit the machine, and then nothing was asked for."""
     stored = writer.read_request()  # again: only now nobody else can change it
     request = combine(stored, prepared.request(), folder=str(prepared.folder))
     request.setdefault("sweep", f"{prepared.name}-{secrets.token_hex(4)}")
@@ -46,26 +42,35 @@ def set_up(
         trials=tuple(prepared.trials),
         documents={name: dict(task.by_shard) for name, task in prepared.tasks.items()},
     )
+    known = writer.trials()
+    again = _again(plan, known, force or prepared.settings.policies) if force is not None else ()
+    trials = plan.unfinished({trial_id: facts for trial_id, facts in known.items() if trial_id not in again})
     notices = [f"damaged and set aside: {damage}" for damage in writer.damage.values()]
-    if force is not None:
-        notices += _set_aside(plan, writer, force or prepared.settings.policies)
-    trials = plan.unfinished(writer.trials())
-    if trials:
-        more = extension(stored, request) if stored is not None else []
-        notices += [f"extended by {'; '.join(more)}"] if more else []
-        _write(prepared, writer, request, arguments)
-    return SetUp(plan=plan, trials=trials, worker=_worker(prepared, request), notices=tuple(notices))
+    if again:
+        notices.append(f"{len(again)} trials are run again; their old rows are in {writer.folder / 'set-aside'}")
+    more = extension(stored, request) if trials and stored is not None else []
+    notices += [f"extended by {'; '.join(more)}"] if more else []
+    return SetUp(
+        plan=plan,
+        trials=trials,
+        worker=_worker(prepared, request),
+        request=request,
+        again=again,
+        notices=tuple(notices),
+    )
 
 
-def _write(prepared: Prepared, writer: StoreWriter, request: dict[str, Any], arguments: Sequence[str]) -> None:
-    """Documents first: a request promises them."""
-    limit = request["settings"]["limit"]
+def write_down(prepared: Prepared, writer: StoreWriter, made: SetUp, *, arguments: Sequence[str]) -> None:
+    """The folder is ready afterwards. Documents first: a request promises them."""
+    for trial_id in made.again:
+        writer.set_aside(trial_id)
+    limit = made.request["settings"]["limit"]
     for name, task in prepared.tasks.items():
         if not _has_documents(writer, name, len(task.within(limit))):
             writer.write_documents(name, task.table(limit))
     made_with = {"at": _now(), "code": provenance.code(), "packages": provenance.packages()}
-    commands = [*request.get("commands", ()), {"argv": list(arguments), **made_with}]
-    writer.write_request({**request, "commands": commands})
+    commands = [*made.request.get("commands", ()), {"argv": list(arguments), **made_with}]
+    writer.write_request({**made.request, "commands": commands})
 
 
 def _has_documents(writer: StoreWriter, task: str, count: int) -> bool:
@@ -75,13 +80,9 @@ def _has_documents(writer: StoreWriter, task: str, count: int) -> bool:
         return False
 
 
-def _set_aside(plan: Plan, writer: StoreWriter, policies: Sequence[str]) -> list[str]:
-    """Trials of these policies begin anew; what they had is kept beside."""
-    known = writer.trial_ids()
-    chosen = [trial.trial_id for trial in plan.trials if trial.policy in policies and trial.trial_id in known]
-    for trial_id in chosen:
-        writer.set_aside(trial_id)
-    return [f"{len(chosen)} trials are run again; their old rows are in {writer.folder / 'set-aside'}"]
+def _again(plan: Plan, known: Collection[str], policies: Sequence[str]) -> tuple[str, ...]:
+    """Trials of these policies that have begun, finished or not."""
+    return tuple(t.trial_id for t in plan.trials if t.policy in policies and t.trial_id in known)
 
 
 def _calibration_task(prepared: Prepared) -> str:

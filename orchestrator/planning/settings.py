@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from orchestrator.planning.problems import Problems
+from orchestrator.planning.values import shown
 from sampler.errors import InputError, InputErrors
 from sampler.policy import ReusePolicy
 
@@ -13,6 +15,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 MODES = ("residual", "output")
 PERIODS = (1, 2, 3)
 PLACES = ("first", "middle", "last")
+SHARE = 0.01  # of a GPU or core: the least that an actor may ask for
+WEEK = 604_800  # seconds
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
@@ -23,21 +27,26 @@ def policies_of(
 
     A mode says how layers are replayed; k1 replays none, so it is made once whatever the modes.
     """
+    problems = Problems()
     for flag, values, allowed in (
         ("k", periods, "whole numbers such as 1,2,3 are allowed"),
         ("subsets", subsets, "first, middle, last, all or layers such as 4-9+20 are allowed"),
         ("reuse", modes, f"{' or '.join(MODES)} is allowed, or both"),
     ):
-        if not values:
-            raise InputError(f"--{flag} is empty: {allowed}")
-    unknown = [mode for mode in modes if mode not in MODES]
-    if unknown:
-        raise InputError(f"--reuse {unknown[0]}: {' or '.join(MODES)} is allowed, or both")
-    places = [str(ReusePolicy.grid(k=1, layers=subset).layers) for subset in subsets]
+        problems.sentences += [] if values else [f"--{flag} is empty: {allowed}"]
+    for mode in modes:
+        problems.sentences += [] if mode in MODES else [f"--reuse {mode}: {' or '.join(MODES)} is allowed, or both"]
+    for k in periods:
+        with problems.noted():
+            ReusePolicy.grid(k=k, layers="first")
+    places: list[str] = []
+    for subset in subsets:
+        with problems.noted():
+            places.append(str(ReusePolicy.grid(k=1, layers=subset).layers))
     for flag, values in (("k", periods), ("subsets", places), ("reuse", modes)):
         twice = _repeated(values)
-        if twice is not None:
-            raise InputError(_twice(flag, twice))
+        problems.sentences += [] if twice is None else [_twice(flag, twice)]
+    problems.check()
     return tuple(
         str(ReusePolicy.grid(k=k, layers=place, mode=mode if k > 1 else "residual"))
         for k in periods
@@ -129,17 +138,19 @@ class SweepSettings:
     def _number_problems(self) -> Iterator[str]:
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                yield f"{_flag(name)} {value}: a whole number of at least {least} is allowed"
+            most = MOST.get(name, value)
+            if value is not None and not least <= value <= most:
+                bound = f"of at least {least}" if value < least else f"up to {most:,}"
+                yield f"{_flag(name)} {shown(value)}: a whole number {bound} is allowed"
         if self.limit is not None and self.sample is not None:
             yield "--limit and --sample exclude each other: the first N documents or a random N"
         gpus, cpus = self.gpus_per_actor, self.cpus_per_actor
-        if gpus is not None and not (0 <= gpus <= 1 or (gpus > 1 and math.isfinite(gpus) and gpus == int(gpus))):
-            yield f"--gpus-per-actor {gpus}: a fraction from 0 to 1 or a whole number is allowed"
-        if cpus is not None and not (cpus > 0 and math.isfinite(cpus)):
-            yield f"--cpus-per-actor {cpus}: a number above 0 is allowed"
-        if not (self.worker_timeout >= 1 and math.isfinite(self.worker_timeout)):
-            yield f"--worker-timeout {self.worker_timeout}: seconds, at least 1, are allowed"
+        if gpus is not None and not (gpus == 0 or SHARE <= gpus <= 1 or (1 < gpus < math.inf and gpus == int(gpus))):
+            yield f"--gpus-per-actor {gpus}: 0, a fraction from {SHARE} to 1 or a whole number is allowed"
+        if cpus is not None and not SHARE <= cpus < math.inf:
+            yield f"--cpus-per-actor {cpus}: a number of at least {SHARE} is allowed"
+        if not 1 <= self.worker_timeout <= WEEK:
+            yield f"--worker-timeout {self.worker_timeout}: seconds, from 1 to a week's {WEEK}, are allowed"
         if not 0 < self.margin < 100:
             yield f"--margin {self.margin}: percentage points above 0 and below 100 are allowed"
         if not (self.speedup > 1 and math.isfinite(self.speedup)):
@@ -191,6 +202,18 @@ LEAST = {
     "shard_size": 1,
     "actors": 1,
     "threads_per_actor": 1,
+}
+MOST = {  # beyond any use, and what comes after would drown in it or not know what to do with it
+    "limit": 10**9,
+    "sample": 10**9,
+    "fewshot": 1000,
+    "batch_size": 10**4,
+    "max_new_tokens": 10**6,
+    "repeats": 1000,
+    "seed": 2**32 - 1,
+    "shard_size": 10**9,
+    "actors": 10**5,
+    "threads_per_actor": 1024,
 }
 
 

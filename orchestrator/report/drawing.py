@@ -4,6 +4,7 @@ Colours are Okabe and Ito's; k is told by marker and line, the subset of layers 
 """
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from orchestrator.analysis.resample import Estimate
 from orchestrator.report.svg import embed
 
 INK, QUIET, FAINT = "#1a1a1a", "#5f6368", "#c4c7cc"
@@ -114,3 +116,14 @@ def mark(k: int | None, subset: str | None) -> dict[str, Any]:
 
 def colour_of(k: int | None) -> str:
     return COLOURS.get(k or 0, OTHER_COLOUR)
+
+
+def ends_of(estimate: Estimate) -> list[float]:
+    """What an axis has to reach; one document has a value, and an interval without ends."""
+    return [end for end in (estimate.low, estimate.value, estimate.high) if math.isfinite(end)]
+
+
+def arms_of(estimate: Estimate) -> list[list[float]]:
+    """Below and above the value, as error bars want them; none where there is no end."""
+    arms = estimate.value - estimate.low, estimate.high - estimate.value
+    return [[arm if math.isfinite(arm) else 0.0] for arm in arms]

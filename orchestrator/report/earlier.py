@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.analysis.compare import CAVEATS, OldRow, OldTask, read_folder
+from orchestrator.analysis.compare import OldRow, OldTask, caveats, read_folder
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 
 
@@ -38,7 +38,8 @@ def read_earlier(folder: Path) -> tuple[OldTask, ...]:
 
 def beside(old: Sequence[OldTask], ours: Sequence[TaskResult], folder: Path) -> Earlier:
     results = {task.task: task for task in ours}
-    return Earlier(folder=folder.name, caveats=CAVEATS, tasks=tuple(_task(one, results.get(one.task)) for one in old))
+    tasks = tuple(_task(one, results.get(one.task)) for one in old)
+    return Earlier(folder=folder.resolve().name, caveats=caveats(old), tasks=tasks)
 
 
 def _task(old: OldTask, ours: TaskResult | None) -> EarlierTask:

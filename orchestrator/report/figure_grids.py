@@ -16,6 +16,8 @@ from matplotlib.figure import Figure
 
 from orchestrator.report.drawing import INK, QUIET, new_figure
 
+EQUAL = 0.19  # luminance on which white and our ink are read equally well
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
@@ -67,7 +69,7 @@ def _draw(axes: Axes, grid: Grid) -> None:
     for row, texts in enumerate(grid.texts):
         for column, text in enumerate(texts):
             value = float(grid.values[row][column])
-            dark = math.isfinite(value) and _luminance(colours(norm(value))) < 0.45
+            dark = math.isfinite(value) and _luminance(colours(norm(value))) < EQUAL
             axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else INK)
     axes.set_xticks(range(len(grid.columns)), grid.columns)
     axes.set_yticks(range(len(grid.rows)), grid.rows)
@@ -89,5 +91,6 @@ def _norm(values: "np.ma.MaskedArray[tuple[int, ...], np.dtype[np.float64]]", gr
 
 
 def _luminance(colour: tuple[float, float, float, float]) -> float:
-    red, green, blue = colour[:3]
-    return 0.299 * red + 0.587 * green + 0.114 * blue
+    """As WCAG defines it."""
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3])
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -7,8 +7,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from orchestrator.analysis.families import place_of
 from orchestrator.analysis.resample import Estimate
-from orchestrator.report.drawing import INK, QUIET, new_figure
+from orchestrator.report.drawing import INK, QUIET, arms_of, new_figure
 from orchestrator.report.labels import place
 from orchestrator.report.words import signed
 
@@ -31,6 +32,7 @@ MARKS = {  # colour and shape: decode settings are hollow and joined by lines, p
     "skip": ("#aa4499", "v"),
     "stale": ("#56b4e9", "*"),
 }
+OTHER_MARK = ("#117733", "h")  # of rules that came later
 JOINED = ("threshold", "small block")
 
 
@@ -57,11 +59,8 @@ def pareto(everything: Sequence[Stand], *, axis: str, margin: float) -> Figure:
     axes.axhspan(-margin, 0, facecolor="#eef4ee", linewidth=0, zorder=0.3)
     axes.axhline(0, color=QUIET, linewidth=0.6, zorder=0.7)
     for stand in stands:
-        x, y, colour = stand.gain, stand.points, MARKS[stand.family][0]
-        spans: dict[str, Any] = {
-            "xerr": [[x.value - x.low], [x.high - x.value]],
-            "yerr": [[y.value - y.low], [y.high - y.value]],
-        }
+        x, y, colour = stand.gain, stand.points, _mark(stand.family)[0]
+        spans: dict[str, Any] = {"xerr": arms_of(x), "yerr": arms_of(y)}
         axes.errorbar(x.value, y.value, fmt="none", ecolor=colour, linewidth=0.7, alpha=0.5, zorder=2, **spans)
         axes.plot(x.value, y.value, **_style(stand.family), markersize=6.5, linestyle="none", zorder=3)
     for family in JOINED:
@@ -81,14 +80,18 @@ def pareto(everything: Sequence[Stand], *, axis: str, margin: float) -> Figure:
     return figure
 
 
+def _mark(family: str) -> tuple[str, str]:
+    return MARKS.get(family, OTHER_MARK)
+
+
 def _style(family: str) -> dict[str, Any]:
-    colour, marker = MARKS[family]
+    colour, marker = _mark(family)
     hollow = "white" if family in JOINED or family in ("block cache", "several decode settings") else colour
     return {"marker": marker, "color": colour, "markerfacecolor": hollow, "markeredgecolor": colour}
 
 
 def _legend(figure: Figure, stands: Sequence[Stand]) -> None:
-    present = [family for family in MARKS if any(s.family == family for s in stands)]
+    present = sorted({s.family for s in stands}, key=place_of)
     entries = [Line2D([], [], **_style(family), linestyle="none", markersize=6.5, label=family) for family in present]
     entries.append(Line2D([], [], **FRONT, label="Pareto front"))
     figure.legend(handles=entries, loc="outside lower center", ncols=min(6, len(entries)), handlelength=1.6)

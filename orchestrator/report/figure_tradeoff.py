@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from orchestrator.analysis.resample import Estimate
-from orchestrator.report.drawing import FAINT, INK, QUIET, colour_of, mark, new_figure
+from orchestrator.report.drawing import FAINT, INK, QUIET, arms_of, colour_of, ends_of, mark, new_figure
 from orchestrator.report.labels import place
 
 MOST_NAMES = 14  # with more points only those on the front are named
@@ -45,7 +45,9 @@ def tradeoff(
     for point in drawn:
         _cross(axes, point)
     front = sorted((p.speedup.value, p.drop.value) for p in drawn if p.on_front and p.speedup is not None)
-    axes.step(*zip((1.0, 0.0), *front, strict=True), where="pre", **FRONT, zorder=1.5)
+    beaten = any(faster >= 1 and better >= 0 for faster, better in front)
+    if front:
+        axes.step(*zip(*([] if beaten else [(1.0, 0.0)]), *front, strict=True), where="pre", **FRONT, zorder=1.5)
     axes.plot(1, 0, **mark(1, "first"), markersize=8, linestyle="none", zorder=4)
     axes.set_xlabel("speed-up against k=1 (tokens/s, same documents)")
     axes.set_ylabel("accuracy difference (points)")
@@ -66,8 +68,8 @@ def _shift(by: float) -> Callable[[Any], Any]:
 
 
 def _limits(axes: Axes, points: Sequence[Point], margin: float, speedup: float) -> None:
-    across = [end for p in points if p.speedup is not None for end in (p.speedup.low, p.speedup.high)]
-    up = [end for p in points for end in (p.drop.low, p.drop.high)]
+    across = [end for p in points if p.speedup is not None for end in ends_of(p.speedup)]
+    up = [end for p in points for end in ends_of(p.drop)]
     left, right = min([0.95, *across]), max([speedup * 1.06, *across])
     low, high = min([-margin * 1.25, *up]), max([1.0, *up])
     axes.set_xlim(left - 0.04 * (right - left), right + 0.06 * (right - left))
@@ -101,8 +103,8 @@ def _cross(axes: Axes, point: Point) -> None:
     axes.errorbar(
         x.value,
         y.value,
-        xerr=[[x.value - x.low], [x.high - x.value]],
-        yerr=[[y.value - y.low], [y.high - y.value]],
+        xerr=arms_of(x),
+        yerr=arms_of(y),
         fmt="none",
         ecolor=colour_of(point.k),
         zorder=2,
@@ -115,7 +117,8 @@ def _bars(point: Point) -> list[tuple[tuple[float, float], tuple[float, float]]]
     """The two lines of a cross, which names should not cover."""
     assert point.speedup is not None
     x, y = point.speedup, point.drop
-    return [((x.low, y.value), (x.high, y.value)), ((x.value, y.low), (x.value, y.high))]
+    across, up = ends_of(x), ends_of(y)
+    return [((across[0], y.value), (across[-1], y.value)), ((x.value, up[0]), (x.value, up[-1]))]
 
 
 def _legend(figure: Figure, points: Sequence[Point], noise: Estimate | None) -> None:
@@ -138,7 +141,7 @@ def forest(points: Sequence[Point], *, margin: float) -> Figure:
     """Differences in accuracy one below the other, for tasks that get no speed verdict."""
     figure = new_figure(6.6, 1.1 + 0.27 * len(points))
     axes = figure.subplots()
-    ends = [end for p in points for end in (p.drop.low, p.drop.high)]
+    ends = [end for p in points for end in ends_of(p.drop)]
     low, high = min([-margin * 1.3, *ends]), max([1.0, *ends])
     room = 0.05 * (high - low)
     axes.set_xlim(low - room, high + room)
@@ -147,8 +150,7 @@ def forest(points: Sequence[Point], *, margin: float) -> Figure:
     axes.axvline(0, color=QUIET, linewidth=0.6)
     for row, point in enumerate(points):
         y = point.drop
-        span = [[y.value - y.low], [y.high - y.value]]
-        axes.errorbar(y.value, row, xerr=span, fmt="none", ecolor=colour_of(point.k), zorder=2, **BARS)
+        axes.errorbar(y.value, row, xerr=arms_of(y), fmt="none", ecolor=colour_of(point.k), zorder=2, **BARS)
         axes.plot(y.value, row, **mark(point.k, point.subset), markersize=6.5, linestyle="none", zorder=3)
     axes.set_yticks(range(len(points)), [point.label for point in points])
     axes.set_ylim(len(points) - 0.4, -0.6)

@@ -17,11 +17,13 @@ from orchestrator.analysis import COLUMNS
 from orchestrator.analysis.counters import SUMS
 from orchestrator.store import Store
 from orchestrator.store.schema import ROWS
+from orchestrator.store.trial_folder import TABLE
 from sampler.errors import InputError
 
 THREADS = 4
 TABLES = 512  # trials whose tables are joined into one, so that a table of many trials has few chunks
 NEEDED = (*COLUMNS, *SUMS, "node")
+LEFT_OUT = "{}; what cannot be read of it is left out."
 SAME = (
     *("model", "model_revision", "depth", "dtype", "subset_size", "data", "sample", "fewshot", "chat_template"),
     *("max_new_tokens", "batch_size"),
@@ -41,8 +43,10 @@ class Material:
     notices: tuple[str, ...]
 
     @property
-    def name(self) -> str:
-        return str(self.request.get("identity", {}).get("model", "a model"))
+    def damage(self) -> list[str]:
+        """Of all that was read so far; texts are read last."""
+        found = [damage for store in self.stores for damage in store.damage.values()]
+        return [LEFT_OUT.format(damage) for damage in found]
 
 
 def gather(folders: Sequence[Path]) -> list[Material]:
@@ -60,7 +64,8 @@ def gather(folders: Sequence[Path]) -> list[Material]:
     return found
 
 
-def _read(folder: Path) -> Material:
+def open_sweep(folder: Path) -> tuple[Store, dict[str, Any]]:
+    """A folder's store and its sweep.json; InputError where it holds no sweep."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder; name the folder of a sweep, such as results/my-sweep")
     store = Store(folder)
@@ -70,7 +75,15 @@ def _read(folder: Path) -> Material:
     missing = [key for key in ("identity", "settings", "tasks") if not isinstance(request.get(key), Mapping)]
     if missing:
         raise InputError(f"{folder / 'sweep.json'} has no {missing[0]!r}: it is damaged, or no sweep's")
-    rows = read_rows(store)
+    return store, request
+
+
+def _read(folder: Path) -> Material:
+    store, request = open_sweep(folder)
+    rows, trials = read_rows(store), store.trials()
+    check_files(store, trials)
+    if not rows.num_rows and store.damage:
+        raise InputError(f"{next(iter(store.damage.values()))}, and {folder} has no other rows; continue the sweep")
     if not rows.num_rows:
         raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
     tasks = rows["task"].unique().to_pylist()
@@ -79,10 +92,19 @@ def _read(folder: Path) -> Material:
         request=request,
         rows=rows,
         documents={task: store.documents(task) for task in tasks},
-        trials=store.trials(),
+        trials=trials,
         origin={trial_id: (0, trial_id) for trial_id in store.trial_ids()},
-        notices=tuple(f"{damage} It was left out." for damage in store.damage.values()),
+        notices=(),
     )
+
+
+def check_files(store: Store, trials: Mapping[str, Mapping[str, Any]]) -> None:
+    """A trial that has ended has its rows, or a file that is damaged and told of; a file that is gone is refused."""
+    for trial_id, facts in trials.items():
+        path = store.trial_folder(trial_id) / TABLE
+        ended = facts.get("status") == "finished" and facts.get("rows")
+        if ended and not path.exists() and not store.done(trial_id):
+            raise InputError(f"{path} is missing: its trial ended with {ended} rows; restore it, or continue the sweep")
 
 
 def read_rows(store: Store) -> pa.Table:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from orchestrator.analysis.best import best, best_of_each_k
+from orchestrator.analysis.compare import OldRow
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.standing import AXES, SPEED, Iso, Standing
 from orchestrator.report.section import Section, TaskView
-from orchestrator.report.words import NONE, between, layers, number, percent, signed
+from orchestrator.report.words import NONE, between, hours, layers, number, percent, signed
 
 GENERATE = "generate"
 
@@ -31,7 +32,8 @@ def _section(section: Section) -> Iterator[str]:
     yield "## Verdict"
     yield ""
     for view in section.tasks:
-        yield f"- {_plain(view.task.hypothesis.sentence)}"
+        said = "Exploratory: " if criteria.exploratory else ""
+        yield f"- {said}{_plain(view.task.hypothesis.sentence)}"
     yield ""
     yield "## Complete results"
     yield ""
@@ -56,23 +58,37 @@ def _complete(view: TaskView) -> Iterator[str]:
         "Throughput (tokens/s)",
         "Total Time (h)",
         "Accuracy Drop",
+        "Speed-up",
     ]
-    yield from _table([*names, "Speed-up", "Notes"], [_row(task, result) for result in task.configurations])
+    if view.drifts or task.kind != GENERATE:
+        names += ["Seconds per Document"]
+    if view.drifts:
+        names += ["Speed-up, Documents"]
+    yield from _table([*names, "Notes"], [_row(view, result) for result in task.configurations])
+    if view.drifts:
+        yield "Output length changed, so the speed-up in documents stands beside the one in tokens."
+        yield ""
 
 
-def _row(task: TaskResult, result: ConfigurationResult) -> list[str]:
-    own, rate = result.configuration, result.throughput.tokens_per_second
-    return [
+def _row(view: TaskView, result: ConfigurationResult) -> list[str]:
+    task, own, rate = view.task, result.configuration, result.throughput.tokens_per_second
+    cells = [
         result.label,
         NONE if own.k is None else str(own.k),
         own.subset or NONE,
         f"{percent(result.accuracy.value, 2)} ({between(result.accuracy, 1, 100)})",
         NONE if rate is None else f"{number(rate.value, 2)} ({between(rate, 1)})",
-        number(result.throughput.seconds / 3600, 2),
+        hours(result.throughput.seconds),
         _drop(result),
         _speedup(task, result),
-        _note(result),
     ]
+    if view.drifts or task.kind != GENERATE:
+        each = result.throughput.seconds_per_document
+        cells.append(f"{number(each.value, view.places)} ({between(each, view.places)})")
+    if view.drifts:
+        faster = result.comparison.speedup if result.comparison is not None else None
+        cells.append(NONE if faster is None else f"{number(faster.seconds.value, 2)}× ({between(faster.seconds, 2)})")
+    return [*cells, _note(result)]
 
 
 def _drop(result: ConfigurationResult) -> str:
@@ -92,7 +108,8 @@ def _speedup(task: TaskResult, result: ConfigurationResult) -> str:
 def _note(result: ConfigurationResult) -> str:
     parts = [f"layers {layers(result.configuration.layers)}"]
     if result.comparison is not None:
-        parts.append(result.comparison.verdict.outcome)
+        verdict = result.comparison.verdict
+        parts.append(verdict.outcome + (" (exploratory)" if verdict.exploratory else ""))
     if result.documents < result.wanted:
         parts.append(f"{result.documents} of {result.wanted} documents")
     return ", ".join(parts)
@@ -200,6 +217,8 @@ def _notes(section: Section) -> Iterator[str]:
             if base.floor is not None:
                 apart = f"{number(base.floor.spread.value, 3)}× ({between(base.floor.spread, 3)})"
                 yield f"- {view.task.task}{view.settings_of(base)}: runs at k=1 lie {apart} apart, the noise floor."
+    for labels in section.by_construction:
+        yield f"- identical by construction: {', '.join(labels)}; in output mode a replaying pass runs no layer."
     for sentence in section.missing:
         yield f"- missing: {_plain(sentence)}"
     yield ""
@@ -210,7 +229,7 @@ def _earlier(section: Section) -> Iterator[str]:
         return
     yield "## An earlier experiment beside ours"
     yield ""
-    yield f"{section.earlier.folder} holds another program's means: {'; '.join(section.earlier.caveats)}."
+    yield f"{section.earlier.folder} holds means of an earlier run: {'; '.join(section.earlier.caveats)}."
     yield ""
     for task in section.earlier.tasks:
         yield f"### {task.name}"
@@ -225,7 +244,7 @@ def _earlier(section: Section) -> Iterator[str]:
                 [
                     was.summary.config,
                     percent(was.summary.accuracy, 2),
-                    NONE if was.drop is None else f"{signed(was.drop, 2)} pp",
+                    _old_drop(was),
                     number(was.summary.tokens_per_second, 2),
                     NONE if ours is None else percent(ours.accuracy.value, 2),
                     NONE if ours is None else _drop(ours),
@@ -233,6 +252,13 @@ def _earlier(section: Section) -> Iterator[str]:
             )
         names = ["Config", "Accuracy, then", "Drop, then", "Tokens/s, then", "Accuracy, ours", "Drop, ours"]
         yield from _table(names, rows)
+
+
+def _old_drop(was: OldRow) -> str:
+    """As its accuracies give it, and as its own tables state it (from rounded accuracies)."""
+    stated = was.summary.reported_drop
+    beside = "" if stated is None else f" (stated {signed(stated, 1)})"
+    return NONE if was.drop is None else f"{signed(was.drop, 2)} pp{beside}"
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

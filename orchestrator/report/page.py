@@ -15,7 +15,19 @@ from orchestrator.report import words
 from orchestrator.report.section import Section
 
 TEMPLATES = Path(__file__).with_name("templates")
-FILTERS = ("signed", "number", "percent", "whole", "between", "p_value", "size", "magnitude", "layers", "counted")
+FILTERS = (
+    "signed",
+    "number",
+    "percent",
+    "whole",
+    "between",
+    "p_value",
+    "size",
+    "magnitude",
+    "layers",
+    "counted",
+    "hours",
+)
 CONTENTS = (
     ("verdict", "Verdict"),
     ("results", "Complete results"),

@@ -149,8 +149,9 @@ def _grids(task: TaskResult, prefix: str) -> Iterator[Picture]:
                     panels(list(_maps(members, generates=task.kind == GENERATE))),
                     name=f"{prefix}grid{suffix}",
                     title=f"{task.task}: k × layers{said}{varies}",
-                    caption="Rows are k, columns which layers are reused. Layer-positions count layers × positions "
-                    "that really ran: the work, whatever the clock said.",
+                    caption="Rows are k, columns which layers are reused. Speed is as the clock had it: the machine's "
+                    "changes are taken out of speed-ups only. Layer-positions count layers × positions that really "
+                    "ran: the work, whatever the clock said.",
                 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.analysis import Analysis, analyse
 from orchestrator.analysis.best import ordered
 from orchestrator.analysis.counters import Totals, totals
-from orchestrator.analysis.explain import Explanation
+from orchestrator.analysis.explain import Explanation, flops_per_token
 from orchestrator.analysis.facts import Key, code_text, key_of, peak_memory, provenance, startups
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult
 from orchestrator.analysis.standing import Iso, iso_accuracy, worth_showing
@@ -22,8 +22,26 @@ from orchestrator.report.gate_words import GateText, gate_texts
 from orchestrator.report.gather import Material
 from orchestrator.report.pictures import task_pictures, time_picture
 from orchestrator.report.texts import Examples, examples
-from orchestrator.report.words import counted, duration, large, layers, whole
+from orchestrator.report.words import counted, duration, large, layers, size, whole
 from tasks.sources import BUNDLED_MODEL
+
+PASSES = {
+    "prefill": "passes_prefill",
+    "full": "passes_full",
+    "small": "passes_small",
+    "commit": "passes_commit",
+    "replayed": "replayed",  # of the full and small ones
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a configuration took beside time; passes are those of an average document."""
+
+    result: ConfigurationResult
+    passes: Mapping[str, float]
+    flops: float | None  # per token
+    memory: int | None  # bytes at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +50,8 @@ class TaskView:
 
     task: TaskResult
     pictures: tuple[Picture, ...]
-    explained: tuple[tuple[ConfigurationResult, Explanation, int | None], ...]
+    costs: tuple[Cost, ...]
+    explained: tuple[tuple[ConfigurationResult, Explanation], ...]
 
     @property
     def drifts(self) -> bool:
@@ -44,11 +63,12 @@ class TaskView:
     def why(self) -> str:
         """The verdict's sentence without what stands above it."""
         verdict = self.task.hypothesis
-        return verdict.sentence.removeprefix(f"{self.task.task}: {verdict.outcome}. ")
+        said = verdict.sentence.removeprefix(f"{self.task.task} is {verdict.outcome}: ")
+        return said[:1].upper() + said[1:]
 
     @property
     def outside(self) -> float | None:
-        return next((e.outside_layers for _, e, _ in self.explained), None)
+        return next((e.outside_layers for _, e in self.explained), None)
 
     @property
     def beside_settings(self) -> bool:
@@ -151,32 +171,50 @@ def section(
     )
     asked = [*material.request["tasks"], *(task.task for task in found.tasks)]
     found = replace(found, tasks=tuple(sorted(map(ordered, found.tasks), key=lambda task: asked.index(task.task))))
-    memory = peak_memory(material.trials)
+    memory, counted = peak_memory(material.trials), totals(material.rows)
+    model = material.request.get("model", {})
+    views = [
+        TaskView(
+            task=task,
+            pictures=tuple(task_pictures(task, found, f"{prefix}{task.task}-")) if figures else (),
+            costs=tuple(_costs(task, counted, memory, model)),
+            explained=tuple(_explained(task)),
+        )
+        for task in found.tasks
+    ]
+    shown = tuple(examples(material, found))
     return Section(
         prefix=prefix,
         request=material.request,
         analysis=found,
-        tasks=tuple(_view(task, found, memory, prefix, figures) for task in found.tasks),
+        tasks=tuple(views),
         time=time_picture(found, startups(material.trials), prefix) if figures else None,
-        examples=tuple(examples(material, found)),
-        totals=totals(material.rows),
+        examples=shown,
+        totals=counted,
         memory=memory,
         trials=material.trials,
-        more_notices=material.notices,
+        more_notices=(*material.damage, *material.notices),
     )
 
 
-def _view(task: TaskResult, found: Analysis, memory: Mapping[Key, int], prefix: str, figures: bool) -> TaskView:
-    explained = [
-        (result, result.comparison.explanation, memory.get(key_of(task.task, result.configuration)))
-        for result in task.configurations
-        if result.comparison is not None and result.comparison.explanation is not None
-    ]
-    return TaskView(
-        task=task,
-        pictures=tuple(task_pictures(task, found, f"{prefix}{task.task}-")) if figures else (),
-        explained=tuple(explained),
-    )
+def _costs(
+    task: TaskResult, counted: Mapping[Key, Totals], memory: Mapping[Key, int], model: Mapping[str, Any]
+) -> Iterator[Cost]:
+    for result in task.configurations:
+        key = key_of(task.task, result.configuration)
+        own = counted[key]
+        yield Cost(
+            result=result,
+            passes={kind: own.sums[name] / own.rows for kind, name in PASSES.items()},
+            flops=flops_per_token(result.throughput.positions_per_token, model),
+            memory=memory.get(key),
+        )
+
+
+def _explained(task: TaskResult) -> Iterator[tuple[ConfigurationResult, Explanation]]:
+    for result in task.configurations:
+        if result.comparison is not None and result.comparison.explanation is not None:
+            yield result, result.comparison.explanation
 
 
 def _notices(section: Section) -> Iterator[str]:
@@ -205,8 +243,8 @@ def _notices(section: Section) -> Iterator[str]:
 def _facts(section: Section) -> Iterator[tuple[str, str]]:
     request, identity = section.request, section.request["identity"]
     model = request.get("model", {})
-    size = f", {large(model['parameters'])} parameters" if model.get("parameters") else ""
-    yield "Model", f"{identity.get('model')}{size}"
+    many = f", {large(model['parameters'])} parameters" if model.get("parameters") else ""
+    yield "Model", f"{identity.get('model')}{many}"
     yield "Depth", f"{identity.get('depth')} layers, subsets of {identity.get('subset_size')}"
     yield "Precision", f"{identity.get('dtype')}, batch {identity.get('batch_size')}"
     yield "Tasks", ", ".join(view.task.task for view in section.tasks)
@@ -231,7 +269,7 @@ def _provenance(section: Section) -> Iterator[tuple[str, str]]:
         for result in view.task.configurations:
             yield f"layers of {result.label}", layers(result.configuration.layers)
     for device in made.devices:
-        facts = ", ".join(f"{name} {value}" for name, value in device.facts)
+        facts = ", ".join(f"{name} {size(float(value)) if name == 'memory' else value}" for name, value in device.facts)
         yield "device", f"{device.name} ({facts}); {', '.join(device.actors)}"
     yield "code", "; ".join(made.codes) or "unknown"
     for name, versions in made.packages:

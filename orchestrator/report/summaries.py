@@ -5,6 +5,7 @@ from typing import Any
 
 from orchestrator.analysis import as_json
 from orchestrator.analysis.counters import Totals
+from orchestrator.analysis.explain import flops_per_token
 from orchestrator.analysis.facts import key_of, provenance
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.report.section import Section
@@ -86,6 +87,7 @@ def _summary(section: Section, task: TaskResult, result: ConfigurationResult) ->
         "intervals": _intervals(result),
         "verdict": as_json(result.comparison.verdict) if result.comparison else None,
         "counters": _counters(counted),
+        "flops_per_token": flops_per_token(speed.positions_per_token, section.request.get("model", {})),
         "peak_memory_bytes": section.memory.get(key_of(task.task, own)),
         "gates": _gates(section, task.task, result),
     }

@@ -40,7 +40,6 @@ class Example:
     subtask: str
     level: str | None
     question: str
-    choices: tuple[str, ...]
     gold: str
     baseline: Marked
     answer: Marked
@@ -117,7 +116,6 @@ def _example(
     documents: Mapping[str, Mapping[str, object]],
 ) -> Example:
     document = documents.get(one.doc_id, {})
-    choices = document.get("choices")
     baseline, answer = compare(texts.get((one.baseline_trial, one.doc_id), ""), texts.get((one.trial, one.doc_id), ""))
     return Example(
         task=task,
@@ -126,7 +124,6 @@ def _example(
         subtask=one.subtask,
         level=None if document.get("level") is None else str(document["level"]),
         question=_shortened(str(document.get("question", "")), QUESTION),
-        choices=tuple(str(choice) for choice in choices) if isinstance(choices, list) else (),
         gold=_shortened(str(document.get("gold", "")), TAIL * 2),
         baseline=baseline,
         answer=answer,

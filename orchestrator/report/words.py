@@ -8,7 +8,11 @@ NONE = "–"
 
 
 def signed(value: float, places: int = 1) -> str:
-    return f"{value:+.{places}f}".replace("-", "−").replace("+0.0", "0.0") if math.isfinite(value) else NONE
+    """With its sign, but for what rounds to nothing."""
+    if not math.isfinite(value):
+        return NONE
+    shown = f"{value:+.{places}f}"
+    return shown.replace("-", "−") if float(shown) else shown[1:]
 
 
 def number(value: float | None, places: int = 1) -> str:
@@ -37,6 +41,12 @@ def between(estimate: Estimate | None, places: int = 1, scale: float = 1.0, *, s
 
 def p_value(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def hours(seconds: float) -> str:
+    """In figures that are not all 0 for a run of minutes."""
+    value = seconds / 3600
+    return number(value, 2 if value >= 1 else 4)
 
 
 def duration(seconds: float) -> str:

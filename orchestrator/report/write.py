@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.analysis.compare import read_file
 from orchestrator.report.earlier import beside, read_earlier
 from orchestrator.report.gather import gather
 from orchestrator.report.markdown import results_markdown
 from orchestrator.report.page import render
 from orchestrator.report.section import Section, section
 from orchestrator.report.summaries import summaries
-from orchestrator.store.atomic import DISK, make_folders, write_file
+from orchestrator.store.atomic import DISK, make_folders, remove_quietly, write_file
 from sampler.errors import InputError
 
 PAGE = "report.html"
@@ -54,6 +55,7 @@ def write_report(
         PAGE: render(sections, title=_title(sections), folders=names).encode(),
     }
     write_all(target, files)
+    _remove_outdated(target, files)
     return target / PAGE
 
 
@@ -78,6 +80,24 @@ def _summaries(sections: Sequence[Section]) -> dict[str, bytes]:
             path = f"summaries/{one.prefix}{name}/summary.json"
             files[path] = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     return files
+
+
+def _remove_outdated(target: Path, files: Mapping[str, bytes]) -> None:
+    """Summaries of an earlier report whose limit or varying settings were others: who reads a folder of summaries must
+    not find two of one configuration. What no report wrote stays."""
+    for path in (target / "summaries").glob("*/*/summary.json"):
+        if path.relative_to(target).as_posix() not in files and _is_ours(path):
+            remove_quietly(path)
+            for folder in (path.parent, path.parent.parent):
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return read_file(path).ours
+    except InputError:
+        return False
 
 
 def write_all(target: Path, files: Mapping[str, bytes]) -> None:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +19,20 @@ from typing import Any
 import ray
 import torch
 from ray._private.state import state as cluster_state  # the only place where the autoscaler's limits are told
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.planning.machine import Machine, Placement, room_in
+from orchestrator.planning.machine import Machine, Placement, free_memory, room_in
 from orchestrator.planning.plan import Plan
+from orchestrator.planning.room import check_memory
 from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TUNE
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
+from orchestrator.running.waiting import asked_and_free
 from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 
+PATIENCE = 20.0  # seconds until it is said that a worker is waited for
 PROBE_SECONDS = 900.0  # an autoscaler may have to bring a machine first
 ROOM_SECONDS = 5.0
 RESULT_SECONDS = 600.0  # it reads every finished trial first
@@ -151,11 +154,23 @@ class Device:
     memory: int  # bytes, free now
 
 
-def device_of_an_actor(gpus: float, cpus: float) -> Device:
-    """Asked on a worker, with the resources that an actor gets."""
-    probe = ray.remote(_probe).options(num_cpus=cpus, num_gpus=gpus, name="device of an actor")
-    kind, dtype, memory = ray.get(probe.remote(), timeout=PROBE_SECONDS)
+def device_of_an_actor(placement: Placement, say: Callable[[str], None] = print) -> Device:
+    """Asked on a worker, with the resources that an actor gets. Others may hold them, or they have to be brought."""
+    each = {"num_cpus": placement.cpus_per_actor, "num_gpus": placement.gpus_per_actor}
+    answer = ray.remote(_probe).options(**each, name="device of an actor").remote()
+    if not ray.wait([answer], timeout=PATIENCE)[0]:
+        say(f"waiting for a worker to start: {_why(placement)}")
+    try:
+        kind, dtype, memory = ray.get(answer, timeout=PROBE_SECONDS)
+    except GetTimeoutError:
+        raise Aborted(f"no worker has started in {PROBE_SECONDS:.0f} s: {_why(placement)}") from None
+    except RayError as error:
+        raise Aborted(f"no worker could be started: {str(error).strip().splitlines()[-1]}") from None
     return Device(kind=kind, dtype=dtype, memory=memory)
+
+
+def _why(placement: Placement) -> str:
+    return asked_and_free(placement, free=ray.available_resources(), there=ray.cluster_resources())
 
 
 def _probe() -> tuple[str, str, int]:
@@ -166,24 +181,10 @@ def _probe() -> tuple[str, str, int]:
     return "cpu", dtype, free_memory()
 
 
-def check_memory(needed: int, placement: Placement, *, remote: bool) -> None:
-    """An InputError if an actor's device cannot hold the model; asked on a worker where actors have a GPU."""
-    if placement.gpus_per_actor or remote:
-        device = device_of_an_actor(placement.gpus_per_actor, placement.cpus_per_actor)
-        free, kind = device.memory * min(1.0, placement.gpus_per_actor or 1.0), device.kind
-    else:
-        free, kind = free_memory() / placement.actors, "cpu"
-    if needed > free:
-        raise InputError(
-            f"each actor needs about {needed / 2**30:.1f} GiB and has {free / 2**30:.1f} GiB free on its {kind}: "
-            "a smaller --batch-size or fewer --actors are allowed"
-        )
-
-
-def free_memory() -> int:
-    """Bytes that programs of this machine may still take."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
+def check_device(needed: int, placement: Placement) -> None:
+    """An InputError if an actor's device, which a worker is asked for, cannot hold the model."""
+    device = device_of_an_actor(placement)
+    check_memory(needed, device.memory * min(1.0, placement.gpus_per_actor or 1.0), device.kind)
 
 
 def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:

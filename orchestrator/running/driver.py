@@ -21,14 +21,15 @@ from orchestrator.planning.machine import Placement
 from orchestrator.running.access import Access
 from orchestrator.running.stop import Aborted, Stop
 from orchestrator.running.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
+from orchestrator.running.waiting import asked_and_free
 from orchestrator.watching.progress import Progress
-from orchestrator.watching.view import SweepView
+from orchestrator.watching.view import SweepView, duration
 from sampler.errors import InputError
 
 MAX_FAILURES = 2  # a trial is tried three times
 LOOK = 0.5  # seconds between looks at the result actor
 ANSWER = 2.0  # seconds it has to answer
-LOADING = 120.0  # seconds in which workers should be ready; later a sentence says what they may be waiting for
+STARTING, LOADING = 30.0, 120.0  # seconds until a worker should have started, and be ready; then a sentence says so
 MARKED = 60.0  # seconds until failures are on disk
 DIED = "its worker died (killed, perhaps for the memory it took, or ended by --worker-timeout because it hung)"
 
@@ -156,7 +157,7 @@ class Looking:
 
     def __init__(self, results: Any, view: SweepView, notes: "queue.SimpleQueue[str]", placement: Placement) -> None:
         self._results, self._view, self._notes, self._placement = results, view, notes, placement
-        self._late: float | None = time.monotonic() + LOADING  # None once it was said, or nothing is to be said
+        self._began, self._said = time.monotonic(), False  # what keeps workers waiting, or that nothing does
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="view", daemon=True)
 
@@ -178,24 +179,20 @@ class Looking:
             self._tell()
 
     def _say_if_late(self, progress: Progress) -> None:
-        if progress.warm or self._late is None:
-            self._late = None
-        elif time.monotonic() > self._late:
-            self._late = None
-            self._view.note(waiting_for(self._placement))
+        waited = time.monotonic() - self._began
+        if self._said or progress.warm:
+            self._said = True
+        elif progress.started and waited > LOADING:
+            self._said = True
+            self._view.note(f"{progress.started} workers have started, and none is ready after {duration(waited)}")
+        elif not progress.started and waited > STARTING:
+            self._said = True
+            why = asked_and_free(self._placement, free=ray.available_resources(), there=ray.cluster_resources())
+            self._view.note(f"no worker has started after {duration(waited)}: {why}")
 
     def _tell(self) -> None:
         while not self._notes.empty():
             self._view.note(self._notes.get())
-
-
-def waiting_for(placement: Placement) -> str:
-    free, all_of_it = ray.available_resources(), ray.cluster_resources()
-    there = " and ".join(f"{free.get(kind, 0):g} of {all_of_it.get(kind, 0):g} {kind}s" for kind in ("CPU", "GPU"))
-    asked = f"{placement.cpus_per_actor:g} CPUs and {placement.gpus_per_actor:g} GPUs"
-    return (
-        f"no worker is ready yet: each asks for {asked}, free in the cluster are {there}; if that is enough they load"
-    )
 
 
 def progress_of(results: Any) -> Progress | None:

@@ -129,6 +129,7 @@ class Results:
                 failed=len(self._failed),
                 running=tuple(self._trials[trial_id].label for trial_id in sorted(self._running)),
                 actors=actors,
+                started=sum(self._made.values()),
                 warm=min(len(self._warm), actors),
             )
 

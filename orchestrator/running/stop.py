@@ -65,6 +65,18 @@ class Stop:
             self._deferred = False
         self.check()
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Around a library that sets handlers of its own: Ray's leaves with a SIGTERM's number while it starts."""
+        try:
+            yield
+        except SystemExit as left:
+            if left.code != signal.SIGTERM:
+                raise
+            self._receive(signal.SIGTERM, None)
+        finally:
+            self.install()
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.asked is not None:

@@ -11,6 +11,7 @@
 Rows are the truth: what is done is what rows say. What is damaged is skipped and noted in `damage`.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,11 @@ class Store:
         return self.folder / "documents" / f"{task}.parquet"
 
     def trial_ids(self) -> list[str]:
+        """Folders named as a trial is; whatever else somebody put beside them is left alone."""
         try:
-            return sorted(path.name for path in (self.folder / "trials").iterdir() if not path.name.startswith("."))
-        except FileNotFoundError:
+            with os.scandir(self.folder / "trials") as entries:
+                return sorted(entry.name for entry in entries if entry.name.isalnum() and entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def trial_folder(self, trial_id: str) -> Path:

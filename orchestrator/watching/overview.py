@@ -48,7 +48,7 @@ class Overview:
     failures: tuple[Failure, ...]
     writer: Holder | None
     damage: tuple[str, ...]
-    set_aside: int  # damaged files that were moved away
+    set_aside: int  # files that were moved away, damaged or run again
     last_row: datetime | None
 
     @property
@@ -95,6 +95,9 @@ def look(folder: Path) -> Overview:
     store = Store(folder)
     request = store.read_request()
     if request is None:
+        writer = writer_of(folder)
+        if writer is not None:
+            raise InputError(f"{folder}: process {writer.pid} on {writer.host} prepares a sweep there; look again soon")
         raise InputError(f"{folder} holds no sweep: a folder with a sweep.json is expected, such as results/NAME")
     return _Look(store, request).overview()
 

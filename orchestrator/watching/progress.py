@@ -23,6 +23,7 @@ class Progress:
     failed: int = 0
     running: tuple[str, ...] = ()  # the labels of trials at work
     actors: int = 0
+    started: int = 0  # workers that this run has made
     warm: int = 0
 
     @property

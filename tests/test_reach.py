@@ -1,0 +1,51 @@
+"""Addresses where a cluster is, or is not, are told apart at once."""
+
+import re
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from orchestrator.running import reach
+from orchestrator.running.reach import check_listening, only_on_loopback
+from sampler import InputError
+
+
+def listener(host: str) -> socket.socket:
+    return socket.create_server((host, 0))
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Another address of this machine, whether it has a network or not."""
+    monkeypatch.setattr(reach, "_own_address", lambda: "127.0.0.2")
+    return "127.0.0.2"
+
+
+def test_somebody_listens(own: str) -> None:
+    with ExitStack() as stack:
+        port = stack.enter_context(listener("127.0.0.1")).getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"ray://127.0.0.1:{port}"):
+            check_listening(address)
+            assert only_on_loopback(address)
+        everywhere = stack.enter_context(listener("0.0.0.0")).getsockname()[1]
+        assert not only_on_loopback(f"127.0.0.1:{everywhere}")
+        elsewhere = stack.enter_context(listener(own)).getsockname()[1]
+        check_listening(f"127.0.0.1:{elsewhere}")
+        assert not only_on_loopback(f"127.0.0.1:{elsewhere}"), "where Ray looks for it"
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "[::1]:1", "ray://127.0.0.1:1", "127.0.0.1:99999999", f"{'a' * 70}:1"]
+)
+def test_nobody_listens(address: str, own: str) -> None:
+    del own
+    with pytest.raises(InputError, match=re.escape(f"--address {address}: no Ray cluster can be joined there (")):
+        check_listening(address)
+    assert not only_on_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "nonsense", "host:", ":6379", "host:x"])
+def test_what_is_left_to_ray(address: str) -> None:
+    check_listening(address)
+    assert not only_on_loopback(address)
