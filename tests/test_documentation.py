@@ -18,6 +18,7 @@ import pytest
 from simulated_sweep import Simulation, write_sweep
 from tasks_fakes import canned_for, run
 
+from orchestrator.planning.flags import parse
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model, plan
 from sampler.policies import rule
 from sampler.policy import RULES
@@ -143,6 +144,14 @@ def test_ray_knows_what_is_asked_of_it(command: str) -> None:
     offered = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     assert all(flag in offered for flag in flags_in(words))
     assert all((ROOT / word).exists() for word in words if word.endswith((".yaml", ".py")))
+
+
+def test_the_experiments_grid_is_a_sweep_file() -> None:
+    settings = parse(["--config", str(ROOT / "examples" / "original-grid.yaml")]).settings
+    subsets = ("first", "middle", "last")
+    reused = tuple(f"k{k}_{subset}.output" for k in (2, 3) for subset in subsets)
+    assert settings.policies == (*(f"k1_{subset}" for subset in subsets), *reused)
+    assert (settings.model, settings.threshold) == ("Efficient-Large-Model/Fast_dLLM_v2_7B", (0.95,))
 
 
 def test_no_command_is_overlooked() -> None:
