@@ -71,7 +71,9 @@ def test_a_library_with_handlers_of_its_own(stop: Stop) -> None:
         start(signal.SIGTERM)
     assert interrupted.value.exit_code == 143
     assert stop.asked == signal.SIGTERM
-    stop.relent()
+
+
+def test_a_librarys_handlers_are_replaced_again(stop: Stop) -> None:
     with stop.kept():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with pytest.raises(Interrupted):
