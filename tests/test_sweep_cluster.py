@@ -11,6 +11,7 @@ from sweep_cases import write_case
 from sweep_runs import Run
 
 from orchestrator.running import provenance
+from orchestrator.running.environment import LOOPBACK  # else Ray looks for its head at another address of this machine
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,7 @@ def test_actors_get_their_share_of_the_gpus(
 ) -> None:
     """torch finds no GPU behind the name, so the actors say that they ran on the processor."""
     where = ("--address", address, "--gpus-per-actor", share, "--actors", str(actors))
-    run = Run(case, tmp_path / "results", *FLAGS, *where)
+    run = Run(case, tmp_path / "results", *FLAGS, *where, **LOOPBACK)
     run.wait()
     attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
     given = {attempt["actor"]: tuple(attempt["gpus"]) for attempt in attempts}
@@ -70,7 +71,7 @@ def test_actors_get_their_share_of_the_gpus(
 
 
 def test_what_the_cluster_cannot_bring_is_said_at_once(case: Path, tmp_path: Path, address: str) -> None:
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "8")
+    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "8", **LOOPBACK)
     text = run.wait(2)
     assert "--gpus-per-actor 8" in text
     assert not run.folder.exists()
