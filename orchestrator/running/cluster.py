@@ -7,6 +7,7 @@ import logging
 import math
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 
 PROBE_SECONDS = 1800.0  # an autoscaler may have to bring a machine first, and install everything on it
+KNOCK_SECONDS = 20.0
 PATIENCE = 20.0  # seconds until it is said that a machine is waited for
 ROOM_SECONDS = 5.0
 RESULT_SECONDS = 600.0  # it reads every finished trial first
@@ -89,6 +91,7 @@ def _short_folder() -> str | None:
 @contextmanager
 def joined(address: str) -> Iterator[str | None]:
     """A cluster that runs already and goes on running."""
+    _knock(address)
     try:
         context = ray.init(
             address=address,
@@ -103,6 +106,19 @@ def joined(address: str) -> Iterator[str | None]:
         yield context.dashboard_url or None
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Ray itself would try for many minutes where nobody listens. Words such as auto are left to it."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    host = ray.util.get_node_ip_address() if host in ("localhost", "127.0.0.1") else host.strip("[]")  # as Ray takes it
+    try:
+        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--address {address}: no Ray cluster can be joined there ({reason})") from None
 
 
 def machine() -> Machine:
