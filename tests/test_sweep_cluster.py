@@ -51,6 +51,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield head.stdout.readline().strip()
     head.stdin.close()
     head.wait(60)
+    head.stdout.close()
     short.unlink()
 
 
