@@ -37,8 +37,10 @@ class ManyNodes:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(180)
+        self._process.stdout.close()
 
     def _told(self, what: str) -> str:
         assert self._process.stdin is not None

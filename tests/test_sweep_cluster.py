@@ -12,9 +12,11 @@ from sweep_cases import write_case
 from sweep_runs import Run
 
 from orchestrator.running import provenance
+from orchestrator.running.environment import LOOPBACK  # else Ray looks for its head at another address of this machine
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
+JOINING = {**LOOPBACK, "RAY_AUTH_MODE": "token"}  # to an address that was named Ray sends no token unless it is told
 POLICIES = "k1,k2_middle,k3_last,k2_first"
 FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--max-new-tokens", "40", "--shard-size", "2")
 HEAD = """
@@ -51,6 +53,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield head.stdout.readline().strip()
     head.stdin.close()
     head.wait(60)
+    head.stdout.close()
     short.unlink()
 
 
@@ -60,7 +63,7 @@ def test_actors_get_their_share_of_the_gpus(
 ) -> None:
     """torch finds no GPU behind the name, so the actors say that they ran on the processor."""
     where = ("--address", address, "--gpus-per-actor", share, "--actors", str(actors))
-    run = Run(case, tmp_path / "results", *FLAGS, *where)
+    run = Run(case, tmp_path / "results", *FLAGS, *where, **JOINING)
     run.wait()
     attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
     given = {attempt["actor"]: tuple(attempt["gpus"]) for attempt in attempts}
@@ -71,7 +74,7 @@ def test_actors_get_their_share_of_the_gpus(
 
 
 def test_what_the_cluster_cannot_bring_is_said_at_once(case: Path, tmp_path: Path, address: str) -> None:
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "8")
+    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "8", **JOINING)
     text = run.wait(2)
     assert "--gpus-per-actor 8" in text
     assert not run.folder.exists()

@@ -8,6 +8,7 @@ from many_nodes import ManyNodes
 from sweep_runs import Run, outcome
 
 from orchestrator.chaos.case import write_files
+from orchestrator.running.environment import LOOPBACK  # else Ray looks for its head at another address of this machine
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,8 @@ def nodes_at_work(folder: Path) -> dict[str, set[str]]:
 def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: ManyNodes) -> None:
     plain = Run(case, tmp_path / "undisturbed", *FLAGS, *SHARDS, "--actors", "2")
     plain.wait()
-    run = Run(case, tmp_path / "results", *FLAGS, *SHARDS, "--address", cluster.address, "--gpus-per-actor", "1")
+    where = ("--address", cluster.address, "--gpus-per-actor", "1")
+    run = Run(case, tmp_path / "results", *FLAGS, *SHARDS, *where, **LOOPBACK)
     run.until_rows(1)
     late = [cluster.add() for _ in range(LATE)]
     run.until(lambda: len(nodes_at_work(run.folder).keys() & set(late)) >= VANISHING, "work on late nodes")

@@ -9,7 +9,7 @@ import socket
 from sampler.errors import InputError
 
 SECONDS = 5.0
-ANYWHERE = ("8.8.8.8", 53)  # nothing is sent there: the kernel says which of its addresses it would use
+ELSEWHERE = ("192.0.2.1", 9)  # nobody has it, nothing is sent: the kernel says which of its own it would use
 
 
 def check_listening(address: str) -> None:
@@ -46,7 +46,7 @@ def _is_loopback(host: str) -> bool:
 def _own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(ANYWHERE)
+            probe.connect(ELSEWHERE)
         except OSError:  # no network
             return "127.0.0.1"
         return str(probe.getsockname()[0])
