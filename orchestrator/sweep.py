@@ -11,7 +11,7 @@ import sys
 from orchestrator.planning import config_file
 from orchestrator.planning.flags import parse, without_force
 from orchestrator.running import environment
-from orchestrator.running.reach import check_listening, only_on_loopback
+from orchestrator.running.reach import check_listening, is_here, only_on_loopback
 from orchestrator.running.stop import Aborted, Interrupted, Stop
 from orchestrator.store.errors import StoreError
 from sampler.cli import run_command
@@ -28,9 +28,11 @@ def main() -> None:
     stop.install()
     address = command.settings.address
     try:
-        if address is not None:
+        if address is None:
+            environment.prepare(local=True)
+        else:
             check_listening(address)
-        environment.prepare(local=address is None or only_on_loopback(address))
+            environment.prepare(local=only_on_loopback(address), joins_here=is_here(address))
         from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
 
         failed = run(command, arguments, stop)

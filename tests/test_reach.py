@@ -1,13 +1,15 @@
 """Addresses where a cluster is, or is not, are told apart at once."""
 
+import os
 import re
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from orchestrator.running import reach
-from orchestrator.running.reach import check_listening, only_on_loopback
+from orchestrator.running import environment, reach
+from orchestrator.running.reach import check_listening, is_here, only_on_loopback
 from sampler import InputError
 
 
@@ -49,3 +51,20 @@ def test_nobody_listens(address: str, own: str) -> None:
 def test_what_is_left_to_ray(address: str) -> None:
     check_listening(address)
     assert not only_on_loopback(address)
+
+
+def test_whose_address_it_is(own: str) -> None:
+    assert all(is_here(f"{host}:6379") for host in ("127.0.0.1", "localhost", "[::1]", own))
+    assert not any(is_here(address) for address in ("192.0.2.9:6379", "auto", "head:6379"))
+
+
+def test_the_token_is_shown_to_a_cluster_of_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
+    environment.prepare(local=False, joins_here=True)
+    assert "RAY_AUTH_MODE" not in os.environ, "there is none"
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").touch()
+    environment.prepare(local=False)
+    assert "RAY_AUTH_MODE" not in os.environ
+    environment.prepare(local=False, joins_here=True)
+    assert os.environ["RAY_AUTH_MODE"] == "token"

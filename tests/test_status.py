@@ -14,7 +14,7 @@ from made_sweep import MadeSweep
 from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.overview import look
 from orchestrator.watching.tally import tally_of
-from sampler import InputError
+from sampler.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 

@@ -101,7 +101,7 @@ def joined(address: str) -> Iterator[str | None]:
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        token = "" if os.environ.get("RAY_AUTH_MODE") else "; one that asks for its token needs RAY_AUTH_MODE=token"
+        token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for Ray's token needs RAY_AUTH_MODE=token"
         raise InputError(f"--address {address}: no Ray cluster can be joined there ({reason}){token}") from None
     try:
         yield context.dashboard_url or None

@@ -1,6 +1,7 @@
 """Switches that Ray and Tune read from the environment, most of them at import. Imports neither."""
 
 import os
+from pathlib import Path
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
@@ -23,11 +24,14 @@ OBJECT_STORE = 160 * 2**20  # bytes: rows are small, and weights never pass thro
 LONGEST_TEMPORARY = 40  # characters: Ray puts sockets into it, whose names may have 107 in all
 # Ray's switch for laptops: every process of the cluster then binds to the loopback device alone.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# A cluster of this machine asks for this user's token. Ray shows it by itself where the address is auto, nowhere else.
+TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
-def prepare(*, local: bool) -> None:
+def prepare(*, local: bool, joins_here: bool = False) -> None:
     """To be called before Ray is imported. What somebody has set stays as it is, but for what keeps a port shut."""
-    for name, value in (QUIET | TUNE).items():
+    shows_token = joins_here and (Path.home() / ".ray" / "auth_token").is_file()
+    for name, value in (QUIET | TUNE | (TOKEN if shows_token else {})).items():
         os.environ.setdefault(name, value)
     if local:
         os.environ.update(LOOPBACK)

@@ -22,6 +22,12 @@ def check_listening(address: str) -> None:
         raise InputError(f"--address {address}: no Ray cluster can be joined there ({reasons[0]})")
 
 
+def is_here(address: str) -> bool:
+    """Whether it is this machine's: loopback, or what others call it by."""
+    place = _place(address)
+    return place is not None and (_is_loopback(place[0]) or place[0] == _own_address())
+
+
 def only_on_loopback(address: str) -> bool:
     place = _place(address)
     if place is None or not _is_loopback(place[0]):
