@@ -52,8 +52,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert head.stdin is not None
     yield head.stdout.readline().strip()
     head.stdin.close()
-    head.wait(60)
     head.stdout.close()
+    head.wait(60)
     short.unlink()
 
 
@@ -62,7 +62,8 @@ def test_actors_get_their_share_of_the_gpus(
     case: Path, tmp_path: Path, address: str, share: str, actors: int, devices: int
 ) -> None:
     """torch finds no GPU behind the name, so the actors say that they ran on the processor."""
-    where = ("--address", address, "--gpus-per-actor", share, "--actors", str(actors))
+    enough = ("--repeats", "8")  # that the last actor finds work left, however late it is ready
+    where = ("--address", address, "--gpus-per-actor", share, "--actors", str(actors), *enough)
     run = Run(case, tmp_path / "results", *FLAGS, *where, **JOINING)
     run.wait()
     attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
