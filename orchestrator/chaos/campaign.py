@@ -21,6 +21,8 @@ from orchestrator.chaos.nodes import NodesGone, TwoNodes
 from orchestrator.chaos.scene import Scene, TooLate
 from orchestrator.running.stop import Aborted
 
+NONE = "none came in time"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
@@ -71,8 +73,9 @@ class Campaign:
             return Round()
         finally:
             scene.end()
-        if struck:
-            struck[-1][1].extend(at_the_end)  # whatever comes out now counts for the last fault before it
+        if at_the_end:  # whatever comes out now counts for the last fault before it
+            struck = struck or [(NONE, [])]
+            struck[-1][1].extend(at_the_end)
         outcomes = tuple(Outcome(fault=name, round=number, problems=tuple(found)) for name, found in struck)
         _tell(number, outcomes)
         if any(outcome.problems for outcome in outcomes):

@@ -12,6 +12,8 @@ from pathlib import Path
 from orchestrator.chaos.processes import below, gone
 from orchestrator.running.environment import LOOPBACK
 
+# Of every Ray in a campaign: it stays on the loopback device, and asks nobody for a token.
+ALONE = {**LOOPBACK, "RAY_AUTH_MODE": "disabled"}
 GONE = 60.0  # seconds for what a dead command leaves behind
 # Ray's own: they hold nothing of a sweep, and ask a dead server for a minute before they go.
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
@@ -26,7 +28,7 @@ class Command:
         with output.open("w", encoding="utf-8") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.sweep", *arguments],
-                env={**os.environ, **LOOPBACK, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **ALONE, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

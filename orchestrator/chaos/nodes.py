@@ -4,9 +4,11 @@ Run as a program it is told on its input what to do: "replace" kills the second 
 new one in its place. It ends, with its nodes, when its input does.
 """
 
+import os
 import subprocess
 import sys
 
+from orchestrator.chaos.command import ALONE
 from orchestrator.running import environment
 
 START = 180.0  # seconds
@@ -23,6 +25,7 @@ class TwoNodes:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.chaos.nodes"],
+            env={**os.environ, **ALONE},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
