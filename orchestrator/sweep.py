@@ -11,7 +11,7 @@ import sys
 from orchestrator.planning import config_file
 from orchestrator.planning.flags import parse, without_force
 from orchestrator.running import environment
-from orchestrator.running.reach import check_listening, is_here, only_on_loopback
+from orchestrator.running.reach import asks_for_token, check_listening, only_on_loopback
 from orchestrator.running.stop import Aborted, Interrupted, Stop
 from orchestrator.store.errors import StoreError
 from sampler.cli import run_command
@@ -32,7 +32,7 @@ def main() -> None:
             environment.prepare(local=True)
         else:
             check_listening(address)
-            environment.prepare(local=only_on_loopback(address), joins_here=is_here(address))
+            environment.prepare(local=only_on_loopback(address), token=asks_for_token(address))
         from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
 
         failed = run(command, arguments, stop)

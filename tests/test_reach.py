@@ -3,13 +3,15 @@
 import os
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from orchestrator.running import environment, reach
-from orchestrator.running.reach import check_listening, is_here, only_on_loopback
+from orchestrator.running.reach import asks_for_token, check_listening, only_on_loopback
 from sampler import InputError
 
 
@@ -53,18 +55,41 @@ def test_what_is_left_to_ray(address: str) -> None:
     assert not only_on_loopback(address)
 
 
-def test_whose_address_it_is(own: str) -> None:
-    assert all(is_here(f"{host}:6379") for host in ("127.0.0.1", "localhost", "[::1]", own))
-    assert not any(is_here(address) for address in ("192.0.2.9:6379", "auto", "head:6379"))
+class Locked(grpc.GenericRpcHandler):
+    """A cluster's server that answers everybody, or nobody without a token."""
+
+    def __init__(self, locked: bool) -> None:
+        self._locked = locked
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        del handler_call_details
+        return grpc.unary_unary_rpc_method_handler(self._answer)
+
+    def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if self._locked:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+        return request
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_whether_a_cluster_of_this_machine_asks_for_a_token(locked: bool) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Locked(locked)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        assert asks_for_token(f"127.0.0.1:{port}") is locked
+        assert not any(asks_for_token(address) for address in ("192.0.2.9:6379", "auto", "head:6379"))
+    finally:
+        server.stop(None).wait()
 
 
 def test_the_token_is_shown_to_a_cluster_of_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
-    environment.prepare(local=False, joins_here=True)
+    environment.prepare(local=False, token=True)
     assert "RAY_AUTH_MODE" not in os.environ, "there is none"
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").touch()
     environment.prepare(local=False)
     assert "RAY_AUTH_MODE" not in os.environ
-    environment.prepare(local=False, joins_here=True)
+    environment.prepare(local=False, token=True)
     assert os.environ["RAY_AUTH_MODE"] == "token"

@@ -24,13 +24,12 @@ OBJECT_STORE = 160 * 2**20  # bytes: rows are small, and weights never pass thro
 LONGEST_TEMPORARY = 40  # characters: Ray puts sockets into it, whose names may have 107 in all
 # Ray's switch for laptops: every process of the cluster then binds to the loopback device alone.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-# A cluster of this machine asks for this user's token. Ray shows it by itself where the address is auto, nowhere else.
 TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
-def prepare(*, local: bool, joins_here: bool = False) -> None:
+def prepare(*, local: bool, token: bool = False) -> None:
     """To be called before Ray is imported. What somebody has set stays as it is, but for what keeps a port shut."""
-    shows_token = joins_here and (Path.home() / ".ray" / "auth_token").is_file()
+    shows_token = token and (Path.home() / ".ray" / "auth_token").is_file()
     for name, value in (QUIET | TUNE | (TOKEN if shows_token else {})).items():
         os.environ.setdefault(name, value)
     if local:

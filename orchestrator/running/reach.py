@@ -9,6 +9,7 @@ import socket
 from sampler.errors import InputError
 
 SECONDS = 5.0
+HARMLESS = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # a question that every cluster answers, if it answers at all
 ELSEWHERE = ("192.0.2.1", 9)  # nobody has it, nothing is sent: the kernel says which of its own it would use
 
 
@@ -22,10 +23,16 @@ def check_listening(address: str) -> None:
         raise InputError(f"--address {address}: no Ray cluster can be joined there ({reasons[0]})")
 
 
-def is_here(address: str) -> bool:
-    """Whether it is this machine's: loopback, or what others call it by."""
+def asks_for_token(address: str) -> bool:
+    """Whether it is a cluster of this machine that wants this user's token; one elsewhere is neither asked nor shown one.
+
+    `ray start` makes such clusters wherever there is a token, and Ray shows it where the address is auto, nowhere else.
+    To a cluster that wants none it must not be shown: then this process would want one from the cluster, in vain.
+    """
     place = _place(address)
-    return place is not None and (_is_loopback(place[0]) or place[0] == _own_address())
+    if place is None or not (_is_loopback(place[0]) or place[0] == _own_address()):
+        return False
+    return any(_is_locked(host, place[1]) for host in _hosts(place[0]))
 
 
 def only_on_loopback(address: str) -> bool:
@@ -64,3 +71,14 @@ def _refusal(host: str, port: int) -> str | None:
     except (OSError, OverflowError, UnicodeError) as error:  # also a port or a name that cannot be
         return getattr(error, "strerror", None) or str(error)
     return None
+
+
+def _is_locked(host: str, port: int) -> bool:
+    import grpc  # only now: most sweeps join nothing
+
+    with grpc.insecure_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}") as channel:
+        try:
+            channel.unary_unary(HARMLESS)(b"", timeout=SECONDS)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
