@@ -24,7 +24,7 @@ def check_listening(address: str) -> None:
 
 
 def asks_for_token(address: str) -> bool:
-    """Whether it is a cluster of this machine that wants this user's token; one elsewhere is neither asked nor shown one.
+    """Whether it is a cluster of this machine that wants this user's token; one elsewhere is not asked or shown one.
 
     `ray start` makes such clusters wherever there is a token, and Ray shows it where the address is auto, nowhere else.
     To a cluster that wants none it must not be shown: then this process would want one from the cluster, in vain.
