@@ -153,6 +153,13 @@ class CrashingDisk(Disk):
         if last:
             raise PowerCut
 
+    def link(self, source: Path, target: Path) -> None:
+        last = self._step()
+        super().link(source, target)
+        self._unflushed.append((target.parent, lambda: target.unlink(missing_ok=True)))
+        if last:
+            raise PowerCut
+
     def remove(self, path: Path) -> None:
         last = self._step()
         spare = self._keep(path)

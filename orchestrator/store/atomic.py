@@ -33,6 +33,9 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target)
+
     def remove(self, path: Path) -> None:
         os.unlink(path)
 
@@ -88,14 +91,24 @@ def make_folders(disk: Disk, path: Path) -> None:
 
 
 def move_file(disk: Disk, path: Path, folder: Path) -> Path:
-    """Moves a file into another folder under a name that is free there."""
+    """Moves a file into another folder under a name that is free there.
+
+    A rename from one folder to another may, on some disks, be half done after a crash: with neither name. So the file
+    has both names for a moment, where the file system allows that.
+    """
     make_folders(disk, folder)
     target = folder / path.name
     number = 1
     while target.exists():
         target = folder / f"{path.name}.{number}"
         number += 1
-    disk.rename(path, target)
-    disk.sync_folder(folder)
+    try:
+        disk.link(path, target)
+    except OSError:  # there are no second names there
+        disk.rename(path, target)
+        disk.sync_folder(folder)
+    else:
+        disk.sync_folder(folder)
+        disk.remove(path)
     disk.sync_folder(path.parent)
     return target
