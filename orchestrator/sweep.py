@@ -12,7 +12,7 @@ from orchestrator.planning import config_file
 from orchestrator.planning.flags import parse, without_force
 from orchestrator.running import environment
 from orchestrator.running.reach import asks_for_token, check_listening, only_on_loopback
-from orchestrator.running.stop import Aborted, Interrupted, Stop
+from orchestrator.running.stop import Aborted, Stop
 from orchestrator.store.errors import StoreError
 from sampler.cli import run_command
 
@@ -36,7 +36,7 @@ def main() -> None:
         from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
 
         failed = run(command, arguments, stop)
-    except Interrupted:
+    except KeyboardInterrupt:  # Interrupted, or what Ray makes of it
         stop.leave()
     except (Aborted, StoreError) as aborted:
         print(f"error: {aborted}; continue with: {repeated}", file=sys.stderr)

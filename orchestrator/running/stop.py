@@ -93,7 +93,7 @@ class Stop:
 
         Ray's processes on this machine notice that it is gone, those that were not told before as well.
         """
-        assert self.asked is not None
+        number = signal.SIGINT if self.asked is None else self.asked
         sys.stdout.flush()
         os.write(sys.stderr.fileno(), f"{self.farewell}\n".encode())
-        os._exit(Interrupted(self.asked).exit_code)
+        os._exit(Interrupted(number).exit_code)
