@@ -156,6 +156,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert {key for key in self.maybe_rows.keys() - kept.keys() if key[0] != path.parent.name} == set()
         assert any(bytes(data) == other.read_bytes() for other in (self.folder / "set-aside").glob("*/*"))
         self.rows = kept
+        if path.name == "trial.json":  # it alone knew of attempts that had no row yet
+            stated = self.reader.rows([path.parent.name], ["attempt"])["attempt"].to_pylist()
+            self.attempts[path.parent.name] = max(stated, default=-1) + 1
         if path.parent.name not in self.reader.trials():  # no row was there to say what the trial is
             self.attempts[path.parent.name] = 0
             self.begin_attempt(path.parent.name)
