@@ -10,11 +10,13 @@ test: lint types
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "slow and not cluster" -n auto
 
-# Real sweeps, disturbed at random moments; FAULTS=1000 for the long campaign, and PAGE=docs/faults.md to keep its table.
+# Real sweeps, disturbed at random moments; FAULTS=1000 for the long campaign, PAGE=docs/faults.md to keep its table, and
+# JOURNAL=faults.jsonl to run it in parts: interrupted and repeated, it goes on where it was.
 FAULTS ?= 120
 SEED ?= 0
 test-faults: $(VENV)/installed
-	$(BIN)/python -m orchestrator.chaos --runs $(FAULTS) --seed $(SEED) $(if $(PAGE),--write $(PAGE))
+	$(BIN)/python -m orchestrator.chaos --runs $(FAULTS) --seed $(SEED) $(if $(PAGE),--write $(PAGE)) \
+		$(if $(JOURNAL),--journal $(JOURNAL))
 
 # A real Slurm of two nodes and a real `ray up`, both in namespaces of their own; on Debian as root. The programs that
 # are missing are installed, without their services being started.

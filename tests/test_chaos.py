@@ -15,10 +15,12 @@ from orchestrator.chaos.campaign import Outcome, Round, plan
 from orchestrator.chaos.cost import Cost, Timed
 from orchestrator.chaos.disk import SmallDisk
 from orchestrator.chaos.faults import FAULTS
+from orchestrator.chaos.journal import Journal
 from orchestrator.chaos.ledger import DOUBLED, LOST, OTHER, REMADE, WRONG, Ledger, Problem, reference_of
 from orchestrator.chaos.table import Result, failures, page, table
 from orchestrator.store import Store
 from orchestrator.store.writer import StoreWriter
+from sampler.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 ALL = list(FAULTS)
@@ -99,9 +101,9 @@ def test_the_table_counts_and_names_the_round_of_a_failure() -> None:
     cost = Cost(whole=timed, killed_after=20.0, rows_kept=40, rest=Timed(total=19.0, before=10.0, rows=40))
     assert (cost.allowed, cost.extra) == (20.0, 9.0)
     result = Result(seed=5, asked=3, disk="ext4", left_out=("disk slow",), cost=cost)
-    result = result.grown(Round(outcomes=(Outcome(fault="worker killed", round=0),), rows=80), seconds=40)
+    result = result.grown(Round(number=0, outcomes=(Outcome(fault="worker killed", round=0),), rows=80), seconds=40)
     bad = Outcome(fault="worker killed", round=4, problems=(lost,))
-    result = result.grown(Round(outcomes=(bad, Outcome(fault="disk full", round=4)), rows=80), seconds=90)
+    result = result.grown(Round(number=4, outcomes=(bad, Outcome(fault="disk full", round=4)), rows=80), seconds=90)
     assert (result.rows, result.seconds, result.bad) == (160, 90, [bad])
     lines = table(result)
     assert "| worker killed | 2 | 2 | 0 | 0 | 0 | 0 |" in lines
@@ -111,6 +113,30 @@ def test_the_table_counts_and_names_the_round_of_a_failure() -> None:
     assert "not possible here: disk slow" in text
     assert all(name.split(" ")[0] in text for name in FAULTS)
     assert DOUBLED in text
+
+
+def test_a_campaign_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
+    path = tmp_path / "faults.jsonl"
+    bad = Outcome(fault="disk full", round=3, problems=(Problem(kind=LOST, rows=2, text="2 rows lost"),))
+    first, second = (
+        Round(number=0, outcomes=(Outcome(fault="disk slow", round=0),), rows=80),
+        Round(number=3, outcomes=(bad,), rows=80),
+    )
+    journal = Journal(path, 5)
+    journal.add(first, seconds=10)
+    journal.add(Round(number=1), seconds=20)  # given up
+    journal.add(second, seconds=30)
+    again = Journal(path, 5)
+    assert (again.rounds, again.seconds) == ([first, second], 30)
+    result = again.continued(Result(seed=5, asked=3, disk="ext4", left_out=(), codes=("this",)))
+    assert (result.bad, result.rows, result.seconds, len(result.codes)) == ([bad], 160, 30, 2)
+    with pytest.raises(InputError, match="--seed 5, not to --seed 6"):
+        Journal(path, 6)
+    for text in ("not json\n", "[]\n", '{"seconds": 1}\n', '{"seconds": 1, "round": {"number": 0}}\n'):
+        (tmp_path / "other").write_text(text)
+        with pytest.raises(InputError, match="no journal"):
+            Journal(tmp_path / "other", 5)
+        assert (tmp_path / "other").read_text() == text
 
 
 def test_a_small_disk_is_full_and_then_is_not(tmp_path: Path) -> None:

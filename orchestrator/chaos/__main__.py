@@ -15,6 +15,7 @@ from orchestrator.chaos.campaign import Round
 from orchestrator.chaos.case import write_case
 from orchestrator.chaos.cost import measure, timed
 from orchestrator.chaos.faults import FAULTS
+from orchestrator.chaos.journal import Journal, code
 from orchestrator.chaos.lanes import Shared, campaign, end_on_signals, rounds
 from orchestrator.chaos.ledger import reference_of
 from orchestrator.chaos.table import Result, failures, page, summary, table
@@ -27,6 +28,7 @@ EXAMPLES = """examples:
   python -m orchestrator.chaos --runs 20 --seed 1          twenty faults; a table at the end
   python -m orchestrator.chaos --seed 1 --round 4          the faults of one round again
   python -m orchestrator.chaos --runs 200 --write docs/faults.md
+  python -m orchestrator.chaos --runs 1000 --journal faults.jsonl --minutes 60     an hour of it; again for the next
 
 exit code: 0 if nothing was lost and nothing else was wrong, else 1; also 1 if it was interrupted
 """
@@ -37,6 +39,10 @@ def main() -> None:
     for name in ("runs", "lanes", "minutes", "worker_timeout"):
         if getattr(arguments, name) <= 0:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: a number above 0 is allowed")
+    for name in ("write", "journal"):
+        given = getattr(arguments, name)
+        if given is not None and not (Path(given).parent.is_dir() and not Path(given).is_dir()):
+            raise InputError(f"--{name} {given}: a file in a folder that exists is allowed")
     _have_own_mounts()
     end_on_signals()
     try:
@@ -52,6 +58,7 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> Result:
     """The campaign in a folder of its own, which stays if something was wrong."""
     began = time.monotonic()
+    journal = None if arguments.journal is None else Journal(Path(arguments.journal), arguments.seed)
     folder = Path(tempfile.mkdtemp(prefix="reuse-chaos-"))
     case = write_case(folder / "case", timeout=arguments.worker_timeout)
     empty = Shared(case=case, folder=folder, seed=arguments.seed, reference={})
@@ -69,10 +76,16 @@ def run(arguments: argparse.Namespace) -> Result:
             disk=calm.disk.kind,
             left_out=tuple(name for name in FAULTS if name not in calm.names()),
             cost=cost,
+            codes=(code(),),
         )
+    if journal is not None:
+        result, began = journal.continued(result), began - journal.seconds
+        shared = replace(shared, done=frozenset(ended.number for ended in journal.rounds))
     try:
-        for ended in _rounds(shared, arguments):
+        for ended in _rounds(shared, arguments, result):
             result = result.grown(ended, seconds=time.monotonic() - began)
+            if journal is not None:
+                journal.add(ended, seconds=result.seconds)
             if arguments.write is not None:
                 Path(arguments.write).write_text(page(result), encoding="utf-8")
             print(f"{len(result.outcomes)} faults so far", file=sys.stderr, flush=True)
@@ -85,9 +98,10 @@ def run(arguments: argparse.Namespace) -> Result:
     return result
 
 
-def _rounds(shared: Shared, arguments: argparse.Namespace) -> Iterator[Round]:
+def _rounds(shared: Shared, arguments: argparse.Namespace, result: Result) -> Iterator[Round]:
     if arguments.round is None:
-        yield from rounds(shared, lanes=arguments.lanes, faults=arguments.runs, seconds=60 * arguments.minutes)
+        missing = result.asked - len(result.outcomes)
+        yield from rounds(shared, lanes=arguments.lanes, faults=missing, seconds=60 * arguments.minutes)
     else:
         with campaign(shared, 0) as made:
             yield made.run_round(arguments.round)
@@ -122,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lanes", type=int, default=2, help="sweeps disturbed at a time (default: 2)")
     parser.add_argument("--minutes", type=float, default=600, help="begin no round after so many (default: 600)")
     parser.add_argument("--worker-timeout", type=float, default=10, help="seconds, of the sweeps (default: 10)")
+    parser.add_argument("--journal", metavar="FILE", help="keeps each round; the rounds it has are not run again")
     parser.add_argument("--write", metavar="FILE", help="the result as a page, after each round anew")
     return parser
 

@@ -37,6 +37,7 @@ class Outcome:
 class Round:
     """What one sweep came to."""
 
+    number: int
     outcomes: tuple[Outcome, ...] = ()
     rows: int = 0  # compared at its end
 
@@ -70,7 +71,7 @@ class Campaign:
             at_the_end = scene.finish()
         except NodesGone:
             print(f"round {number}: given up, since Ray's two nodes have ended", file=sys.stderr, flush=True)
-            return Round()
+            return Round(number=number)
         finally:
             scene.end()
         if at_the_end:  # whatever comes out now counts for the last fault before it
@@ -81,7 +82,7 @@ class Campaign:
         if any(outcome.problems for outcome in outcomes):
             shutil.copytree(scene.out, self.folder / f"bad-{number}", dirs_exist_ok=True)
         shutil.rmtree(scene.out, ignore_errors=True)
-        return Round(outcomes=outcomes, rows=len(self.reference))
+        return Round(number=number, outcomes=outcomes, rows=len(self.reference))
 
     def _strike(self, scene: Scene, name: str, chance: Random) -> list[tuple[str, list[Problem]]]:
         """The fault and what it did; nothing if the sweep was over before it could come."""

@@ -34,6 +34,7 @@ class Shared:
     folder: Path
     seed: int
     reference: dict[Key, Row]
+    done: frozenset[int] = frozenset()  # rounds of an earlier part of the campaign
 
 
 @contextmanager
@@ -87,6 +88,8 @@ def _run(shared: Shared, pipe: Connection, lane: int, lanes: int, share: int, un
         for number in count(lane, lanes):
             if share <= 0 or time.monotonic() > until:
                 return
+            if number in shared.done:
+                continue
             ended = made.run_round(number, share)
             share -= len(ended.outcomes)
             pipe.send(ended)

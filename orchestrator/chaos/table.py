@@ -27,6 +27,7 @@ class Result:
     rows: int = 0  # of each round's end, compared with the undisturbed sweep
     seconds: float = 0.0
     interrupted: bool = False
+    codes: tuple[str, ...] = ()  # the code that ran, one for each part of the campaign
 
     def grown(self, ended: Round, *, seconds: float) -> "Result":
         """By one more round; in all it took so long."""
@@ -71,6 +72,7 @@ def summary(result: Result) -> list[str]:
     return [
         f"seed {result.seed}: {len(result.outcomes)} faults in {rounds} sweeps, {result.seconds / 60:.0f} minutes; "
         f"{result.rows:,} rows compared at the end of these sweeps",
+        f"code at {', '.join(dict.fromkeys(result.codes))}; parts run: {len(result.codes)}",
         *([f"stopped before the {result.asked} that were asked for"] if len(result.outcomes) < result.asked else []),
         *(f"not possible here: {name}" for name in result.left_out),
         *(result.cost.lines() if result.cost is not None else []),
