@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from orchestrator.analysis.moments import SAMPLES, speeds_of_moments
+from orchestrator.analysis.moments import REACH, SAMPLES, speeds_of_moments
 from orchestrator.running.calibration import PARTS
 
 
@@ -17,13 +17,24 @@ def table(calibrations: list[float], actor: str = "worker-1", sweep: str = "s") 
     return pa.table({**columns, "calibration": pa.array(calibrations), "started_at": started})
 
 
-def test_samples_before_and_after_count_alike() -> None:
-    rows = table([10.0, 10.0, 11.0, 12.0, 13.0, 13.0, 20.0, 21.0])
-    found = speeds_of_moments(rows)
-    assert found[0] == found[1] == pytest.approx(2 / (1 / 10 + 1 / 20)), "four samples later it was 20"
-    assert found[2] == pytest.approx(2 / (1 / 11 + 1 / 21))
-    assert found[3] == pytest.approx(2 / (1 / 12 + 1 / 21)), "the last sample stands for those that never came"
-    assert found[-1] == pytest.approx(21)
+def test_calibrations_before_and_after_count_alike() -> None:
+    count = 60
+    rising = [100.0 + place for place in range(count)]
+    found = speeds_of_moments(table(rising))
+    inside = np.arange(REACH, count - REACH - SAMPLES)
+    assert found[inside] == pytest.approx(np.array(rising)[inside] + SAMPLES / 2), "the middle of its neighbours"
+    assert len(speeds_of_moments(table(rising[:1]))) == 1
+    repeated = speeds_of_moments(table([value for value in rising for _ in range(3)]))
+    assert repeated == pytest.approx(np.repeat(found, 3)), "rows between two samples have the same moment"
+
+
+def test_a_hiccup_that_hit_a_sample_is_not_the_speed_of_the_moment() -> None:
+    rng = np.random.default_rng(0)
+    sampled = np.exp(rng.normal(0, 0.05, 200)) / 100  # seconds for a token
+    sampled[[50, 120]] *= 3
+    rolling = [1 / sampled[max(0, place - PARTS) : place].mean() for place in range(1, 201)]
+    assert max(abs(np.log(np.array(rolling) / 100))) > 0.3
+    assert np.abs(np.log(speeds_of_moments(table(rolling)) / 100)).max() < 0.08
 
 
 def test_actors_and_sweeps_are_apart_and_the_order_of_rows_does_not_matter() -> None:
