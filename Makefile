@@ -34,9 +34,9 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
-# Nine configurations on 100 documents of each task; without a GPU of the bundled model on its own documents.
+# Nine configurations on at most 100 documents of each subject; without a GPU the bundled model on its own documents.
 sweep: $(VENV)/installed
-	$(BIN)/python -m orchestrator.sweep --tasks gsm8k,minerva_math --sample 100
+	$(BIN)/python -m orchestrator.sweep --tasks gsm8k,minerva_math --limit 100
 
 # Policies beyond the grid beside decode settings of k1, on all bundled documents; one report of all four sweeps.
 BATCH ?= 1

@@ -85,6 +85,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         with self._watchdog.working():
             calibration = self._worker.calibrate()
         facts = {"actor": self._name, **self._place, **self._worker.facts(trial, calibration)}
+        facts["preparing_seconds"] = time.perf_counter() - began
         context = RowContext(
             sweep=self._sweep,
             attempt=ray.get(self._results.begin.options(name=f"{trial.label} begun").remote(self._trial, facts)),

@@ -43,7 +43,7 @@ class Span:
         before = attempt["calibration_seconds"]
         return cls(
             actor=attempt["actor"],
-            start=datetime.fromisoformat(attempt["started_at"]).timestamp() - before,
+            start=datetime.fromisoformat(attempt["started_at"]).timestamp() - attempt["preparing_seconds"],
             end=datetime.fromisoformat(attempt["ended_at"]).timestamp(),
             calibration=before + attempt.get("recalibration_seconds", 0.0),
             decoding=attempt["decode_seconds"],
