@@ -1,5 +1,7 @@
 """The speed of the moment: how many samples, when, and of what."""
 
+import pytest
+
 from orchestrator.running.calibration import PARTS, REST, Calibrator
 
 
@@ -17,7 +19,7 @@ class Machine:
 
 def test_the_first_trial_waits_for_all_samples_the_next_for_one() -> None:
     machine = Machine()
-    calibrator = Calibrator(machine.decode, lambda: machine.now)
+    calibrator = Calibrator(machine.decode, clock=lambda: machine.now)
     first, second = calibrator.before_trial(), calibrator.before_trial()
     assert (first.seconds, second.seconds) == (PARTS, 1)
     assert first.speed == second.speed == 25, "each part counts as often as the others, wherever the last sample stood"
@@ -26,7 +28,7 @@ def test_the_first_trial_waits_for_all_samples_the_next_for_one() -> None:
 
 def test_a_machine_that_slows_down_is_followed() -> None:
     machine = Machine()
-    calibrator = Calibrator(machine.decode, lambda: machine.now)
+    calibrator = Calibrator(machine.decode, clock=lambda: machine.now)
     calibrator.before_trial()
     machine.slowness = 2.0
     speeds = [calibrator.before_trial().speed for _ in range(PARTS)]
@@ -34,9 +36,10 @@ def test_a_machine_that_slows_down_is_followed() -> None:
     assert speeds[-1] == 12.5
 
 
-def test_samples_within_a_trial_rest_in_between_and_are_accounted_for() -> None:
+@pytest.mark.parametrize(("apart", "samples"), [(0.0, 100 // (REST + 1)), (30.0, 3), (200.0, 0)])
+def test_samples_within_a_trial_rest_in_between_and_are_accounted_for(apart: float, samples: int) -> None:
     machine = Machine()
-    calibrator = Calibrator(machine.decode, lambda: machine.now)
+    calibrator = Calibrator(machine.decode, apart=apart, clock=lambda: machine.now)
     calibrator.before_trial()
     decoded = []
 
@@ -48,13 +51,13 @@ def test_samples_within_a_trial_rest_in_between_and_are_accounted_for() -> None:
     for result in calibrator.during(results()):  # type: ignore[arg-type]
         decoded.append(result)
     assert decoded == list(range(100))
-    assert calibrator.within == len(machine.parts) - PARTS == 100 // (REST + 1)
+    assert calibrator.within == len(machine.parts) - PARTS == samples
     calibrator.before_trial()
     assert calibrator.within == 0
 
 
 def test_a_trial_without_calibration_has_none_within() -> None:
     machine = Machine()
-    calibrator = Calibrator(machine.decode, lambda: machine.now)
+    calibrator = Calibrator(machine.decode, clock=lambda: machine.now)
     assert list(calibrator.during([1, 2])) == [1, 2]
     assert machine.parts == []

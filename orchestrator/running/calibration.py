@@ -2,7 +2,8 @@
 
 The moment before a trial is a bad one to be the only one: on a small machine the end of the trial before is still
 being stored, and a shared one changes its speed within seconds. So samples are also taken while a trial runs, rarely
-enough to cost a thirteenth of its time, and a row has the speed of its own moment.
+enough to cost a thirteenth of its time, and a row has the speed of its own moment. A GPU keeps its speed for longer and
+its hours are dear: there a minute passes between two.
 """
 
 import math
@@ -26,10 +27,15 @@ class Calibration:
 
 
 class Calibrator:
-    """`decode` decodes one part of the fixed documents and says how many tokens that gave."""
+    """`decode` decodes one part of the fixed documents and says how many tokens that gave.
 
-    def __init__(self, decode: Callable[[int], int], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._decode, self._clock = decode, clock
+    Within a trial samples are at least `apart` seconds from one another.
+    """
+
+    def __init__(
+        self, decode: Callable[[int], int], *, apart: float = 0.0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._decode, self._apart, self._clock = decode, apart, clock
         self._samples: deque[tuple[int, float]] = deque(maxlen=PARTS)  # tokens and seconds
         self._taken = 0
         self._ended = 0.0
@@ -55,7 +61,7 @@ class Calibrator:
         """Hands the results of a trial on, with samples in between."""
         for result in results:
             yield result
-            if self._samples and self._clock() - self._ended > REST * self._samples[-1][1]:
+            if self._samples and self._clock() - self._ended > max(self._apart, REST * self._samples[-1][1]):
                 self._sample()
                 self.within += self._samples[-1][1]
 

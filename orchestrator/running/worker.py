@@ -30,6 +30,7 @@ from tasks.options import TaskOptions
 
 CALIBRATION_TOKENS = 32  # new ones of each document
 CALIBRATION_PROMPT = 256  # its last tokens
+CALIBRATION_APART = 60.0  # seconds, on a GPU
 MEMORY_SECONDS = 60.0
 
 
@@ -72,7 +73,8 @@ class Worker:
         self._made_with = {"packages": provenance.packages(), "code": provenance.code()}
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
         self._prompts = self._calibration_prompts()
-        self._calibrator = Calibrator(self._decode_fixed)
+        apart = CALIBRATION_APART if self.model.device.type == "cuda" else 0.0
+        self._calibrator = Calibrator(self._decode_fixed, apart=apart)
 
     def facts(self, trial: TrialSpec, calibration: Calibration) -> dict[str, Any]:
         """What trial.json says about a trial and who runs it."""
