@@ -9,7 +9,6 @@ import pytest
 from analysis_tables import NINE, Truth, World, asked, changed, described, draw, grid
 
 from orchestrator.analysis import COLUMNS, Analysis, analyse, as_json
-from orchestrator.analysis.breaks import first_difference
 from orchestrator.analysis.explain import flops_per_token
 from orchestrator.analysis.pareto import front
 from orchestrator.store.schema import ROWS
@@ -178,24 +177,15 @@ def test_a_failed_gate_withholds_the_verdict() -> None:
     assert verdicts["k2_middle"].outcome == "confirmed"
 
 
-def test_what_breaks_is_listed_with_the_first_token_that_differs(found: Analysis) -> None:
-    table = draw(WORLD)
+def test_what_breaks_is_listed(found: Analysis) -> None:
+    rows = {(row["trial_id"], row["doc_id"]): row for row in draw(WORLD).to_pylist()}
     result = next(c for c in found.tasks[0].configurations if c.label == "k3_first")
     breaks = result.comparison.breaks
     assert breaks.lost == result.comparison.difference.lost == len(breaks.listed)
     for one in breaks.listed:
-        ours, base = (table.slice(row, 1).to_pylist()[0] for row in (one.row, one.baseline_row))
-        assert (ours["doc_id"], base["doc_id"]) == (one.doc_id, one.doc_id)
+        ours, base = (rows[trial, one.doc_id] for trial in (one.trial, one.baseline_trial))
         assert (ours["correct"], base["correct"]) == (False, True)
         assert (ours["policy"], base["k"]) == ("k3_first", 1)
-        assert one.first_difference == first_difference(ours["token_ids"], base["token_ids"]) == 0
-
-
-def test_first_difference() -> None:
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-    assert first_difference([], [1]) == 0
 
 
 def test_levels_and_subjects_add_up() -> None:

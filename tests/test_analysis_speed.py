@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from analysis_tables import Truth, World, draw
 
-from orchestrator.analysis.columns import condense, fingerprints, grouped, wall_time
+from orchestrator.analysis.columns import codes, condense, fingerprints, grouped, wall_time
 from orchestrator.analysis.noise import TrialNoise, widened
 from orchestrator.analysis.pairs import TaskRows, split
 from orchestrator.analysis.resample import Estimate, units_of, weights
@@ -168,6 +168,14 @@ def test_condensed_rows_keep_their_fingerprints() -> None:
     small = condense(table)
     assert not {"token_ids", "scores", "text"} & set(small.column_names)
     assert (fingerprints(small) == fingerprints(table)).all()
+
+
+def test_a_part_of_a_table_has_its_own_names() -> None:
+    column = pa.chunked_array([pa.array(["b", "c", None, "a", "c"]).dictionary_encode()])
+    code, names = codes(column.take(pa.array([1, 2, 4, 0])))
+    assert (code.tolist(), names) == ([1, 2, 1, 0], ("b", "c", None))
+    code, names = codes(column.slice(3))
+    assert (code.tolist(), names) == ([0, 1], ("a", "c"))
 
 
 def test_codes_of_groups_are_dense_and_ordered() -> None:

@@ -18,7 +18,7 @@ from simulated_sweep import NINE, Simulation, write_sweep
 
 from orchestrator.report import write_report
 from orchestrator.report.__main__ import main
-from orchestrator.report.texts import AFTER, BEFORE, CUT, HEAD, TAIL, compare
+from orchestrator.report.texts import AFTER, BEFORE, CUT, HEAD, TAIL, compare, first_difference
 from orchestrator.report.words import signed
 from sampler.cli import run_command
 from sampler.errors import InputError
@@ -455,6 +455,13 @@ def test_a_folder_that_cannot_be_written_to_is_said(few: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(InputError, match="cannot be written to"):
         write_report([few], out=tmp_path / "file" / "out", figures=False)
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], [1]) == 0
 
 
 def test_long_answers_are_cut_around_their_first_difference() -> None:

@@ -64,11 +64,12 @@ def codes(column: pa.ChunkedArray) -> tuple[Array, tuple[Any, ...]]:
     whole = encoded.unify_dictionaries().combine_chunks()
     whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
     values = whole.dictionary.to_pylist()
-    order = sorted(range(len(values)), key=values.__getitem__)
-    rank = np.empty(len(values) + 1, dtype=np.int32)
-    rank[order] = np.arange(len(values))
-    rank[-1] = len(values)  # of null
     code = whole.indices.fill_null(len(values)).to_numpy() if whole.null_count else whole.indices.to_numpy()
+    used = np.flatnonzero(np.bincount(code, minlength=len(values))[: len(values)])  # a part of a table has fewer
+    order = sorted(used.tolist(), key=values.__getitem__)
+    rank = np.empty(len(values) + 1, dtype=np.int32)
+    rank[order] = np.arange(len(order))
+    rank[-1] = len(order)  # of null
     return rank[code], (*(values[place] for place in order), *((None,) if whole.null_count else ()))
 
 
@@ -150,7 +151,7 @@ def condense(rows: pa.Table) -> pa.Table:
 
     Small enough to hold by the million: a caller condenses batch by batch, joins the batches and analyses that.
     """
-    kept = [name for name in COLUMNS if name not in ("token_ids", "scores")]
+    kept = [name for name in rows.column_names if name not in ("token_ids", "scores", "text")]
     small = rows.select(kept).append_column(ANSWER, pa.array(fingerprints(rows)))
     for place, field in enumerate(small.schema):
         if pa.types.is_string(field.type):

@@ -129,7 +129,7 @@ class TaskAnalysis:
                     explanation=None
                     if measured is None
                     else explain(rows, runs, side.runs, number, measured, model, outside),
-                    breaks=breaks(rows, self.evidence.table, runs, side.runs),
+                    breaks=breaks(rows, runs, side.runs),
                     breakdown=breakdown(rows, runs, side.runs, level, levels),
                 ),
             )

@@ -13,15 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.analysis import COLUMNS
+from orchestrator.analysis import COLUMNS, condense
 from orchestrator.analysis.counters import SUMS
 from orchestrator.store import Store
-from orchestrator.store.schema import ROWS
 from orchestrator.store.trial_folder import TABLE
 from sampler.errors import InputError
 
 THREADS = 4
-TABLES = 512  # trials whose tables are joined into one, so that a table of many trials has few chunks
+TABLES = 64  # trials read at a time by a thread, before their rows are condensed
 NEEDED = (*COLUMNS, *SUMS, "node")
 LEFT_OUT = "{}; what cannot be read of it is left out."
 SAME = (
@@ -108,14 +107,12 @@ def check_files(store: Store, trials: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def read_rows(store: Store) -> pa.Table:
-    """All rows, in the columns of an analysis. Pages are checked while they are read, whole files are not."""
-    names = [name for name in ROWS.names if name in NEEDED]
-    empty = pa.schema([ROWS.field(name) for name in names], ROWS.metadata).empty_table()
+    """All rows as an analysis needs them. Pages are checked while they are read, whole files are not."""
     ids = store.trial_ids()
-    parts = [ids[start : start + TABLES] for start in range(0, len(ids), TABLES)]
+    parts = [ids[start : start + TABLES] for start in range(0, max(1, len(ids)), TABLES)]
     with ThreadPoolExecutor(THREADS) as pool:
-        tables = pool.map(lambda part: store.rows(part, names, verify=False).combine_chunks(), parts)
-        return pa.concat_tables([empty, *tables])
+        tables = pool.map(lambda part: condense(store.rows(part, NEEDED, verify=False).combine_chunks()), parts)
+        return pa.concat_tables(tables).unify_dictionaries()
 
 
 def _same_identity(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -134,7 +131,7 @@ def _merge(old: Material, new: Material) -> Material:
     return Material(
         stores=(*old.stores, *new.stores),
         request=_joined_request(old.request, new.request),
-        rows=pa.concat_tables([old.rows, rows]),
+        rows=pa.concat_tables([old.rows, rows]).unify_dictionaries(),
         documents={**new.documents, **old.documents, **_longer(old.documents, new.documents)},
         trials={**{renamed.get(key, key): facts for key, facts in new.trials.items()}, **old.trials},
         origin={**{renamed.get(key, key): (place, key) for key in new.origin}, **old.origin},
@@ -160,7 +157,7 @@ def _renamed(old: Material, new: Material) -> tuple[pa.Table, dict[str, str]]:
     ids = rows["trial_id"].to_pylist()
     repeats = [r + offset * (trial in names) for r, trial in zip(rows["repeat"].to_pylist(), ids, strict=True)]
     for name, values in (("trial_id", [names.get(trial, trial) for trial in ids]), ("repeat", repeats)):
-        column = ROWS.field(name)
+        column = rows.schema.field(name)
         rows = rows.set_column(rows.schema.get_field_index(name), column, pa.array(values, column.type))
     return rows, names
 

@@ -1,6 +1,6 @@
 """The documents shown where a configuration breaks: their texts, cut to size, with the first difference marked.
 
-Texts are read from the folders for these documents only. Knows no HTML.
+Texts and tokens are read from the folders for these documents only. Knows no HTML.
 """
 
 import re
@@ -28,6 +28,17 @@ class Marked:
     same: str
     different: str
     rest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """As it was stored; a scored question has no tokens."""
+
+    text: str
+    tokens: Sequence[int]
+
+
+NOTHING = Answer(text="", tokens=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +73,7 @@ def examples(material: Material, analysis: Analysis) -> list[Examples]:
     broken = [(t.task, c.label, c.comparison.breaks) for t in analysis.tasks for c in t.configurations if c.comparison]
     most = max(LEAST, min(MOST, SHOWN // max(1, len(broken))))
     chosen = [(task, label, breaks, _spread(breaks.listed, most)) for task, label, breaks in broken]
-    texts = _texts(material, [one for *_, listed in chosen for one in listed])
+    answers = _answers(material, [one for *_, listed in chosen for one in listed])
     described = {
         task: _documents(material, task, [one for name, _, _, listed in chosen if name == task for one in listed])
         for task in material.documents
@@ -73,7 +84,7 @@ def examples(material: Material, analysis: Analysis) -> list[Examples]:
             label=label,
             lost=breaks.lost,
             won=breaks.won,
-            shown=tuple(_example(task, label, one, texts, described.get(task, {})) for one in listed),
+            shown=tuple(_example(task, label, one, answers, described.get(task, {})) for one in listed),
         )
         for task, label, breaks, listed in chosen
     ]
@@ -85,20 +96,19 @@ def _spread(listed: Sequence[Break], most: int) -> list[Break]:
     return [listed[i * len(listed) // most] for i in range(most)]
 
 
-def _texts(material: Material, wanted: Sequence[Break]) -> Mapping[tuple[str, str], str]:
+def _answers(material: Material, wanted: Sequence[Break]) -> Mapping[tuple[str, str], Answer]:
     """By trial and document; each trial's file is opened once."""
     by_trial: dict[str, set[str]] = defaultdict(set)
     for one in wanted:
         by_trial[one.baseline_trial].add(one.doc_id)
         by_trial[one.trial].add(one.doc_id)
-    found: dict[tuple[str, str], str] = {}
+    found: dict[tuple[str, str], Answer] = {}
     for trial, documents in by_trial.items():
         store, name = material.origin[trial]
-        rows = material.stores[store].rows(
-            [name], ["doc_id", "text"], where=pc.field("doc_id").isin(pa.array(sorted(documents))), verify=False
-        )
-        for doc_id, text in zip(rows["doc_id"].to_pylist(), rows["text"].to_pylist(), strict=True):
-            found[trial, doc_id] = text or ""
+        these = pc.field("doc_id").isin(pa.array(sorted(documents)))
+        rows = material.stores[store].rows([name], ["doc_id", "text", "token_ids"], where=these, verify=False)
+        for row in rows.to_pylist():
+            found[trial, row["doc_id"]] = Answer(text=row["text"] or "", tokens=row["token_ids"])
     return found
 
 
@@ -112,11 +122,13 @@ def _example(
     task: str,
     label: str,
     one: Break,
-    texts: Mapping[tuple[str, str], str],
+    answers: Mapping[tuple[str, str], Answer],
     documents: Mapping[str, Mapping[str, object]],
 ) -> Example:
     document = documents.get(one.doc_id, {})
-    baseline, answer = compare(texts.get((one.baseline_trial, one.doc_id), ""), texts.get((one.trial, one.doc_id), ""))
+    sides = [answers.get((trial, one.doc_id), NOTHING) for trial in (one.baseline_trial, one.trial)]
+    baseline, answer = compare(*(side.text for side in sides))
+    differ = first_difference(*(side.tokens for side in sides))
     return Example(
         task=task,
         label=label,
@@ -127,8 +139,16 @@ def _example(
         gold=_shortened(str(document.get("gold", "")), TAIL * 2),
         baseline=baseline,
         answer=answer,
-        token=None if one.first_difference is None else one.first_difference + 1,
+        token=None if differ is None else differ + 1,
     )
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first index at which two answers differ, the shorter one's length if it begins the longer, None if equal."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
 
 
 def compare(one: str, other: str) -> tuple[Marked, Marked]:
