@@ -12,11 +12,13 @@ from store_fakes import TRIAL, make_rows, spec
 
 from orchestrator.chaos import damage
 from orchestrator.chaos.campaign import Outcome, Round, plan
+from orchestrator.chaos.case import Case
 from orchestrator.chaos.cost import Cost, Timed
 from orchestrator.chaos.disk import SmallDisk
 from orchestrator.chaos.faults import FAULTS
 from orchestrator.chaos.journal import Journal
 from orchestrator.chaos.ledger import DOUBLED, LOST, OTHER, REMADE, WRONG, Ledger, Problem, reference_of
+from orchestrator.chaos.scene import Scene
 from orchestrator.chaos.table import Result, failures, page, table
 from orchestrator.store import Store
 from orchestrator.store.writer import StoreWriter
@@ -137,6 +139,20 @@ def test_a_campaign_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no journal"):
             Journal(tmp_path / "other", 5)
         assert (tmp_path / "other").read_text() == text
+
+
+def test_a_victim_that_has_just_ended_is_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Process 0 would be the campaign itself, with all its lanes."""
+    looks = iter([[], [4001], [], [4002], [4002]])
+    monkeypatch.setattr(Scene, "victims", lambda self, name: next(looks))
+    monkeypatch.setattr(Scene, "running", True)
+    case = Case(folder=tmp_path, timeout=1)
+    disk = SmallDisk(tmp_path / "disk", tmp_path / "image")
+    try:
+        scene = Scene(case=case, out=tmp_path, outputs=tmp_path, disk=disk, ledger=Ledger(tmp_path, {}), nodes=None)
+        assert scene.victim("worker", Random(0)) == 4002
+    finally:
+        disk.close()
 
 
 def test_a_small_disk_is_full_and_then_is_not(tmp_path: Path) -> None:

@@ -85,8 +85,10 @@ class Scene:
 
     def victim(self, name: str, chance: Random) -> int:
         """A process of the running sweep, as soon as there is one."""
-        self._until(lambda: bool(self.victims(name)))
-        return chance.choice(self.victims(name) or [0])
+        while True:
+            self._until(lambda: bool(self.victims(name)))
+            if found := self.victims(name):  # else it has just ended by itself
+                return chance.choice(found)
 
     def _until(self, reached: Callable[[], bool]) -> None:
         until = time.monotonic() + LONGEST
