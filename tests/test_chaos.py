@@ -144,7 +144,7 @@ def test_a_campaign_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
 def test_a_victim_that_has_just_ended_is_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Process 0 would be the campaign itself, with all its lanes."""
     looks = iter([[], [4001], [], [4002], [4002]])
-    monkeypatch.setattr(Scene, "victims", lambda self, name: next(looks))
+    monkeypatch.setattr(Scene, "victims", lambda *_: next(looks))
     monkeypatch.setattr(Scene, "running", True)
     case = Case(folder=tmp_path, timeout=1)
     disk = SmallDisk(tmp_path / "disk", tmp_path / "image")
