@@ -80,12 +80,12 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
         if dashboard is not None:
             view.note(f"dashboard: http://{dashboard} (its token is in ~/.ray/auth_token)")
         results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)
-        failed = driver.run_trials(
+        failed = driver.run_all(
+            made.plan,
             made.trials,
             results=results,
             settings=made.worker,
             placement=placement,
-            sweep=made.plan.sweep,
             view=view,
             stop=stop,
             room=None if fixed else cluster.Room(placement),

@@ -12,6 +12,7 @@ from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.running.results import Results
 from orchestrator.store import Store
+from orchestrator.store.errors import StoreError
 from orchestrator.store.lock import FolderInUse
 from orchestrator.store.schema import ROWS
 from orchestrator.store.writer import StoreWriter
@@ -157,3 +158,32 @@ def test_a_second_try_waits_on_whichever_worker(folder: Path) -> None:
     assert pause == 4.0
     assert results.assign(ONE.trial_id, three).pause == 0.0  # it has waited before it loaded
     assert results.assign(TWO.trial_id, three).pause == 0.0  # nothing has gone wrong with this one
+
+
+def test_a_trial_whose_rows_were_damaged_after_it_ended_is_unfinished_again(folder: Path) -> None:
+    """As the actor finds when it comes back: Tune has seen this trial end."""
+    old = Results(plan_for(folder), actors=1)
+    attempt = old.begin(ONE.trial_id, {})
+    old.append(ONE.trial_id, attempt, batch(ONE, "abc"))
+    old.finish(ONE.trial_id, {})
+    assert old.unfinished() == ([TWO.trial_id], [])
+    old.close()
+    path = Store(folder).trial_folder(ONE.trial_id) / "rows.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    unfinished, damage = Results(plan_for(folder), actors=1).unfinished()
+    assert unfinished == sorted([ONE.trial_id, TWO.trial_id])
+    assert len(damage) == 1
+    assert str(path) in damage[0]
+
+
+def test_a_folder_that_cannot_be_opened_is_told_to_whoever_calls(folder: Path) -> None:
+    first = Results(plan_for(folder), actors=1)
+    second = Results(plan_for(folder), actors=1)  # Ray would show a trace of what is raised here
+    for call in (second.progress, second.unfinished, lambda: second.assign(ONE.trial_id, "worker-1")):
+        with pytest.raises(StoreError, match="is in use"):
+            call()
+    second.close()
+    assert first.assign(ONE.trial_id, "worker-1").missing == DOCUMENTS
+    first.close()

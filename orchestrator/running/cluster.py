@@ -30,6 +30,7 @@ from orchestrator.running.growth import FILE, Growth, growth_of
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
 from orchestrator.running.waiting import asked_and_free
+from orchestrator.store.errors import StoreError
 from sampler.errors import InputError
 from sampler.loading import pick_device, pick_dtype
 
@@ -209,6 +210,6 @@ def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:
     )
     try:
         ray.get(results.progress.remote(), timeout=RESULT_SECONDS)
-    except (RayActorError, GetTimeoutError) as error:  # the last line of its trace says why: perhaps it is in use
+    except (StoreError, RayActorError, GetTimeoutError) as error:  # the last line says why: perhaps it is in use
         raise Aborted(f"{plan.folder} could not be opened: {str(error).strip().splitlines()[-1]}") from None
     return results

@@ -19,15 +19,18 @@ from ray.tune.search import BasicVariantGenerator
 
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.machine import Placement
+from orchestrator.planning.plan import Plan
 from orchestrator.running.access import Access
 from orchestrator.running.stop import Aborted, Stop
 from orchestrator.running.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
 from orchestrator.running.waiting import asked_and_free
+from orchestrator.store.errors import StoreError
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.view import SweepView, duration
 from sampler.errors import InputError
 
 MAX_FAILURES = 2  # a trial is tried three times
+ROUNDS = 3  # of trials whose rows were damaged meanwhile; a disk that goes on like that is broken
 LOOK = 0.5  # seconds between looks at the result actor
 ANSWER = 2.0  # seconds it has to answer
 STARTING, LOADING = 30.0, 120.0  # seconds until a worker should have started, and be ready; then a sentence says so
@@ -81,6 +84,21 @@ def run_trials(
             tuner.fit()
     ray.get(watch.marks, timeout=MARKED)
     return watch.failed
+
+
+def run_all(plan: Plan, trials: Sequence[TrialSpec], *, results: Any, view: SweepView, **how: Any) -> set[str]:
+    """`run_trials`, and again for those whose rows were found damaged after they had ended; ids of those not done."""
+    failed: set[str] = set()
+    for _ in range(ROUNDS):
+        failed |= run_trials(trials, results=results, view=view, sweep=plan.sweep, **how).keys()
+        unfinished, damage = ray.get(results.unfinished.remote())
+        trials = [trial for trial in plan.trials if trial.trial_id in unfinished and trial.trial_id not in failed]
+        if not trials:
+            return failed
+        for sentence in damage:
+            view.note(f"damaged and set aside: {sentence}")
+        view.note(f"trials that had ended and miss rows now: {len(trials):,}; running them again")
+    return failed | {trial.trial_id for trial in trials}
 
 
 class Trials(BasicVariantGenerator):  # type: ignore[misc]
@@ -214,7 +232,7 @@ def progress_of(results: Any) -> Progress | None:
     try:
         look = results.progress.options(enable_task_events=False)  # twice a second: the dashboard shows work instead
         progress: Progress = ray.get(look.remote(), timeout=ANSWER)
-    except (GetTimeoutError, RayActorError):
+    except (GetTimeoutError, RayActorError, StoreError):
         return None
     return progress
 

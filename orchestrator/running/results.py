@@ -17,10 +17,12 @@ import pyarrow as pa
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.running.metrics import SweepMetrics
+from orchestrator.store.errors import StoreError
 from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.stored import stored_tally
 from orchestrator.watching.tally import COLUMNS, trial_sums
+from sampler.errors import InputError
 
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds
 WORKER = re.compile(r"worker-([0-9]+)")
@@ -42,19 +44,32 @@ class Results:
         self._plan, self._actors = plan, actors
         self._trials = {trial.trial_id: trial for trial in plan.trials}
         self._guard = threading.Lock()
-        self._store = StoreWriter(Path(plan.folder))
         self._metrics = SweepMetrics(plan.sweep) if metrics else None
-        known = self._store.trials()
-        self._tally = stored_tally(plan, self._store, known)
-        unfinished = {trial.trial_id for trial in plan.unfinished(known)}
-        self._finished = self._trials.keys() - unfinished
         self._failed: set[str] = set()
         self._running: set[str] = set()
         self._warm: set[str] = set()
         self._made: Counter[str] = Counter()  # workers made for a trial, in this run
         self._assigned: Counter[str] = Counter()  # how often a trial was given to a worker, in this run
         self._waited: dict[str, str] = {}  # workers that waited before they loaded, and the trial because of which
+        self._workers, self._problem = 0, ""
+        try:
+            self._open()
+        except (InputError, StoreError) as problem:  # a full disk, say: whoever calls is told, instead of Ray's trace
+            self._problem = str(problem)
+
+    def _open(self) -> None:
+        self._writer = StoreWriter(Path(self._plan.folder))
+        known = self._writer.trials()
+        self._tally = stored_tally(self._plan, self._writer, known)
+        unfinished = {trial.trial_id for trial in self._plan.unfinished(known)}
+        self._finished = self._trials.keys() - unfinished
         self._workers = max((_number(attempt) for facts in known.values() for attempt in facts["attempts"]), default=0)
+
+    @property
+    def _store(self) -> StoreWriter:
+        if self._problem:
+            raise StoreError(self._problem)
+        return self._writer
 
     def register(self, trial_id: str) -> tuple[str, float]:
         """A name for a new worker, not used by any before it that ran a trial, and how long it should wait first.
@@ -115,7 +130,18 @@ class Results:
         self._store.fail(trial_id, reason)
         self._ended(trial_id, self._failed)
 
+    def unfinished(self) -> tuple[list[str], list[str]]:
+        """Trials that are not done, and a sentence for each damaged file that was found and set aside.
+
+        A file that this actor, coming back, found damaged is one of a trial that Tune has seen end.
+        """
+        damage = [str(damage) for damage in self._store.damage.values()]
+        with self._guard:
+            return sorted(self._trials.keys() - self._finished), damage
+
     def progress(self) -> Progress:
+        if self._problem:
+            raise StoreError(self._problem)
         with self._guard:
             totals = self._tally.totals()
             if self._metrics is not None:
@@ -134,7 +160,8 @@ class Results:
             )
 
     def close(self) -> None:
-        self._store.close()
+        if not self._problem:
+            self._writer.close()
 
     def _ended(self, trial_id: str, where: set[str]) -> None:
         with self._guard:
