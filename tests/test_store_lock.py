@@ -1,5 +1,6 @@
 """One writer per folder: the living are not disturbed, the dead are replaced at once, and only by one."""
 
+import errno
 import json
 import os
 import re
@@ -101,6 +102,19 @@ def test_an_unreadable_lock_file_counts_while_it_is_fresh(tmp_path: Path, conten
     with pytest.raises(FolderInUse):
         FolderLock.acquire(tmp_path)
     grow_old(path, 70)
+    FolderLock.acquire(tmp_path).release()
+
+
+def test_a_lock_that_a_full_disk_did_not_take_keeps_nobody_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dump", full)
+        with pytest.raises(OSError, match="No space"):
+            FolderLock.acquire(tmp_path)
     FolderLock.acquire(tmp_path).release()
 
 

@@ -182,10 +182,15 @@ def _create(locks: Path, number: int) -> int | None:
     """The next lock file, if nobody else was faster."""
     path = _path_of(locks, number)
     try:
-        with path.open("x") as file:  # closed at once: a network file system shows it to others only then
-            json.dump(Holder.this_process().as_dict(), file)
+        file = path.open("x")
     except FileExistsError:
         return None
+    try:
+        with file:  # closed at once: a network file system shows it to others only then
+            json.dump(Holder.this_process().as_dict(), file)
+    except OSError:  # a full disk; a lock that names nobody would keep others away until it is stale
+        path.unlink(missing_ok=True)
+        raise
     if max(_generations(locks))[1] == path:
         return os.open(path, os.O_RDONLY)
     path.unlink(missing_ok=True)  # so slow that this number had come, gone and been followed by others
