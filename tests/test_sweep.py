@@ -1,8 +1,11 @@
 """The whole command on Ray: a sweep, the same again, more of it. Sweeps that are disturbed are in test_sweep_faults."""
 
 import json
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,15 @@ FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k1_first,k2_middle", "--max-new-t
 HERE = ("--actors", "2", "--no-dashboard")
 
 
+def logs_of_sweeps() -> Iterator[tuple[Path, bytes]]:
+    """Ray's, of those that run now; a sweep that ends meanwhile takes its logs with it."""
+    for top in Path("/tmp").glob("reuse-sweep-*"):
+        for folder, _, names in os.walk(top):  # which does not mind that a folder is gone
+            for path in (Path(folder) / name for name in names if name.endswith(".log")):
+                with suppress(FileNotFoundError):
+                    yield path, path.read_bytes()
+
+
 class Watched:
     """An undisturbed sweep, and what was seen while it ran."""
 
@@ -24,8 +36,8 @@ class Watched:
         self.addresses: set[str] = set()
         self.commands: set[str] = set()
         self.run.until(self._look, "the end of loading")
-        self.logs = [path for path in Path("/tmp").glob("reuse-sweep-*/**/*.log") if path.is_file()]
-        self.leaking = [path for path in self.logs if SECRET.encode() in path.read_bytes()]
+        self.logs = dict(logs_of_sweeps())
+        self.leaking = [path for path, data in self.logs.items() if SECRET.encode() in data]
         self.text = self.run.wait()
 
     def _look(self) -> bool:
