@@ -71,8 +71,9 @@ class Run:
         found.pop(self.process.pid, None)
         return found
 
-    def named(self, name: str) -> list[int]:
-        return [pid for pid, called in self.descendants().items() if name in called]
+    def named(self, name: str) -> int:
+        """One of its processes; waited for, since one that is just changing its title has none."""
+        return self.until(lambda: next((pid for pid, at in self.descendants().items() if name in at), None), name)
 
 
 def rows_there(folder: Path) -> int:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sweep_cases import write_case
 from sweep_runs import Run, outcome, processes, rows_there
 from test_tasks_sources import gsm8k_row, write_dataset
 
+from orchestrator.chaos.disk import SmallDisk
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
@@ -32,6 +34,10 @@ def undisturbed(case: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
     run = Run(case, tmp_path_factory.mktemp("undisturbed") / "results", *FLAGS, *HERE)
     run.wait()
     return outcome(run.folder)
+
+
+def ended(folder: Path) -> Iterator[str]:
+    return (trial_id for trial_id, facts in Store(folder).trials().items() if facts["status"] == "finished")
 
 
 def gone(pids: set[int]) -> bool:
@@ -84,9 +90,50 @@ def test_an_interrupted_sweep_continues(
 def test_a_killed_actor_is_replaced(case: Path, tmp_path: Path, undisturbed: dict[object, object], victim: str) -> None:
     run = Run(case, tmp_path / "results", *FLAGS, *HERE)
     run.until_rows(4)
-    os.kill(run.named(victim)[0], signal.SIGKILL)
+    os.kill(run.named(victim), signal.SIGKILL)
     run.wait()
     assert outcome(run.folder) == undisturbed
+
+
+def test_rows_damaged_after_their_trial_ended_are_made_again_by_the_same_command(
+    case: Path, tmp_path: Path, undisturbed: dict[object, object]
+) -> None:
+    """The result actor finds them when it comes back; Tune has seen the trial end."""
+    run = Run(case, tmp_path / "results", *FLAGS, *HERE)
+    trial_id = run.until(lambda: next(ended(run.folder), None), "a trial's end")
+    path = Store(run.folder).trial_folder(trial_id) / "rows.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.kill(run.named("ray::Results"), signal.SIGKILL)
+    text = run.wait()
+    assert outcome(run.folder) == undisturbed
+    assert f"damaged and set aside: {path}" in text
+    assert (run.folder / "set-aside" / path.parent.name / path.name).exists()
+
+
+def test_a_result_actor_that_comes_back_to_a_full_disk_says_so(
+    case: Path, tmp_path: Path, undisturbed: dict[object, object]
+) -> None:
+    disk = SmallDisk(tmp_path / "disk", tmp_path / "image")
+    try:
+        if not disk.can_be_full:
+            pytest.skip("nothing can be mounted here")
+        run = Run(case, disk.folder / "results", *FLAGS, *HERE)
+        run.until_rows(4)
+        pid = run.named("ray::Results")
+        os.kill(pid, signal.SIGSTOP)  # so that it cannot say so itself
+        disk.fill()
+        os.kill(pid, signal.SIGKILL)
+        text = run.wait(1)
+        assert "cannot be written to: No space left on device; continue with: " in text
+        assert "Traceback" not in text
+        disk.free()
+        again = Run(case, disk.folder / "results", *FLAGS, *HERE)
+        again.wait()  # at once: no empty lock keeps it away
+        assert outcome(again.folder) == undisturbed
+    finally:
+        disk.close()
 
 
 def test_a_killed_driver_leaves_no_processes_and_no_lock(
@@ -178,7 +225,7 @@ def _process(attempts: list[dict[str, int]], number: int) -> int | None:
 def test_a_stopped_worker_is_replaced(case: Path, tmp_path: Path, undisturbed: dict[object, object]) -> None:
     run = Run(case, tmp_path / "results", *FLAGS, *HERE, "--worker-timeout", "10")
     run.until_rows(4)
-    stopped = run.named("ray::SweepWorker")[0]
+    stopped = run.named("ray::SweepWorker")
     os.kill(stopped, signal.SIGSTOP)
     text = run.wait()
     assert "trying again" in text

@@ -86,16 +86,21 @@ def run(arguments: argparse.Namespace) -> Result:
             result = result.grown(ended, seconds=time.monotonic() - began)
             if journal is not None:
                 journal.add(ended, seconds=result.seconds)
-            if arguments.write is not None:
-                Path(arguments.write).write_text(page(result), encoding="utf-8")
+            _write(result, arguments.write)
             print(f"{len(result.outcomes)} faults so far", file=sys.stderr, flush=True)
     except SystemExit:  # by a signal; what came out so far is told
         result = replace(result, interrupted=True)
+    _write(result, arguments.write)  # also where a journal had all rounds already
     if result.bad:
         print(f"what the commands said, and folders that were wrong: {folder}", file=sys.stderr)
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return result
+
+
+def _write(result: Result, path: str | None) -> None:
+    if path is not None:
+        Path(path).write_text(page(result), encoding="utf-8")
 
 
 def _rounds(shared: Shared, arguments: argparse.Namespace, result: Result) -> Iterator[Round]:

@@ -22,7 +22,7 @@ from orchestrator.planning.machine import Placement
 from orchestrator.planning.plan import Plan
 from orchestrator.running.access import Access
 from orchestrator.running.stop import Aborted, Stop
-from orchestrator.running.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched
+from orchestrator.running.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched, sentence
 from orchestrator.running.waiting import asked_and_free
 from orchestrator.store.errors import StoreError
 from orchestrator.watching.progress import Progress
@@ -82,23 +82,34 @@ def run_trials(
         )
         with Looking(results, view, notes, placement), stop.deferred():
             tuner.fit()
-    ray.get(watch.marks, timeout=MARKED)
+    _answered(watch.marks, timeout=MARKED)
     return watch.failed
 
 
 def run_all(plan: Plan, trials: Sequence[TrialSpec], *, results: Any, view: SweepView, **how: Any) -> set[str]:
     """`run_trials`, and again for those whose rows were found damaged after they had ended; ids of those not done."""
     failed: set[str] = set()
+    told: set[str] = set()
     for _ in range(ROUNDS):
         failed |= run_trials(trials, results=results, view=view, sweep=plan.sweep, **how).keys()
-        unfinished, damage = ray.get(results.unfinished.remote())
+        unfinished, damage = _answered(results.unfinished.remote())
+        for found in damage:
+            if found not in told:
+                view.note(f"damaged and set aside: {found}")
+        told.update(damage)
         trials = [trial for trial in plan.trials if trial.trial_id in unfinished and trial.trial_id not in failed]
         if not trials:
             return failed
-        for sentence in damage:
-            view.note(f"damaged and set aside: {sentence}")
         view.note(f"trials that had ended and miss rows now: {len(trials):,}; running them again")
     return failed | {trial.trial_id for trial in trials}
+
+
+def _answered(calls: Any, timeout: float | None = None) -> Any:
+    """What the result actor said; a disk that refuses is told in its own sentence, not in Ray's trace of the call."""
+    try:
+        return ray.get(calls, timeout=timeout)
+    except StoreError as error:
+        raise StoreError(sentence(error)) from None
 
 
 class Trials(BasicVariantGenerator):  # type: ignore[misc]
