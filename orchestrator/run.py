@@ -104,12 +104,13 @@ def _print_dry_run(prepared: Prepared) -> None:
 
 
 def _print_end(made: SetUp) -> None:
-    """The table, the report, and last where everything is."""
+    """The table, the verdicts, the report, and last where everything is."""
     folder = Path(made.plan.folder)
     with SweepView() as view:
         view.finish(stored_progress(made.plan, Store(folder)))
     try:
-        print(f"report: {write_report([folder])}")
+        written = write_report([folder])
+        print(*written.verdicts, f"report: {written.page}", sep="\n")
     except InputError as error:  # one policy alone, say, has nothing to be compared with
         print(f"no report: {error}")
     print(folder)

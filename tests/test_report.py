@@ -192,6 +192,15 @@ def test_other_values_than_declared_are_exploratory(few: Path, tmp_path: Path) -
     assert summary["verdict"]["exploratory"] is True
 
 
+def test_the_command_prints_the_verdicts_and_last_the_page(few: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(few), "--no-figures"])
+    *verdicts, page = capsys.readouterr().out.splitlines()
+    assert page == str(few / "report.html")
+    assert [verdict.partition(" is ")[0] for verdict in verdicts] == ["gsm8k"]
+    results = (few / "results.md").read_text(encoding="utf-8")
+    assert all(f"- {verdict}\n" in results for verdict in verdicts)
+
+
 def test_an_unfinished_sweep_says_what_is_missing(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "part", replace(FEW, documents={"gsm8k": 60, "mmlu": 57}, trials=3))
     write_report([folder], figures=False)
@@ -222,7 +231,7 @@ def test_a_failed_gate_has_its_paragraph(tmp_path: Path) -> None:
 def test_runs_of_one_identity_are_merged(tmp_path: Path) -> None:
     one = write_sweep(tmp_path / "one", FEW)
     two = write_sweep(tmp_path / "two", replace(FEW, policies=("k1_first", "k3_middle")))
-    page = write_report([one, two, one], figures=False)
+    page = write_report([one, two, one], figures=False).page
     assert page == one / "merged" / "report.html"
     text = read_page(one / "merged").text
     assert "k3_middle" in text
@@ -243,7 +252,9 @@ def test_a_trial_run_twice_becomes_a_repeat(tmp_path: Path) -> None:
 def test_two_models_are_never_paired(tmp_path: Path) -> None:
     one = write_sweep(tmp_path / "one", FEW)
     two = write_sweep(tmp_path / "two", replace(FEW, model="simulated/other", depth=36))
-    write_report([one, two], out=tmp_path / "out", figures=False)
+    written = write_report([one, two], out=tmp_path / "out", figures=False)
+    named = [f"{model}: gsm8k is" for model in (Simulation().model, "simulated/other")]
+    assert all(said.startswith(name) for said, name in zip(written.verdicts, named, strict=True))
     page = read_page(tmp_path / "out")
     assert {"s1-verdict", "s2-verdict"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))

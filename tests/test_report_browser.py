@@ -24,7 +24,7 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_browser() is None:
         pytest.skip("there is no Chromium on this machine")
     sim = Simulation(documents={"gsm8k": 60}, policies=("k1_first", "k1_last", "k2_middle", "k3_middle"), shard_size=60)
-    return write_report([write_sweep(tmp_path_factory.mktemp("browser") / "sweep", sim)])
+    return write_report([write_sweep(tmp_path_factory.mktemp("browser") / "sweep", sim)]).page
 
 
 @asynccontextmanager

@@ -42,7 +42,7 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = parser().parse_args(arguments)
-    page = write_report(
+    written = write_report(
         given.folders,
         out=given.out,
         compare=given.compare,
@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         speedup=given.speedup,
         figures=not given.no_figures,
     )
-    print(page)
+    print(*written.verdicts, written.page, sep="\n")
     if given.open:
-        webbrowser.open(page.resolve().as_uri())
+        webbrowser.open(written.page.resolve().as_uri())
 
 
 if __name__ == "__main__":

@@ -31,9 +31,8 @@ def _section(section: Section) -> Iterator[str]:
     yield ""
     yield "## Verdict"
     yield ""
-    for view in section.tasks:
-        said = "Exploratory: " if criteria.exploratory else ""
-        yield f"- {said}{_plain(view.task.hypothesis.sentence)}"
+    for verdict in section.verdicts:
+        yield f"- {_plain(verdict)}"
     yield ""
     yield "## Complete results"
     yield ""

@@ -123,6 +123,12 @@ class Section:
     def pictures(self) -> list[Picture]:
         return [*(p for view in self.tasks for p in view.pictures), *([self.time] if self.time else [])]
 
+    @property
+    def verdicts(self) -> list[str]:
+        """A sentence for each task."""
+        said = "Exploratory: " if self.criteria.exploratory else ""
+        return [f"{said}{view.task.hypothesis.sentence}" for view in self.tasks]
+
     @cached_property
     def gates(self) -> list[GateText]:
         return list(gate_texts(self.analysis.gates))

@@ -7,8 +7,8 @@ summaries/<task>[_limit_N]/<configuration>/summary.json
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.analysis.compare import read_file
@@ -24,6 +24,14 @@ from sampler.errors import InputError
 PAGE = "report.html"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What a terminal says of a report."""
+
+    verdicts: tuple[str, ...]
+    page: Path
+
+
 def write_report(
     folders: Sequence[Path],
     *,
@@ -32,8 +40,8 @@ def write_report(
     margin: float | None = None,
     speedup: float | None = None,
     figures: bool = True,
-) -> Path:
-    """Writes all files and returns the page's path. InputError, and not one file, where no report can be made.
+) -> Written:
+    """Writes all files. InputError, and not one file, where no report can be made.
 
     One folder's report is written into it; that of several into the first one's `merged`, if `out` does not say.
     """
@@ -56,7 +64,13 @@ def write_report(
     }
     write_all(target, files)
     _remove_outdated(target, files)
-    return target / PAGE
+    return Written(verdicts=tuple(_verdicts(sections)), page=target / PAGE)
+
+
+def _verdicts(sections: Sequence[Section]) -> Iterator[str]:
+    for one in sections:
+        of = f"{one.model}: " if len(sections) > 1 else ""
+        yield from (f"{of}{verdict}" for verdict in one.verdicts)
 
 
 def _title(sections: Sequence[Section]) -> str:
