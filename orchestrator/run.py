@@ -108,9 +108,11 @@ def _print_end(made: SetUp) -> None:
     folder = Path(made.plan.folder)
     with SweepView() as view:
         view.finish(stored_progress(made.plan, Store(folder)))
-    try:
-        written = write_report([folder])
-        print(*written.verdicts, f"report: {written.page}", sep="\n")
-    except InputError as error:  # one policy alone, say, has nothing to be compared with
-        print(f"no report: {error}")
+        try:
+            written = write_report([folder])
+            for verdict in written.verdicts:
+                view.note(verdict)
+            print(f"report: {written.page}")
+        except InputError as error:  # one policy alone, say, has nothing to be compared with
+            print(f"no report: {error}")
     print(folder)

@@ -53,7 +53,7 @@ def main() -> None:
     overview = look(folder)
     damage = list(dict.fromkeys((*overview.damage, *(Store(folder).check() if arguments.check else ()))))
     if arguments.json:
-        print(json.dumps({**overview.as_json(), "damage": damage}, ensure_ascii=False, indent=1))
+        print(json.dumps({**overview.as_json(), "damage": damage}, indent=1))
     else:
         show(overview, damage)
     if arguments.check and damage:

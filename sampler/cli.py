@@ -1,6 +1,7 @@
 """What the sampler's commands share: flags, JSON lines in and out, one-sentence errors. Knows no decoding."""
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -54,6 +55,8 @@ def add_decode_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_command(main: Callable[[], None]) -> NoReturn:
     """Runs a command; what a person got wrong ends in a sentence for each thing and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot write × shows ? there
     try:
         try:
             main()

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -199,6 +200,15 @@ def test_the_command_prints_the_verdicts_and_last_the_page(few: Path, capsys: py
     assert [verdict.partition(" is ")[0] for verdict in verdicts] == ["gsm8k"]
     results = (few / "results.md").read_text(encoding="utf-8")
     assert all(f"- {verdict}\n" in results for verdict in verdicts)
+
+
+def test_a_terminal_that_knows_only_ascii_is_told_too(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(terminal, encoding="ascii"))
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: main([str(few), "--no-figures"]))
+    assert ended.value.code == 0
+    assert b"more than 1.20? the speed of k=1" in terminal.getvalue()
 
 
 def test_an_unfinished_sweep_says_what_is_missing(tmp_path: Path) -> None:
