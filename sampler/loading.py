@@ -22,13 +22,13 @@ from sampler.config import ModelConfig, read_config
 from sampler.errors import InputError
 from sampler.model import Transformer
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
+from sampler.tiny import BUNDLED_MODEL
 from sampler.weights import SINGLE, load_weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DESCRIPTION = ["*.json", "*.txt", "*.jinja"]
 FILES = [*DESCRIPTION, "*.safetensors"]  # no Python, no pickles
 SECONDS_TO_ANSWER = 10.0
-BUNDLED = "tiny"  # the name of the model that ships with the project
 BUNDLED_FOLDER = Path(__file__).resolve().parent / "tiny"
 
 
@@ -109,7 +109,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _find_folder(source: str, files: list[str]) -> tuple[Path, str | None]:
     """A folder here wins over a Hub repository of the same name; `tiny` is the bundled model, `./tiny` a folder."""
-    if source == BUNDLED:
+    if source == BUNDLED_MODEL:
         return BUNDLED_FOLDER, _weights_hash(BUNDLED_FOLDER / SINGLE)
     repo, at, revision = source.partition("@")
     if source and os.path.isdir(source):
@@ -128,7 +128,9 @@ def _weights_hash(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:
-        raise InputError(f"the bundled model {BUNDLED!r} is not there ({path}); make train-tiny makes it") from None
+        raise InputError(
+            f"the bundled model {BUNDLED_MODEL!r} is not there ({path}); make train-tiny makes it"
+        ) from None
 
 
 def _download(source: str, repo: str, revision: str | None, files: list[str]) -> Path:

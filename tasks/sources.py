@@ -21,11 +21,11 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from huggingface_hub.file_download import repo_folder_name
 
 from sampler import InputError
+from sampler.tiny import BUNDLED_MODEL
 from tasks.layout import find_files
 from tasks.reading import Check, read_split
 
 BUNDLED = Path(__file__).with_name("bundled")
-BUNDLED_MODEL = "tiny"
 HUB_SECONDS = 10
 PAGE = "https://huggingface.co/datasets/"
 

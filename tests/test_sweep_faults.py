@@ -155,8 +155,11 @@ def test_a_killed_driver_leaves_no_processes_and_no_lock(
 def test_a_second_command_leaves_the_first_alone(case: Path, tmp_path: Path, undisturbed: dict[object, object]) -> None:
     run = Run(case, tmp_path / "results", *FLAGS, *HERE)
     run.until_rows(2)
+    worker = run.named("ray::SweepWorker")
+    os.kill(worker, signal.SIGSTOP)  # so that the first is not done before the second has looked
     second = Run(case, tmp_path / "results", *FLAGS, *HERE)
     assert "is in use" in second.wait(2)
+    os.kill(worker, signal.SIGCONT)
     run.wait()
     assert outcome(run.folder) == undisturbed
 

@@ -176,6 +176,7 @@ def test_a_noisy_copy_sees_clean_earlier_blocks_and_itself_only() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # from torch's own modules as its compiler is imported
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which its compiler looks at, and hides
 def test_compiled_and_plain_agree() -> None:
     weights = {name: weight.requires_grad_() for name, weight in weights_of(CONFIG).items()}
     shard = shard_of(example(100, 40), example(60, 33))

@@ -11,7 +11,7 @@ import torch
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError, InputErrors
 from sampler.loading import pick_device, pick_dtype
-from tasks.sources import BUNDLED_MODEL
+from sampler.tiny import BUNDLED_MODEL
 
 FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"
 

@@ -14,7 +14,8 @@ from orchestrator.planning.machine import Placement
 from orchestrator.planning.request import ask
 from orchestrator.planning.settings import NAME, SweepSettings
 from orchestrator.store.schema import DOCUMENTS
-from sampler.loading import BUNDLED, ModelFiles
+from sampler.loading import ModelFiles
+from sampler.tiny import BUNDLED_MODEL
 from tasks.catalog import LOGLIKELIHOOD
 from tasks.harness import Document, Task
 from tasks.options import TaskOptions
@@ -102,7 +103,7 @@ class Prepared:
     @property
     def model_source(self) -> str:
         """What every actor loads: the same commit, wherever the Hub's newest is by then."""
-        from_hub = self.files.revision is not None and self.files.source != BUNDLED
+        from_hub = self.files.revision is not None and self.files.source != BUNDLED_MODEL
         return f"{self.identity.model}@{self.files.revision}" if from_hub else self.settings.model
 
     @property

@@ -9,7 +9,7 @@ from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import SCHEMA_VERSION
 from sampler.errors import InputError
-from tasks.sources import BUNDLED_MODEL
+from sampler.tiny import BUNDLED_MODEL
 
 Request = Mapping[str, Any]  # sweep.json
 LISTS = ("tasks", "policies", "threshold", "small_block", "block_cache")  # a sweep may get more of these

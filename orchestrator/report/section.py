@@ -23,7 +23,7 @@ from orchestrator.report.gather import Material
 from orchestrator.report.pictures import task_pictures, time_picture
 from orchestrator.report.texts import Examples, examples
 from orchestrator.report.words import counted, duration, large, layers, size, whole
-from tasks.sources import BUNDLED_MODEL
+from sampler.tiny import BUNDLED_MODEL
 
 PASSES = {
     "prefill": "passes_prefill",
