@@ -111,7 +111,7 @@ def _print_end(made: SetUp) -> None:
         try:
             written = write_report([folder])
             for verdict in written.verdicts:
-                view.note(verdict)
+                view.verdict(verdict)
             print(f"report: {written.page}")
         except InputError as error:  # one policy alone, say, has nothing to be compared with
             print(f"no report: {error}")

@@ -73,8 +73,7 @@ def test_a_report_of_a_million_rows(tmp_path: Path) -> None:
     documents = {"gsm8k": 1_319, "minerva_math": 5_000, "mmlu": 12_300}
     folder = write_sweep(tmp_path / "s", Simulation(documents=documents, repeats=6, shard_size=1000, actors=8))
     assert Store(folder).rows(columns=["doc_id"], verify=False).num_rows == 1_005_426
-    reports = [spent_by("orchestrator.report", [str(folder)]) for _ in range(2)]
-    spent = min(reports, key=lambda each: each.wall)  # others may use the machine too
+    spent = spent_by("orchestrator.report", [str(folder)])
     assert spent.wall < 20, spent
     assert spent.memory < 1_500, spent
     assert (folder / "report.html").stat().st_size < 5_000_000

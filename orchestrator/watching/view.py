@@ -70,6 +70,10 @@ class SweepView:
         if not self._quiet:
             self._console.print(Text(sentence), soft_wrap=not self._terminal)
 
+    def verdict(self, sentence: str) -> None:
+        """Wrapped, also in a file: it stands below a table."""
+        self._console.print(Text(sentence))
+
     def finish(self, progress: Progress) -> None:
         self.table(progress.totals)
         missing = progress.wanted - progress.documents
