@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from orchestrator.chaos.scene import LONGEST, Scene
+from orchestrator.chaos.scene import LONGEST, LOOK, Scene
 from orchestrator.running.stop import Aborted
 from orchestrator.store import Store
 
@@ -75,7 +75,7 @@ def measure(whole: Timed, scene: Scene) -> Cost:
     scene.start()
     try:
         while scene.running and scene.rows() < whole.rows // 2:
-            time.sleep(0.05)
+            time.sleep(LOOK)
         after = time.monotonic() - began
     finally:
         scene.end()

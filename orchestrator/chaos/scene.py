@@ -20,6 +20,7 @@ LONGEST = 600.0  # seconds that a command may take
 REPEATS = 8  # of the command, until a sweep must be finished
 LOADING = 12.0  # seconds in which a fault may hit a command that has no rows yet
 ROWS = 4  # most rows between two faults
+LOOK = 0.2  # seconds between looks at a folder: reading it is work that the sweeps beside it wait for
 
 
 class TooLate(Exception):
@@ -95,7 +96,7 @@ class Scene:
         while not reached():
             if not self.running or time.monotonic() > until:
                 raise TooLate
-            time.sleep(0.05)
+            time.sleep(LOOK)
 
     def kill_driver(self) -> list[Problem]:
         """Until nobody of it is left, so that the folder can be taken over."""
