@@ -74,13 +74,23 @@ def key_of(task: str, configuration: Configuration) -> Key:
     return task, configuration.policy, *configuration.settings
 
 
+def by_configuration(trials: Trials) -> dict[Key, dict[str, Mapping[str, Any]]]:
+    found: dict[Key, dict[str, Mapping[str, Any]]] = {}
+    for trial_id, facts in trials.items():
+        found.setdefault(_key(facts["trial"]), {})[trial_id] = facts
+    return found
+
+
+def _key(spec: Mapping[str, Any]) -> Key:
+    return spec["task"], spec["policy"], spec["threshold"], spec["small_block"], spec["block_cache"]
+
+
 def peak_memory(trials: Trials) -> dict[Key, int]:
     """The most that any attempt at a configuration's trials held, in bytes; on a CPU that of its whole process."""
     most: dict[Key, int] = {}
     for spec, attempt in _attempts(trials):
         if isinstance(attempt.get("peak_memory"), int | float):
-            key = spec["task"], spec["policy"], spec["threshold"], spec["small_block"], spec["block_cache"]
-            most[key] = max(most.get(key, 0), int(attempt["peak_memory"]))
+            most[_key(spec)] = max(most.get(_key(spec), 0), int(attempt["peak_memory"]))
     return most
 
 

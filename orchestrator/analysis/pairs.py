@@ -113,17 +113,20 @@ def split(rows: pa.Table, marks: Array, primary: Mapping[str, str]) -> list[Task
     """The table by task, in the order of `primary`'s tasks; `marks` are the fingerprints of its answers."""
     code, tasks = codes(rows["task"])
     asked = [task for task in primary if task in tasks]
-    narrow = rows.select([*NUMBERS, *NAMES, "correct", "metrics", "layers"])
+    narrow = rows.select([*NUMBERS, *NAMES, "correct", "metrics"])
     narrow = narrow.append_column("moment", pa.array(speeds_of_moments(rows)))
     result = []
     for task in (*asked, *(task for task in tasks if task not in asked)):
         places = np.flatnonzero(code == tasks.index(task))
         part = narrow if len(tasks) == 1 else narrow.take(pa.array(places))
-        result.append(task_rows(task, part, marks[places], places, primary.get(task, "")))
+        result.append(task_rows(task, part, rows["layers"], marks[places], places, primary.get(task, "")))
     return result
 
 
-def task_rows(task: str, rows: pa.Table, marks: Array, places: Array, primary: str) -> TaskRows:
+def task_rows(
+    task: str, rows: pa.Table, layers: pa.ChunkedArray, marks: Array, places: Array, primary: str
+) -> TaskRows:
+    """`layers` and `places` are those of the whole table: lists are long, and one of each configuration is enough."""
     columns: dict[str, Array] = {name: numbers(rows[name]) for name in NUMBERS}
     names: dict[str, tuple[str | None, ...]] = {}
     for name in NAMES:
@@ -153,7 +156,7 @@ def task_rows(task: str, rows: pa.Table, marks: Array, places: Array, primary: s
     strata[columns["doc_id"]] = columns["subtask"]
     return TaskRows(
         task=task,
-        configurations=_described(rows, columns, names, first),
+        configurations=_described(columns, names, first, [layers[int(row)].as_py() for row in places[first]]),
         owner=configuration[example],
         repeat=columns["repeat"][example],
         cell=cell,
@@ -179,11 +182,13 @@ def _configurations(columns: Mapping[str, Array], names: Mapping[str, tuple[str 
 
 
 def _described(
-    rows: pa.Table, columns: Mapping[str, Array], names: Mapping[str, tuple[str | None, ...]], first: Array
+    columns: Mapping[str, Array],
+    names: Mapping[str, tuple[str | None, ...]],
+    first: Array,
+    layers: Sequence[Sequence[int]],
 ) -> tuple[Configuration, ...]:
     axes = ("threshold", "small_block", "block_cache")
     varying = [axis for axis in axes if len(np.unique(columns[axis])) > 1]
-    layers = rows["layers"].take(pa.array(first)).to_pylist()
     return tuple(_describe(columns, names, int(row), tuple(layers[i]), varying) for i, row in enumerate(first))
 
 

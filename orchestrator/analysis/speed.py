@@ -66,7 +66,8 @@ class Speeds:
     def sums(self, values: Array) -> Array:
         """Draws × columns of summed document values; `values` is columns × documents, 0 where absent."""
         by_unit = self.units.sums(values).T
-        parts = [by_unit.sum(axis=0, keepdims=True), *(weight @ by_unit for weight in self.weights)]
+        single = by_unit.astype(np.float32)  # as the weights are: mixed, each product would convert them first
+        parts = [by_unit.sum(axis=0, keepdims=True), *(weight @ single for weight in self.weights)]
         result: Array = np.concatenate(parts)
         return result
 

@@ -5,7 +5,6 @@ statistics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ import pyarrow.compute as pc
 
 from orchestrator.analysis import COLUMNS, condense
 from orchestrator.analysis.counters import SUMS
+from orchestrator.report.side_by_side import Mapped, one_by_one
 from orchestrator.store import Store
-from orchestrator.store.trial_folder import TABLE
+from orchestrator.store.trial_folder import TABLE, Damage
 from sampler.errors import InputError
 
-THREADS = 4
-TABLES = 64  # trials read at a time by a thread, before their rows are condensed
+TABLES = 64  # trials read at a time, before their rows are condensed
 NEEDED = (*COLUMNS, *SUMS, "node")
 LEFT_OUT = "{}; what cannot be read of it is left out."
 SAME = (
@@ -48,13 +47,13 @@ class Material:
         return [LEFT_OUT.format(damage) for damage in found]
 
 
-def gather(folders: Sequence[Path]) -> list[Material]:
+def gather(folders: Sequence[Path], mapped: Mapped = one_by_one) -> list[Material]:
     """One material for each identity, in the order of the folders."""
     if not folders:
         raise InputError("no folder was given; name the folder of a sweep, such as results/my-sweep")
     found: list[Material] = []
     for folder in dict.fromkeys(Path(folder) for folder in folders):
-        new = _read(folder)
+        new = _read(folder, mapped)
         place = next((i for i, old in enumerate(found) if _same_identity(old.request, new.request)), None)
         if place is None:
             found.append(new)
@@ -77,9 +76,9 @@ def open_sweep(folder: Path) -> tuple[Store, dict[str, Any]]:
     return store, request
 
 
-def _read(folder: Path) -> Material:
+def _read(folder: Path, mapped: Mapped) -> Material:
     store, request = open_sweep(folder)
-    rows, trials = read_rows(store), store.trials()
+    rows, trials = read_rows(store, mapped), store.trials()
     check_files(store, trials)
     if not rows.num_rows and store.damage:
         raise InputError(f"{next(iter(store.damage.values()))}, and {folder} has no other rows; continue the sweep")
@@ -106,13 +105,21 @@ def check_files(store: Store, trials: Mapping[str, Mapping[str, Any]]) -> None:
             raise InputError(f"{path} is missing: its trial ended with {ended} rows; restore it, or continue the sweep")
 
 
-def read_rows(store: Store) -> pa.Table:
+def read_rows(store: Store, mapped: Mapped = one_by_one) -> pa.Table:
     """All rows as an analysis needs them. Pages are checked while they are read, whole files are not."""
     ids = store.trial_ids()
-    parts = [ids[start : start + TABLES] for start in range(0, max(1, len(ids)), TABLES)]
-    with ThreadPoolExecutor(THREADS) as pool:
-        tables = pool.map(lambda part: condense(store.rows(part, NEEDED, verify=False).combine_chunks()), parts)
-        return pa.concat_tables(tables).unify_dictionaries()
+    parts = [(store.folder, ids[start : start + TABLES]) for start in range(0, max(1, len(ids)), TABLES)]
+    tables = []
+    for table, damage in mapped(_read_part, parts):
+        tables.append(table)
+        store.damage.update(damage)
+    return pa.concat_tables(tables).unify_dictionaries()
+
+
+def _read_part(part: tuple[Path, Sequence[str]]) -> tuple[pa.Table, dict[Path, Damage]]:
+    folder, trial_ids = part
+    store = Store(folder)
+    return condense(store.rows(trial_ids, NEEDED, verify=False).combine_chunks()), store.damage
 
 
 def _same_identity(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -1,7 +1,10 @@
 """Chooses which figures a sweep gets and hands them their values. Draws nothing itself, computes no statistics."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.breakdown import Part
@@ -11,12 +14,14 @@ from orchestrator.analysis.resample import Estimate
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.shapes import Trial
 from orchestrator.analysis.standing import EXECUTIONS, POSITIONS, SPEED, worth_showing
+from orchestrator.analysis.verdict import Criteria
 from orchestrator.report.drawing import Picture, finish, style
 from orchestrator.report.figure_grids import Grid, panels, tall
 from orchestrator.report.figure_pareto import Stand, pareto
 from orchestrator.report.figure_spread import Spread, spreads
 from orchestrator.report.figure_time import Dot, Lane, over_time
 from orchestrator.report.figure_tradeoff import Point, forest, tradeoff
+from orchestrator.report.side_by_side import Mapped, one_by_one
 from orchestrator.report.words import number, signed
 
 GENERATE = "generate"
@@ -24,24 +29,36 @@ MOST_CONFIGURATIONS = 24  # in a figure whose size grows with them
 MOST_SUBJECTS = 60
 
 
-def task_pictures(task: TaskResult, analysis: Analysis, prefix: str) -> list[Picture]:
-    """`prefix` begins the names of files and ids; it tells sweeps and tasks apart."""
-    with style():
-        return [
-            *_tradeoff(task, analysis, prefix),
-            *_paretos(task, analysis, prefix),
-            *_grids(task, prefix),
-            *_rest(task, prefix),
-        ]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gallery:
+    """All figures of a sweep, in reading order."""
+
+    tasks: Mapping[str, tuple[Picture, ...]] = field(default_factory=dict)
+    time: Picture | None = None  # none where nothing was generated, so there is no speed
 
 
-def time_picture(analysis: Analysis, startups: Mapping[str, Startup], prefix: str) -> Picture | None:
-    """None where nothing was generated, so there is no speed."""
-    lanes = list(_lanes(analysis, startups))
-    if not lanes:
-        return None
+def gallery(analysis: Analysis, startups: Mapping[str, Startup], prefix: str, mapped: Mapped = one_by_one) -> Gallery:
+    """`prefix` begins the names of files and ids; it tells sweeps apart."""
+    kinds = (_tradeoff, _paretos, _grids, _rest)
+    jobs = [
+        partial(kind, task, analysis.criteria, f"{prefix}{task.task}-") for task in analysis.tasks for kind in kinds
+    ]
+    *drawn, time = mapped(_styled, [*jobs, partial(_time, list(_lanes(analysis, startups)), prefix)])
+    tasks = {
+        task.task: tuple(chain(*drawn[len(kinds) * place : len(kinds) * (place + 1)]))
+        for place, task in enumerate(analysis.tasks)
+    }
+    return Gallery(tasks=tasks, time=next(iter(time), None))
+
+
+def _styled(draw: Callable[[], Iterator[Picture]]) -> list[Picture]:
     with style():
-        return finish(
+        return list(draw())
+
+
+def _time(lanes: Sequence[Lane], prefix: str) -> Iterator[Picture]:
+    if lanes:
+        yield finish(
             over_time(lanes),
             name=f"{prefix}time",
             title="Tokens/s over time, by actor",
@@ -51,11 +68,10 @@ def time_picture(analysis: Analysis, startups: Mapping[str, Startup], prefix: st
         )
 
 
-def _tradeoff(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Picture]:
+def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
     points = [_point(result) for result in task.configurations if result.comparison is not None]
     if not points:
         return
-    criteria = analysis.criteria
     if task.kind != GENERATE:
         yield finish(
             forest(points[:MOST_CONFIGURATIONS], margin=criteria.margin),
@@ -83,13 +99,13 @@ def _tradeoff(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Pic
     )
 
 
-def _paretos(task: TaskResult, analysis: Analysis, prefix: str) -> Iterator[Picture]:
+def _paretos(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
     """Decode settings and policies together, over each axis; nothing where there is only the fixed grid."""
     if not worth_showing([result.standing for result in task.configurations]):
         return
     for axis, name in ((SPEED, "speed"), (EXECUTIONS, "executions"), (POSITIONS, "positions")):
         yield finish(
-            pareto(list(_stands(task, axis)), axis=axis, margin=analysis.criteria.margin),
+            pareto(list(_stands(task, axis)), axis=axis, margin=criteria.margin),
             name=f"{prefix}pareto-{name}",
             title=f"{task.task}: policies and decode settings over {axis}",
             caption="Paired differences in accuracy to k=1 at the first decode settings, with 95 % intervals, "
@@ -130,8 +146,9 @@ def _point(result: ConfigurationResult) -> Point:
     )
 
 
-def _grids(task: TaskResult, prefix: str) -> Iterator[Picture]:
+def _grids(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
     """k × subset, for the first mode and settings that have more than one of both."""
+    del criteria
     families: dict[object, list[ConfigurationResult]] = {}
     for result in task.configurations:
         own = result.configuration
@@ -181,7 +198,8 @@ def _maps(results: Sequence[ConfigurationResult], *, generates: bool) -> Iterato
         yield grid("ms/document", {key: 1000 * r.throughput.seconds_per_document.value for key, r in by.items()}, 0)
 
 
-def _rest(task: TaskResult, prefix: str) -> Iterator[Picture]:
+def _rest(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
+    del criteria
     shown = task.configurations[:MOST_CONFIGURATIONS]
     if task.kind == GENERATE:
         steps = [Spread(label=r.label, k=r.configuration.k, histogram=r.steps) for r in shown]

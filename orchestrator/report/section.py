@@ -20,7 +20,8 @@ from orchestrator.report.drawing import Picture
 from orchestrator.report.earlier import Earlier
 from orchestrator.report.gate_words import GateText, gate_texts
 from orchestrator.report.gather import Material
-from orchestrator.report.pictures import task_pictures, time_picture
+from orchestrator.report.pictures import Gallery, gallery
+from orchestrator.report.side_by_side import Mapped, one_by_one
 from orchestrator.report.texts import Examples, examples
 from orchestrator.report.words import counted, duration, large, layers, size, whole
 from sampler.tiny import BUNDLED_MODEL
@@ -170,6 +171,7 @@ def section(
     margin: float | None = None,
     speedup: float | None = None,
     figures: bool = True,
+    mapped: Mapped = one_by_one,
 ) -> Section:
     """Analyses and draws. Raises InputError where no comparison can be made."""
     found = analyse(
@@ -179,10 +181,11 @@ def section(
     found = replace(found, tasks=tuple(sorted(map(ordered, found.tasks), key=lambda task: asked.index(task.task))))
     memory, counted = peak_memory(material.trials), totals(material.rows)
     model = material.request.get("model", {})
+    pictures = gallery(found, startups(material.trials), prefix, mapped) if figures else Gallery()
     views = [
         TaskView(
             task=task,
-            pictures=tuple(task_pictures(task, found, f"{prefix}{task.task}-")) if figures else (),
+            pictures=pictures.tasks.get(task.task, ()),
             costs=tuple(_costs(task, counted, memory, model)),
             explained=tuple(_explained(task)),
         )
@@ -194,7 +197,7 @@ def section(
         request=material.request,
         analysis=found,
         tasks=tuple(views),
-        time=time_picture(found, startups(material.trials), prefix) if figures else None,
+        time=pictures.time,
         examples=shown,
         totals=counted,
         memory=memory,

@@ -1,12 +1,12 @@
 """One summary.json for each configuration: the experiment's keys, and what it lacked. Knows no files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.analysis import as_json
 from orchestrator.analysis.counters import Totals
 from orchestrator.analysis.explain import flops_per_token
-from orchestrator.analysis.facts import key_of, provenance
+from orchestrator.analysis.facts import Trials, by_configuration, key_of, provenance
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.report.section import Section
 
@@ -20,12 +20,14 @@ def summaries(section: Section) -> dict[str, dict[str, Any]]:
 
 def _all(section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
     limit = section.request.get("settings", {}).get("limit")
+    trials = by_configuration(section.trials)
     for view in section.tasks:
         task = view.task
         folder = task.task + (f"_limit_{limit}" if limit else "")
         varying = _varying(task)
         for result in task.configurations:
-            yield f"{folder}/{_name(result, varying)}", _summary(section, task, result)
+            own = trials.get(key_of(task.task, result.configuration), {})
+            yield f"{folder}/{_name(result, varying)}", _summary(section, task, result, own)
 
 
 def _varying(task: TaskResult) -> list[str]:
@@ -40,11 +42,11 @@ def _name(result: ConfigurationResult, varying: list[str]) -> str:
     return "_".join([own.policy, *(SHORT[axis].format(value) for axis, value in shown.items())])
 
 
-def _summary(section: Section, task: TaskResult, result: ConfigurationResult) -> dict[str, Any]:
+def _summary(section: Section, task: TaskResult, result: ConfigurationResult, trials: Trials) -> dict[str, Any]:
     own, speed = result.configuration, result.throughput
     counted = section.totals[key_of(task.task, own)]
     identity = section.request["identity"]
-    made = provenance(_trials(section, task.task, result))
+    made = provenance(trials)
     rate = speed.tokens_per_second
     return {
         "task": task.task,
@@ -89,18 +91,8 @@ def _summary(section: Section, task: TaskResult, result: ConfigurationResult) ->
         "counters": _counters(counted),
         "flops_per_token": flops_per_token(speed.positions_per_token, section.request.get("model", {})),
         "peak_memory_bytes": section.memory.get(key_of(task.task, own)),
-        "gates": _gates(section, task.task, result),
+        "gates": _gates(section, trials),
     }
-
-
-def _trials(section: Section, task: str, result: ConfigurationResult) -> dict[str, Mapping[str, Any]]:
-    return {name: facts for name, facts in section.trials.items() if _is_of(facts["trial"], task, result)}
-
-
-def _is_of(trial: Mapping[str, Any], task: str, result: ConfigurationResult) -> bool:
-    own = result.configuration
-    settings = trial["threshold"], trial["small_block"], trial["block_cache"]
-    return bool(trial["task"] == task and trial["policy"] == own.policy and settings == own.settings)
 
 
 def _intervals(result: ConfigurationResult) -> dict[str, Any]:
@@ -122,11 +114,10 @@ def _counters(counted: Totals) -> dict[str, Any]:
     return {"rows": counted.rows, **counted.sums}
 
 
-def _gates(section: Section, task: str, result: ConfigurationResult) -> list[dict[str, Any]]:
+def _gates(section: Section, trials: Trials) -> list[dict[str, Any]]:
     """Those that held, and those that failed for this configuration's trials."""
-    mine = set(_trials(section, task, result))
     return [
         {"gate": finding.gate, "ok": finding.ok, "sentence": finding.sentence}
         for finding in section.analysis.gates
-        if finding.ok or not finding.trials or mine & set(finding.trials)
+        if finding.ok or not finding.trials or trials.keys() & set(finding.trials)
     ]

@@ -8,6 +8,7 @@ summaries/<task>[_limit_N]/<configuration>/summary.json
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from orchestrator.report.gather import gather
 from orchestrator.report.markdown import results_markdown
 from orchestrator.report.page import render
 from orchestrator.report.section import Section, section
+from orchestrator.report.side_by_side import one_by_one, side_by_side
 from orchestrator.report.summaries import summaries
+from orchestrator.store import Store
 from orchestrator.store.atomic import DISK, make_folders, remove_quietly, write_file
 from sampler.errors import InputError
 
 PAGE = "report.html"
+LARGE = 400  # trials; in processes these are read, and their figures drawn, sooner than it takes to start them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +50,14 @@ def write_report(
     One folder's report is written into it; that of several into the first one's `merged`, if `out` does not say.
     """
     old = None if compare is None else read_earlier(compare)
-    materials = gather(folders)
+    with side_by_side() if _is_large(folders) else nullcontext(one_by_one) as mapped:
+        materials = gather(folders, mapped)
+        prefixes = ["" if len(materials) == 1 else f"s{number}-" for number in range(1, len(materials) + 1)]
+        sections = [
+            section(material, prefix=prefix, margin=margin, speedup=speedup, figures=figures, mapped=mapped)
+            for material, prefix in zip(materials, prefixes, strict=True)
+        ]
     target = Path(out) if out is not None else Path(folders[0]) if len(folders) == 1 else Path(folders[0]) / "merged"
-    prefixes = ["" if len(materials) == 1 else f"s{number}-" for number in range(1, len(materials) + 1)]
-    sections = [
-        section(material, prefix=prefix, margin=margin, speedup=speedup, figures=figures)
-        for material, prefix in zip(materials, prefixes, strict=True)
-    ]
     if old is not None and compare is not None:
         sections = [replace(one, earlier=beside(old, one.analysis.tasks, compare)) for one in sections]
     names = [str(folder) for folder in folders]
@@ -65,6 +70,10 @@ def write_report(
     write_all(target, files)
     _remove_outdated(target, files)
     return Written(verdicts=tuple(_verdicts(sections)), page=target / PAGE)
+
+
+def _is_large(folders: Sequence[Path]) -> bool:
+    return sum(len(Store(folder).trial_ids()) for folder in folders) >= LARGE
 
 
 def _verdicts(sections: Sequence[Section]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.chaos.processes import below
 from sampler.errors import InputError
 
 
@@ -38,7 +39,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """What a command cost: seconds by the clock, of the processor, and the most memory."""
+    """What a command and its helpers cost: seconds by the clock, of the processor, and the most memory."""
 
     wall: float
     cpu: float
@@ -50,23 +51,33 @@ def spent_by(module: str, arguments: Sequence[str]) -> Spent:
     began = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.DEVNULL, stderr=errors)
-        memory = 0.0
+        memory = helpers = 0.0
         while (ended := os.wait4(child.pid, os.WNOHANG))[0] == 0:
             memory = max(memory, _memory(child.pid))
-            time.sleep(0.01)
+            helpers = max(helpers, sum(_share(pid) for pid in below(child.pid)))
+            time.sleep(0.02)
         wall = time.perf_counter() - began
         child.returncode = os.waitstatus_to_exitcode(ended[1])
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip().splitlines()
     if child.returncode:
         raise InputError(f"{module} ended with {child.returncode}: {(said or ['no reason given'])[-1]}")
-    return Spent(wall=wall, cpu=ended[2].ru_utime + ended[2].ru_stime, memory=memory)
+    return Spent(wall=wall, cpu=ended[2].ru_utime + ended[2].ru_stime, memory=memory + helpers)
 
 
 def _memory(pid: int) -> float:
     """The most it had so far, in MB; what the kernel tells after its end would count this process before the start."""
+    return _told(pid, "status", "VmHWM")
+
+
+def _share(pid: int) -> float:
+    """What it has now, in MB; of pages that several processes have, its part."""
+    return _told(pid, "smaps_rollup", "Pss:")
+
+
+def _told(pid: int, file: str, entry: str) -> float:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path(f"/proc/{pid}/{file}").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(entry)), 0.0)
