@@ -101,7 +101,7 @@ def test_the_table_counts_and_names_the_round_of_a_failure() -> None:
     lost = Problem(kind=LOST, rows=2, text="2 rows lost")
     timed = Timed(total=30.0, before=10.0, rows=80)
     cost = Cost(whole=timed, killed_after=20.0, rows_kept=40, rest=Timed(total=19.0, before=10.0, rows=40))
-    assert (cost.allowed, cost.extra) == (20.0, 9.0)
+    assert (cost.extra, cost.beyond) == (9.0, -1.0)
     result = Result(seed=5, asked=3, disk="ext4", left_out=("disk slow",), cost=cost)
     result = result.grown(Round(number=0, outcomes=(Outcome(fault="worker killed", round=0),), rows=80), seconds=40)
     bad = Outcome(fault="worker killed", round=4, problems=(lost,))

@@ -18,10 +18,6 @@ class Timed:
     before: float  # the first trial: Python, Ray, loading, warm-up
     rows: int  # written by it
 
-    @property
-    def a_row(self) -> float:
-        return (self.total - self.before) / max(1, self.rows)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
@@ -34,12 +30,13 @@ class Cost:
 
     @property
     def extra(self) -> float:
+        """Seconds that the end came later for having been killed."""
         return self.killed_after + self.rest.total - self.whole.total
 
     @property
-    def allowed(self) -> float:
-        """The rows that were missing at the pace of the undisturbed sweep, after its start-up."""
-        return self.whole.before + self.whole.a_row * self.rest.rows
+    def beyond(self) -> float:
+        """What is left of it without the second start-up: work that was lost with the kill, and the clock's noise."""
+        return self.extra - self.rest.before
 
     def lines(self) -> list[str]:
         whole, rest = self.whole, self.rest
@@ -47,9 +44,9 @@ class Cost:
             f"undisturbed: {whole.rows} rows in {whole.total:.1f} s, of which {whole.before:.1f} s until the first "
             "trial (Python, Ray, loading, warm-up)",
             f"killed after {self.killed_after:.1f} s with {self.rows_kept} rows on disk; continuing took "
-            f"{rest.total:.1f} s for the other {rest.rows}; start-up and as many rows at the undisturbed pace: "
-            f"{self.allowed:.1f} s",
-            f"killed and continued against undisturbed: {self.extra:+.1f} s",
+            f"{rest.total:.1f} s for the other {rest.rows}, of which {rest.before:.1f} s until the first trial",
+            f"killed and continued against undisturbed: {self.extra:+.1f} s; without the second start-up "
+            f"{self.beyond:+.1f} s",
         ]
 
 
