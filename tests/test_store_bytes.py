@@ -13,8 +13,9 @@ import pytest
 from orchestrator.store.errors import Damaged
 from orchestrator.store.schema import ROWS
 from orchestrator.store.sealed_json import decode_object, encode_object
-from orchestrator.store.sealed_parquet import encode_table, read_table, verify_table
+from orchestrator.store.sealed_parquet import SMALL, encode_table, read_copy, read_table, verify_table
 from orchestrator.store.segments import decode_segment, encode_segment
+from orchestrator.store.trial_folder import COPIED
 from sampler.errors import InputError
 from tests.store_fakes import make_rows
 
@@ -124,11 +125,16 @@ def raises_damaged(act: Callable[[], object]) -> bool:
 def test_a_table_is_plain_parquet_with_page_checksums() -> None:
     data = encode_table(TABLE)
     assert pq.read_table(io.BytesIO(data), page_checksum_verification=True).equals(TABLE)
+    with_copy = encode_table(TABLE, COPIED)
+    assert len(with_copy) > len(data)
+    assert pq.read_table(io.BytesIO(with_copy), page_checksum_verification=True).equals(TABLE)
 
 
 def check_changed_table(path: Path, thorough: bool) -> None:
-    for at in changed_files(path, encode_table(TABLE), thorough=thorough):
+    """The copy of its columns is part of it."""
+    for at in changed_files(path, encode_table(TABLE, COPIED), thorough=thorough):
         assert raises_damaged(lambda: verify_table(path)), at
+        assert read_copy(path, COPIED, ["doc_id", "tokens"]) is None, at
 
 
 def test_a_table_with_a_changed_byte_is_noticed(tmp_path: Path) -> None:
@@ -142,10 +148,33 @@ def test_a_table_with_any_bit_changed_is_noticed(tmp_path: Path) -> None:
 
 def test_a_table_cut_anywhere_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    path.write_bytes(encode_table(TABLE))
+    path.write_bytes(encode_table(TABLE, COPIED))
     for size in reversed(range(path.stat().st_size)):
         os.truncate(path, size)
         assert raises_damaged(lambda: verify_table(path)), size
+        assert read_copy(path, COPIED, ["doc_id"]) is None, size
+
+
+def test_a_copy_holds_what_the_table_holds(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(encode_table(TABLE, COPIED))
+    for columns in (["doc_id"], ["tokens", "doc_id"], COPIED.names):
+        found = read_copy(path, COPIED, columns)
+        assert found is not None
+        assert found.equals(read_table(path, ROWS, columns), check_metadata=True)
+    assert read_copy(path, COPIED, ["doc_id", "text"]) is None, "texts are long, and not copied"
+
+
+def test_where_there_is_no_copy_of_these_columns_none_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(encode_table(TABLE))
+    assert read_copy(path, COPIED, ["doc_id"]) is None
+    many = pa.concat_tables([TABLE] * SMALL)
+    assert encode_table(many, COPIED) == encode_table(many), "Parquet alone is quick enough"
+    path.write_bytes(encode_table(TABLE, pa.schema(list(COPIED)[:-1], COPIED.metadata)))
+    assert read_copy(path, COPIED, ["doc_id"]) is None, "another version's columns"
+    with pytest.raises(FileNotFoundError):
+        read_copy(tmp_path / "absent", COPIED, ["doc_id"])
 
 
 def test_a_whole_table_is_believed(tmp_path: Path) -> None:

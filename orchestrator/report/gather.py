@@ -21,6 +21,7 @@ from sampler.errors import InputError
 
 TABLES = 64  # trials read at a time, before their rows are condensed
 NEEDED = (*COLUMNS, *SUMS, "node")
+Part = tuple[pa.Table, dict[Path, Damage]]
 LEFT_OUT = "{}; what cannot be read of it is left out."
 SAME = (
     *("model", "model_revision", "depth", "dtype", "subset_size", "data", "sample", "fewshot", "chat_template"),
@@ -78,7 +79,9 @@ def open_sweep(folder: Path) -> tuple[Store, dict[str, Any]]:
 
 def _read(folder: Path, mapped: Mapped) -> Material:
     store, request = open_sweep(folder)
-    rows, trials = read_rows(store, mapped), store.trials()
+    parts = begin_reading(store, mapped)
+    trials = store.trials()  # meanwhile, where others read
+    rows = join(store, parts)
     check_files(store, trials)
     if not rows.num_rows and store.damage:
         raise InputError(f"{next(iter(store.damage.values()))}, and {folder} has no other rows; continue the sweep")
@@ -105,19 +108,23 @@ def check_files(store: Store, trials: Mapping[str, Mapping[str, Any]]) -> None:
             raise InputError(f"{path} is missing: its trial ended with {ended} rows; restore it, or continue the sweep")
 
 
-def read_rows(store: Store, mapped: Mapped = one_by_one) -> pa.Table:
-    """All rows as an analysis needs them. Pages are checked while they are read, whole files are not."""
+def begin_reading(store: Store, mapped: Mapped = one_by_one) -> Iterator[Part]:
+    """What `join` makes one table of. Pages are checked while they are read, whole files are not."""
     ids = store.trial_ids()
-    parts = [(store.folder, ids[start : start + TABLES]) for start in range(0, max(1, len(ids)), TABLES)]
+    return mapped(_read_part, [(store.folder, ids[at : at + TABLES]) for at in range(0, max(1, len(ids)), TABLES)])
+
+
+def join(store: Store, parts: Iterator[Part]) -> pa.Table:
+    """All rows as an analysis needs them; what was damaged is noted in the store."""
     tables = []
-    for table, damage in mapped(_read_part, parts):
+    for table, damage in parts:
         tables.append(table)
         store.damage.update(damage)
     return pa.concat_tables(tables).unify_dictionaries()
 
 
-def _read_part(part: tuple[Path, Sequence[str]]) -> tuple[pa.Table, dict[Path, Damage]]:
-    folder, trial_ids = part
+def _read_part(where: tuple[Path, Sequence[str]]) -> Part:
+    folder, trial_ids = where
     store = Store(folder)
     return condense(store.rows(trial_ids, NEEDED, verify=False).combine_chunks()), store.damage
 

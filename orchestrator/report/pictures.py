@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.breakdown import Part
@@ -37,18 +37,19 @@ class Gallery:
     time: Picture | None = None  # none where nothing was generated, so there is no speed
 
 
-def gallery(analysis: Analysis, startups: Mapping[str, Startup], prefix: str, mapped: Mapped = one_by_one) -> Gallery:
-    """`prefix` begins the names of files and ids; it tells sweeps apart."""
-    kinds = (_tradeoff, _paretos, _grids, _rest)
+def draw(
+    analysis: Analysis, startups: Mapping[str, Startup], prefix: str, mapped: Mapped = one_by_one
+) -> Iterator[list[Picture]]:
+    """What `arrange` makes a gallery of; where processes draw, they begin now. `prefix` tells sweeps apart."""
     jobs = [
-        partial(kind, task, analysis.criteria, f"{prefix}{task.task}-") for task in analysis.tasks for kind in kinds
+        partial(kind, task, analysis.criteria, f"{prefix}{task.task}-") for task in analysis.tasks for kind in KINDS
     ]
-    *drawn, time = mapped(_styled, [*jobs, partial(_time, list(_lanes(analysis, startups)), prefix)])
-    tasks = {
-        task.task: tuple(chain(*drawn[len(kinds) * place : len(kinds) * (place + 1)]))
-        for place, task in enumerate(analysis.tasks)
-    }
-    return Gallery(tasks=tasks, time=next(iter(time), None))
+    return mapped(_styled, [*jobs, partial(_time, list(_lanes(analysis, startups)), prefix)])
+
+
+def arrange(analysis: Analysis, drawn: Iterator[list[Picture]]) -> Gallery:
+    tasks = {task.task: tuple(chain(*islice(drawn, len(KINDS)))) for task in analysis.tasks}
+    return Gallery(tasks=tasks, time=next(iter(next(drawn)), None))
 
 
 def _styled(draw: Callable[[], Iterator[Picture]]) -> list[Picture]:
@@ -294,3 +295,6 @@ def _lanes(analysis: Analysis, startups: Mapping[str, Startup]) -> Iterator[Lane
             loading=None if own is None else (own.began - start, own.loaded - start),
             warming=None if own is None else (own.loaded - start, own.warm - start),
         )
+
+
+KINDS = (_tradeoff, _paretos, _grids, _rest)  # of a task, in reading order

@@ -20,7 +20,7 @@ from orchestrator.report.drawing import Picture
 from orchestrator.report.earlier import Earlier
 from orchestrator.report.gate_words import GateText, gate_texts
 from orchestrator.report.gather import Material
-from orchestrator.report.pictures import Gallery, gallery
+from orchestrator.report.pictures import Gallery, arrange, draw
 from orchestrator.report.side_by_side import Mapped, one_by_one
 from orchestrator.report.texts import Examples, examples
 from orchestrator.report.words import counted, duration, large, layers, size, whole
@@ -181,7 +181,9 @@ def section(
     found = replace(found, tasks=tuple(sorted(map(ordered, found.tasks), key=lambda task: asked.index(task.task))))
     memory, counted = peak_memory(material.trials), totals(material.rows)
     model = material.request.get("model", {})
-    pictures = gallery(found, startups(material.trials), prefix, mapped) if figures else Gallery()
+    drawn = draw(found, startups(material.trials), prefix, mapped) if figures else None
+    shown = tuple(examples(material, found))  # read while others draw
+    pictures = Gallery() if drawn is None else arrange(found, drawn)
     views = [
         TaskView(
             task=task,
@@ -191,7 +193,6 @@ def section(
         )
         for task in found.tasks
     ]
-    shown = tuple(examples(material, found))
     return Section(
         prefix=prefix,
         request=material.request,

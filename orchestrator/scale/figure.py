@@ -12,6 +12,8 @@ from pathlib import Path
 from orchestrator.chaos.processes import below
 from sampler.errors import InputError
 
+HELPERS = 0.5  # seconds between looks at the processes that a command has started: a look takes a while
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
@@ -51,23 +53,20 @@ def spent_by(module: str, arguments: Sequence[str]) -> Spent:
     began = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.DEVNULL, stderr=errors)
-        memory = helpers = 0.0
+        memory, looked = 0.0, 0.0
         while (ended := os.wait4(child.pid, os.WNOHANG))[0] == 0:
-            memory = max(memory, _memory(child.pid))
-            helpers = max(helpers, sum(_share(pid) for pid in below(child.pid)))
-            time.sleep(0.02)
+            memory = max(memory, _told(child.pid, "status", "VmHWM"))
+            if time.perf_counter() - looked > HELPERS:
+                looked = time.perf_counter()
+                memory = max(memory, _told(child.pid, "status", "VmRSS") + sum(map(_share, below(child.pid))))
+            time.sleep(0.01)
         wall = time.perf_counter() - began
         child.returncode = os.waitstatus_to_exitcode(ended[1])
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip().splitlines()
     if child.returncode:
         raise InputError(f"{module} ended with {child.returncode}: {(said or ['no reason given'])[-1]}")
-    return Spent(wall=wall, cpu=ended[2].ru_utime + ended[2].ru_stime, memory=memory + helpers)
-
-
-def _memory(pid: int) -> float:
-    """The most it had so far, in MB; what the kernel tells after its end would count this process before the start."""
-    return _told(pid, "status", "VmHWM")
+    return Spent(wall=wall, cpu=ended[2].ru_utime + ended[2].ru_stime, memory=memory)
 
 
 def _share(pid: int) -> float:
@@ -76,6 +75,7 @@ def _share(pid: int) -> float:
 
 
 def _told(pid: int, file: str, entry: str) -> float:
+    """In MB, of a process that lives; what the kernel tells after its end would count this one before the start."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -20,6 +20,7 @@ from orchestrator.store.sealed_json import write_object
 from orchestrator.store.sealed_parquet import encode_table, hash_file
 from orchestrator.store.segments import SegmentWriter
 from orchestrator.store.trial_folder import (
+    COPIED,
     FACTS,
     SUMMARY,
     TABLE,
@@ -137,7 +138,7 @@ class OpenTrial:
         order = {doc_id: position for position, doc_id in enumerate(wanted)}
         keys = [(order.get(doc_id, len(order)), doc_id) for doc_id in rows["doc_id"].to_pylist()]
         rows = rows.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
-        write_file(self._disk, self._table, encode_table(rows.combine_chunks()))
+        write_file(self._disk, self._table, encode_table(rows.combine_chunks(), COPIED))
 
     def _all_rows(self) -> pa.Table:
         """What the disk has, which counts; what the memory has only tells that something is gone."""

@@ -7,7 +7,7 @@ rows.parquet is another one than before (then a stream may be another one, too: 
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ import pyarrow.compute as pc
 from orchestrator.store.errors import Damaged, StoreError
 from orchestrator.store.schema import ROWS, SCHEMA_VERSION
 from orchestrator.store.sealed_json import read_object
-from orchestrator.store.sealed_parquet import read_table, verify_table
+from orchestrator.store.sealed_parquet import part_of, read_copy, read_table, verify_table
 from orchestrator.store.segments import Segment, read_segment
 
 FACTS = "trial.json"
 TABLE = "rows.parquet"
+COPIED = part_of(ROWS, set(ROWS.names) - {"text"})  # what rows.parquet also holds in a quicker form
 SUMMARY = "tally"  # in trial.json, of exactly the rows it was finished with; gone when that changes
 SEGMENT = re.compile(r"rows-([0-9]+)\.arrows")
 TRIES = 100
@@ -116,6 +117,8 @@ def _read_once(folder: Path, columns: Sequence[str] | None, verify: bool) -> Rea
 
 
 def _read_parquet(folder: Path, columns: Sequence[str] | set[str] | None, verify: bool) -> pa.Table:
+    if columns is not None and (quick := _read_copy(folder, columns)) is not None:
+        return quick
     if verify:
         try:
             verify_table(folder / TABLE)
@@ -123,7 +126,16 @@ def _read_parquet(folder: Path, columns: Sequence[str] | set[str] | None, verify
             raise
         except OSError as problem:
             raise Damaged(f"cannot be read: {problem.strerror}") from problem
-    return read_table(folder / TABLE, ROWS, None if columns is None else list(columns))
+    return read_table(folder / TABLE, ROWS, columns)
+
+
+def _read_copy(folder: Path, columns: Collection[str]) -> pa.Table | None:
+    try:
+        return read_copy(folder / TABLE, COPIED, columns)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None  # told of by whoever reads it after this
 
 
 def _read_segment(path: Path) -> Segment:
