@@ -8,7 +8,8 @@ test: lint types
 	$(BIN)/python -m pytest -m "not slow and not cluster" -n auto
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "slow and not cluster" -n auto -o faulthandler_timeout=1800
+	$(BIN)/python -m pytest -m alone -n 0 -o faulthandler_timeout=1800
+	$(BIN)/python -m pytest -m "slow and not cluster and not alone" -n auto -o faulthandler_timeout=1800
 
 # Real sweeps, disturbed at random moments; FAULTS=1000 for the long campaign, PAGE=docs/faults.md to keep its table, and
 # JOURNAL=faults.jsonl to run it in parts: interrupted and repeated, it goes on where it was.

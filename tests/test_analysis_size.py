@@ -38,6 +38,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_a_million_rows(tmp_path: Path) -> None:
@@ -67,13 +68,16 @@ def test_a_million_rows(tmp_path: Path) -> None:
     assert found["size"] < 2_000_000, found
 
 
+@pytest.mark.alone
 @pytest.mark.slow
-def test_a_report_of_a_million_rows(tmp_path: Path) -> None:
-    """Three tasks in six repeats; in trials of 1,000 documents, since each small file adds a millisecond."""
+@pytest.mark.parametrize("shard_size", [50, 1000])  # 20,142 and 1,080 trials
+def test_a_report_of_a_million_rows(tmp_path: Path, shard_size: int) -> None:
+    """Three tasks in six repeats."""
     documents = {"gsm8k": 1_319, "minerva_math": 5_000, "mmlu": 12_300}
-    folder = write_sweep(tmp_path / "s", Simulation(documents=documents, repeats=6, shard_size=1000, actors=8))
+    folder = write_sweep(tmp_path / "s", Simulation(documents=documents, repeats=6, shard_size=shard_size, actors=8))
     assert Store(folder).rows(columns=["doc_id"], verify=False).num_rows == 1_005_426
     spent = spent_by("orchestrator.report", [str(folder)])
+    print(spent)
     assert spent.wall < 20, spent
     assert spent.memory < 1_500, spent
     assert (folder / "report.html").stat().st_size < 5_000_000

@@ -233,6 +233,7 @@ def test_reading_waits_neither_for_torch_nor_for_ray() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_million_rows_are_told_in_two_seconds(tmp_path: Path) -> None:
     nine = tuple(f"k{k}_middle" for k in range(1, 10))

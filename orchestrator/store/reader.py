@@ -4,7 +4,7 @@
     documents/<task>.parquet       question, choices and gold, once
     trials/<trial_id>/trial.json   what the trial is, its status and attempts
                       rows-<n>.arrows   rows as they came; one file per attempt and writer
-                      rows.parquet      all rows, when the trial has ended
+                      rows.parquet      all rows, when the trial has ended; of a small one in Arrow's form too
     set-aside/                     damaged files, moved here and never deleted
     lock/                          who writes
 
