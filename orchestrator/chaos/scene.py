@@ -147,6 +147,8 @@ class Scene:
 
 def complaints(command: Command) -> list[Problem]:
     """What no command may show, whatever happened to it."""
-    lines = command.text.strip().splitlines()
-    traced = "Traceback" in command.text or '  File "' in command.text
-    return [other(f"a traceback: {lines[-1]}")] if traced else []
+    text = command.text
+    if "Traceback" not in text and '  File "' not in text:
+        return []
+    said, _, _ = text.strip().splitlines()[-1].partition("; continue with")
+    return [other(f"a traceback before: {said}")]

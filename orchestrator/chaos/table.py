@@ -129,4 +129,7 @@ would. After each fault, and once the sweep is finished, all rows are read again
 Two such sweeps run at a time (`--lanes`), each on a disk of its own; every second round runs on two nodes that stay.
 The seed decides which faults come in which order and after how many rows or seconds; what the machine does in those
 moments it cannot decide, so a failed round repeats the plan, not each instruction.
+
+[faults.jsonl](faults.jsonl) has the last campaign round by round; `JOURNAL=docs/faults.jsonl` continues one that was
+stopped, and each part says which code it ran.
 """
