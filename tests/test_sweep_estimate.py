@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tasks_model import write_model
 
@@ -31,6 +30,8 @@ from orchestrator.planning.machine import Placement
 from orchestrator.planning.prepared import Prepared, PreparedTask
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import ROWS
+from orchestrator.store.sealed_parquet import encode_table
+from orchestrator.store.trial_folder import COPIED
 from sampler.config import ModelConfig
 from sampler.loading import find_model, load_model
 from tasks.catalog import CATALOG
@@ -89,14 +90,14 @@ def test_bytes_on_disk_are_of_the_right_size(tokens: int) -> None:
     rows = [
         row(n, token_ids=[(n * 7919 * t) % 150_000 for t in range(tokens)], text="word " * tokens) for n in range(50)
     ]
-    stream, file = io.BytesIO(), io.BytesIO()
+    stream = io.BytesIO()
     with pa.ipc.new_stream(stream, ROWS) as writer:
         for one in rows:
             writer.write_batch(pa.RecordBatch.from_pylist([one], schema=ROWS))
-    pq.write_table(pa.Table.from_pylist(rows, schema=ROWS), file)
+    file = encode_table(pa.Table.from_pylist(rows, schema=ROWS), COPIED)
     running = 50 * (ROW_WHILE_RUNNING + 2 * TOKEN * tokens)
     assert 0.3 * running < len(stream.getvalue()) < running
-    assert len(file.getvalue()) < TRIAL + 50 * (ROW + TOKEN * tokens) < 8 * len(file.getvalue())
+    assert len(file) < TRIAL + 50 * (ROW + TOKEN * tokens) < 8 * len(file)
 
 
 def test_disk_counts_trials_rows_and_what_runs() -> None:
