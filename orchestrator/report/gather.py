@@ -109,7 +109,7 @@ def check_files(store: Store, trials: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def begin_reading(store: Store, mapped: Mapped = one_by_one) -> Iterator[Part]:
-    """What `join` makes one table of. Pages are checked while they are read, whole files are not."""
+    """What `join` makes one table of. Of large files the pages are checked that are read, small ones as a whole."""
     ids = store.trial_ids()
     return mapped(_read_part, [(store.folder, ids[at : at + TABLES]) for at in range(0, max(1, len(ids)), TABLES)])
 

@@ -25,7 +25,7 @@ from orchestrator.store.atomic import DISK, make_folders, remove_quietly, write_
 from sampler.errors import InputError
 
 PAGE = "report.html"
-LARGE = 400  # trials; in processes these are read, and their figures drawn, sooner than it takes to start them
+LARGE = 400  # trials; of fewer, a report is written sooner than processes have started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,7 +70,7 @@ def is_compact(folder: Path) -> bool:
 
 
 def read_rows(folder: Path, columns: Sequence[str] | None = None, *, verify: bool = True) -> Reading:
-    """Each document's first row. Without `verify` only Parquet's page checksums protect rows.parquet."""
+    """Each document's first row. Without `verify` a large rows.parquet is protected by its page checksums only."""
     for _ in range(TRIES):
         before = _identity(folder / TABLE)
         try:
