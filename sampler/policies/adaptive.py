@@ -11,38 +11,16 @@ from typing import ClassVar
 
 from sampler.errors import InputError
 from sampler.history import input_change
-from sampler.plan import REPLAY, Keeps, LayerPlan, Policy, StepContext, compute_all, in_layers
-from sampler.policies.rule import Rule, real, shown, whole
+from sampler.plan import REPLAY, Keeps, LayerPlan, StepContext, compute_all, in_layers
+from sampler.policies.rule import PlanningRule, Rule, real, shown, whole
 
 MOST_REPLAYS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Adaptive:
+class AdaptiveRule(PlanningRule):
     """Drift of at least `enough` is computed; so is what follows `most` replays. Both counts begin anew with it."""
 
-    enough: float
-    most: int
-    compute: LayerPlan
-    replay: LayerPlan
-    keeps: Keeps
-    period: None = None
-
-    def plan(self, context: StepContext) -> LayerPlan:
-        if not context.past:
-            return self.compute
-        just_revealed = sum(context.revealed_at[p] == context.step - 1 for p in context.window)
-        drift, replays = just_revealed / len(context.window), 0
-        for done in reversed(context.past):
-            if not done.plan.replays:
-                break
-            drift += input_change(done)
-            replays += 1
-        return self.compute if drift >= self.enough or replays >= self.most else self.replay
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdaptiveRule(Rule):
     unscored: ClassVar[str | None] = (
         "it decides by how far a block's earlier passes moved, and a state to be scored has no such passes"
     )
@@ -67,11 +45,19 @@ class AdaptiveRule(Rule):
     def options(self) -> tuple[str, ...]:
         return () if self.most == MOST_REPLAYS else (str(self.most),)
 
-    def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
-        return Adaptive(
-            enough=self.enough,
-            most=self.most,
-            compute=compute_all(depth),
-            replay=in_layers(REPLAY, layers, depth),
-            keeps=Keeps(layers, watched=layers[0]),
-        )
+    @property
+    def keeps(self) -> Keeps:
+        return Keeps(self.layers, watched=self.layers[0])
+
+    def plan(self, context: StepContext) -> LayerPlan:
+        if not context.past:
+            return compute_all(self.depth)
+        just_revealed = sum(context.revealed_at[p] == context.step - 1 for p in context.window)
+        drift, replays = just_revealed / len(context.window), 0
+        for done in reversed(context.past):
+            if not done.plan.replays:
+                break
+            drift += input_change(done)
+            replays += 1
+        computes = drift >= self.enough or replays >= self.most
+        return compute_all(self.depth) if computes else in_layers(REPLAY, self.layers, self.depth)

@@ -3,10 +3,11 @@
 import math
 import re
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sampler.errors import InputError
-from sampler.plan import Policy
+from sampler.plan import Keeps, LayerPlan, Policy, StepContext
 
 
 class Rule(ABC):
@@ -36,6 +37,26 @@ class Rule(ABC):
     @abstractmethod
     def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
         """The rule on these layers of a model of `depth` layers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanningRule(Rule):
+    """A rule that makes the plans itself: bound, it is the same rule that now knows its layers."""
+
+    period: ClassVar[int | None] = None
+    layers: tuple[int, ...] = ()
+    depth: int = 0
+
+    def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
+        return replace(self, layers=layers, depth=depth)
+
+    @property
+    def keeps(self) -> Keeps:
+        return Keeps(self.layers)
+
+    @abstractmethod
+    def plan(self, context: StepContext) -> LayerPlan:
+        """What each layer does in this pass."""
 
 
 def no_options(options: list[str]) -> None:

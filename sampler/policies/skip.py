@@ -6,28 +6,20 @@ Source: layer pruning, such as "The Unreasonable Ineffectiveness of the Deeper L
 The first pass computes everything, as under every policy, so the layer executions are those of an endless replay.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from sampler.errors import InputError
-from sampler.plan import SKIP, Keeps, LayerPlan, Policy, StepContext, compute_all, in_layers
-from sampler.policies.rule import Rule, no_options
+from sampler.plan import SKIP, Keeps, LayerPlan, StepContext, in_layers
+from sampler.policies.rule import PlanningRule, Rule, no_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Skipping:
+class SkipRule(PlanningRule):
     """Asks for the same in every pass but a block's first."""
 
-    compute: LayerPlan
-    skip: LayerPlan
-    keeps: Keeps = field(default_factory=Keeps)
-    period: int = 2  # a pass after the first is like any other, so scoring needs no more than two
+    period: ClassVar[int | None] = 2  # a pass after the first is like any other, so scoring needs no more than two
 
-    def plan(self, context: StepContext) -> LayerPlan:
-        return self.skip if context.step else self.compute
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SkipRule(Rule):
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
         if value:
@@ -42,5 +34,9 @@ class SkipRule(Rule):
     def mode(self) -> str:
         return "skip"
 
-    def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
-        return Skipping(compute=compute_all(depth), skip=in_layers(SKIP, layers, depth))
+    @property
+    def keeps(self) -> Keeps:
+        return Keeps()
+
+    def plan(self, context: StepContext) -> LayerPlan:
+        return in_layers(SKIP, self.layers if context.step else (), self.depth)

@@ -13,47 +13,14 @@ from typing import ClassVar
 
 from sampler.errors import InputError
 from sampler.history import computed_at, input_changes
-from sampler.plan import PARTIAL, REPLAY, Keeps, LayerPlan, Policy, StepContext, compute_all, in_layers
-from sampler.policies.rule import Rule, real, shown
+from sampler.plan import PARTIAL, REPLAY, Keeps, LayerPlan, StepContext, compute_all, in_layers
+from sampler.policies.rule import PlanningRule, Rule, real, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trim:
+class TrimRule(PlanningRule):
     """Decides per pass which positions the layers run for: all of them is a computed pass, none a replay."""
 
-    share: float
-    random: bool
-    compute: LayerPlan
-    replay: LayerPlan
-    keeps: Keeps
-    period: None = None
-
-    def plan(self, context: StepContext) -> LayerPlan:
-        if not context.past:
-            return self.compute
-        chosen = self._outdated(context) | self._moved(context)
-        if len(chosen) == len(context.window):
-            return self.compute
-        if self.random:
-            lot = Random(f"{context.step} {context.window} {context.revealed_at}")
-            chosen = set(lot.sample(context.window, len(chosen)))
-        depth, selected = len(self.compute.steps), tuple(sorted(chosen))
-        return in_layers(PARTIAL, self.keeps.layers, depth, selected) if chosen else self.replay
-
-    def _outdated(self, context: StepContext) -> set[int]:
-        """Positions whose contribution was made for a mask that is a token now, and their neighbours."""
-        cached, stood = computed_at(context.past), context.revealed_at
-        changed = [p for p, at in enumerate(stood) if at is not None and at >= cached[p]]
-        return {near for p in changed for near in (p - 1, p, p + 1)} & set(context.window)
-
-    def _moved(self, context: StepContext) -> set[int]:
-        change = input_changes(context.past)
-        most = math.ceil(self.share * len(context.window) - 1e-9)
-        return set(sorted(context.window, key=lambda p: (-change.get(p, 0.0), p))[:most])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrimRule(Rule):
     unscored: ClassVar[str | None] = (
         "it chooses positions by how far they moved between passes, and only one pass precedes a state to be scored"
     )
@@ -80,11 +47,30 @@ class TrimRule(Rule):
     def options(self) -> tuple[str, ...]:
         return ("random",) if self.random else ()
 
-    def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
-        return Trim(
-            share=self.share,
-            random=self.random,
-            compute=compute_all(depth),
-            replay=in_layers(REPLAY, layers, depth),
-            keeps=Keeps(layers, watched=layers[0]),
-        )
+    @property
+    def keeps(self) -> Keeps:
+        return Keeps(self.layers, watched=self.layers[0])
+
+    def plan(self, context: StepContext) -> LayerPlan:
+        if not context.past:
+            return compute_all(self.depth)
+        chosen = self._outdated(context) | self._moved(context)
+        if len(chosen) == len(context.window):
+            return compute_all(self.depth)
+        if not chosen:
+            return in_layers(REPLAY, self.layers, self.depth)
+        if self.random:
+            lot = Random(f"{context.step} {context.window} {context.revealed_at}")
+            chosen = set(lot.sample(context.window, len(chosen)))
+        return in_layers(PARTIAL, self.layers, self.depth, tuple(sorted(chosen)))
+
+    def _outdated(self, context: StepContext) -> set[int]:
+        """Positions whose contribution was made for a mask that is a token now, and their neighbours."""
+        cached, stood = computed_at(context.past), context.revealed_at
+        changed = [p for p, at in enumerate(stood) if at is not None and at >= cached[p]]
+        return {near for p in changed for near in (p - 1, p, p + 1)} & set(context.window)
+
+    def _moved(self, context: StepContext) -> set[int]:
+        change = input_changes(context.past)
+        most = math.ceil(self.share * len(context.window) - 1e-9)
+        return set(sorted(context.window, key=lambda p: (-change.get(p, 0.0), p))[:most])
