@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,27 @@ def test_the_code_is_the_checkout_it_lies_in() -> None:
     found = provenance.code()
     assert found["commit"] == head.stdout.strip()
     assert found["dirty"] in (True, False)
+
+
+def test_only_changed_code_is_a_change(tmp_path: Path) -> None:
+    for name in ("orchestrator/__init__.py", "orchestrator/running/__init__.py", "orchestrator/running/provenance.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "README.md").write_text("as it was")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "c"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "README.md").write_text("other")
+    assert changed_in(tmp_path) == "False"
+    with (tmp_path / "orchestrator" / "__init__.py").open("a") as file:
+        file.write("# more\n")
+    assert changed_in(tmp_path) == "True"
+
+
+def changed_in(folder: Path) -> str:
+    asked = "from orchestrator.running import provenance; print(provenance.code()['dirty'])"
+    told = subprocess.run([sys.executable, "-c", asked], cwd=folder, capture_output=True, text=True, check=True)
+    return told.stdout.strip()
 
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:

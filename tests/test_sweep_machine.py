@@ -1,8 +1,11 @@
 """Which model auto means, and how many actors fit; facts come in, so every machine can be tried here."""
 
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -133,3 +136,11 @@ def test_this_machine_is_a_machine() -> None:
     assert here.cpus >= 1
     assert here.gpus == here.driver_gpus == here.all_gpus
     assert here.dtype in ("float32", "bfloat16", "float16")
+
+
+def test_a_machine_whose_system_tells_less_has_all_its_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=FileNotFoundError))
+    here = Machine.here()
+    assert here.cpus == os.cpu_count()
+    assert here.memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

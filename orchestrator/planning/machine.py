@@ -1,7 +1,6 @@
 """What there is to run on: which model fits it by default, and how many actors it holds. Asks nobody; facts come in."""
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.running.provenance import all_memory, cores
 from sampler.errors import InputError, InputErrors
 from sampler.loading import pick_device, pick_dtype
 from sampler.tiny import BUNDLED_MODEL
@@ -35,8 +35,7 @@ class Machine:
         device = pick_device("auto")
         dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
         gpus = torch.cuda.device_count()
-        cpus = len(os.sched_getaffinity(0))
-        return cls(cpus=cpus, gpus=gpus, driver_gpus=gpus, dtype=dtype, memory=free_memory())
+        return cls(cpus=cores(), gpus=gpus, driver_gpus=gpus, dtype=dtype, memory=free_memory())
 
     @property
     def all_cpus(self) -> float:
@@ -48,8 +47,12 @@ class Machine:
 
 
 def free_memory() -> int:
-    """Bytes that programs of this machine may still take."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    """Bytes that programs of this machine may still take; where the kernel does not say, all it has."""
+    try:
+        told = Path("/proc/meminfo").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return all_memory()
+    fields = dict(line.split(":") for line in told.splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 

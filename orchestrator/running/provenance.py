@@ -10,6 +10,7 @@ from typing import Any
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "ray", "lm_eval", "datasets", "pyarrow", "numpy")
 PROJECT = "reuse-sweep"
+PARTS = ("orchestrator", "sampler", "tasks")  # what can change a row; a page of text cannot
 SECONDS_TO_ANSWER = 10
 SMI_FIELDS = {
     "driver": "driver_version",
@@ -30,13 +31,13 @@ def packages() -> dict[str, str]:
 
 
 def code() -> dict[str, Any]:
-    """The commit this code lies at and whether files differ from it; without git, the installed version."""
+    """The commit this code lies at and whether its files differ from it; without git, the installed version."""
     folder = Path(__file__).resolve().parents[2]
     known: dict[str, Any] = {"version": _version(PROJECT), "commit": None, "dirty": None}
     top = _output(["git", "-C", str(folder), "rev-parse", "--show-toplevel"])
     if top is None or Path(top) != folder:  # installed elsewhere, perhaps inside somebody else's repository
         return known
-    changed = _output(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    changed = _output(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", "--", *PARTS])
     return known | {"commit": _output(["git", "-C", str(folder), "rev-parse", "HEAD"]), "dirty": bool(changed)}
 
 
@@ -62,10 +63,20 @@ def _cpu() -> dict[str, Any]:
     clock = fields.get("cpu MHz")
     return {
         "name": fields.get("model name") or platform.machine(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "cores": len(os.sched_getaffinity(0)),
+        "memory": all_memory(),
+        "cores": cores(),
         "clock_mhz": None if clock is None else float(clock),
     }
+
+
+def all_memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cores() -> int:
+    """Those this process may use; where the system (macOS) keeps nobody to some of them, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_fields() -> Mapping[str, str]:
