@@ -55,6 +55,7 @@ def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: ManyNodes) 
     vanishing = sorted(nodes_at_work(run.folder).keys() & set(late))[:VANISHING]
     for node in vanishing:
         cluster.kill(node)
-    run.wait()
+    said = run.wait()
+    assert "(raylet)" not in said  # what Ray's own processes say of it
     assert outcome(run.folder) == outcome(plain.folder)
     assert set(cluster.nodes) <= nodes_at_work(run.folder).keys()

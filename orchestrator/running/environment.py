@@ -7,7 +7,10 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` workers would start in a copy of the folder
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own future default, and it warns until it is set
-    "RAY_DEDUP_LOGS": "0",
+    # Of what Ray's own processes say on the terminal (nodes that died, how many processes there are) only memory
+    # matters: the rest is told in our own words.
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": r"(?s)^(?!.*(memory pressure|low on memory))",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # answers that came too late; whoever waits for one hears its error himself
     "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on the machine go first, and be measured
 }
