@@ -9,7 +9,7 @@ these is killed too.
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -77,12 +77,18 @@ class Campaign:
         if at_the_end:  # whatever comes out now counts for the last fault before it
             struck = struck or [(NONE, [])]
             struck[-1][1].extend(at_the_end)
-        outcomes = tuple(Outcome(fault=name, round=number, problems=tuple(found)) for name, found in struck)
+        outcomes = tuple(
+            Outcome(fault=name, round=number, problems=tuple(map(self._tidied, found))) for name, found in struck
+        )
         _tell(number, outcomes)
         if any(outcome.problems for outcome in outcomes):
             shutil.copytree(scene.out, self.folder / f"bad-{number}", dirs_exist_ok=True)
         shutil.rmtree(scene.out, ignore_errors=True)
         return Round(number=number, outcomes=outcomes, rows=len(self.reference))
+
+    def _tidied(self, problem: Problem) -> Problem:
+        """Without the campaign's own folder, which is another one each time."""
+        return replace(problem, text=problem.text.replace(f"{self.disk.folder}/", ""))
 
     def _strike(self, scene: Scene, name: str, chance: Random) -> list[tuple[str, list[Problem]]]:
         """The fault and what it did; nothing if the sweep was over before it could come."""
