@@ -7,7 +7,6 @@ fall on the same side, so no test question occurs in training, whatever names an
 import hashlib
 
 TRAIN, HELD_OUT, TEST = "train", "held_out", "test"
-SPLITS = (TRAIN, HELD_OUT, TEST)
 TEST_SHARE, HELD_OUT_SHARE = 150, 50  # of a thousand
 
 Key = tuple[str | int, ...]
