@@ -1,0 +1,37 @@
+"""README and docs as tests read them: their commands, and how one of them is run. Judges nothing."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "sampler/tiny/README.md", "tasks/bundled/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+README = PAGES[0].read_text(encoding="utf-8")
+MODULE = re.compile(r"python -m ((?:sampler|tasks|orchestrator)[.a-z_]*)")
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Lines of its shell blocks, those that belong together joined, without comments."""
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        joined = re.sub(r"(\\|(?<=\|))\n\s*", " ", block)
+        yield from (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines() if line.strip())
+
+
+ALL = sorted({command for page in PAGES for command in commands(page)})
+OURS = [command for command in ALL if MODULE.search(command) and not command.startswith("ray ")]
+
+
+def run_page_command(command: str, folder: Path) -> str:
+    """What it prints, with this Python, on what ships with the project, as where there is neither GPU nor Hub."""
+    here = {"BROWSER": "true", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, **here, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = ["bash", "-euo", "pipefail", "-c", command.replace(".venv/bin/python", "python")]
+    ran = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
