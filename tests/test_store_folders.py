@@ -41,6 +41,10 @@ BAD = {
     "not a sweep's": (write("thesis.tex", b"x"), r"is not empty \(it holds thesis.tex\) and has no sweep.json"),
     "rows without a request": (write("trials/x", b""), r"is not empty \(it holds trials\) and has no sweep.json"),
     "newer": (write("sweep.json", b'{"schema": 99}'), "has schema 99, written by a newer version; .* up to 1"),
+    "newer, sealed in another way": (
+        change("sweep.json", b'"schema": 1', b'"schema": 2'),
+        r"has schema 2, written by a newer version \(or damaged: sweep.copy.json is a copy of it\); .* up to 1",
+    ),
     "no schema": (write("sweep.json", b"{}"), "states no schema number"),
     "a strange schema": (write("sweep.json", b'{"schema": true}'), "states no schema number"),
     "no JSON": (write("sweep.json", b'{"schema": 1,'), "sweep.json is not readable JSON"),

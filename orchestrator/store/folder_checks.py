@@ -1,5 +1,6 @@
 """Decides whether a folder is a sweep's that this version can use. Changes nothing."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def read_request(folder: Path) -> dict[str, Any] | None:
     except NotADirectoryError as problem:
         raise InputError(f"{folder} is a file; a sweep needs a folder") from problem
     except Damaged as problem:
+        _require_known_schema(path, _stated_schema(path), f" (or damaged: {COPY} is a copy of it)")
         raise InputError(f"{path} {problem}; put {COPY} in its place, or use another folder") from problem
     except OSError as problem:
         raise InputError(f"{path} cannot be read: {problem.strerror}") from problem
@@ -33,12 +35,21 @@ def read_request(folder: Path) -> dict[str, Any] | None:
     return request
 
 
-def _require_known_schema(path: Path, schema: object) -> None:
+def _stated_schema(path: Path) -> int:
+    """Of a file whose seal does not match, since a newer version may seal in another way; ours where it states none."""
+    try:
+        schema = json.loads(path.read_bytes())["schema"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return SCHEMA_VERSION
+    return schema if isinstance(schema, int) and schema > SCHEMA_VERSION else SCHEMA_VERSION
+
+
+def _require_known_schema(path: Path, schema: object, doubt: str = "") -> None:
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise InputError(f"{path} states no schema number: it is not this project's")
     if schema > SCHEMA_VERSION:
         raise InputError(
-            f"{path} has schema {schema}, written by a newer version; this one reads up to {SCHEMA_VERSION}: "
+            f"{path} has schema {schema}, written by a newer version{doubt}; this one reads up to {SCHEMA_VERSION}: "
             "upgrade, or use another folder"
         )
 
