@@ -11,6 +11,7 @@ import pytest
 from store_fakes import TRIAL, make_rows, spec
 
 from orchestrator.chaos import damage
+from orchestrator.chaos.__main__ import main
 from orchestrator.chaos.campaign import Outcome, Round, plan
 from orchestrator.chaos.case import Case
 from orchestrator.chaos.cost import Cost, Timed
@@ -139,6 +140,13 @@ def test_a_campaign_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no journal"):
             Journal(tmp_path / "other", 5)
         assert (tmp_path / "other").read_text() == text
+
+
+@pytest.mark.parametrize("flag", ["--runs", "--round", "--lanes", "--minutes", "--worker-timeout"])
+def test_numbers_from_one_on_are_allowed(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["chaos", flag, "0"])
+    with pytest.raises(InputError, match=f"{flag} 0(.0)?: a number above 0 is allowed"):
+        main()
 
 
 def test_a_victim_that_has_just_ended_is_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

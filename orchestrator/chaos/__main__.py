@@ -36,9 +36,10 @@ exit code: 0 if nothing was lost and nothing else was wrong, else 1; also 1 if i
 
 def main() -> None:
     arguments = _parser().parse_args()
-    for name in ("runs", "lanes", "minutes", "worker_timeout"):
-        if getattr(arguments, name) <= 0:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: a number above 0 is allowed")
+    for name in ("runs", "round", "lanes", "minutes", "worker_timeout"):
+        given = getattr(arguments, name)
+        if given is not None and given <= 0:
+            raise InputError(f"--{name.replace('_', '-')} {given}: a number above 0 is allowed")
     for name in ("write", "journal"):
         given = getattr(arguments, name)
         if given is not None and not (Path(given).parent.is_dir() and not Path(given).is_dir()):
