@@ -1,5 +1,6 @@
 """Tasks through the real sampler, on a random model: policies act, prefixes are shared, lm-eval sees the same."""
 
+import ctypes
 import gc
 import json
 import multiprocessing
@@ -255,6 +256,7 @@ def sizes_over(folder: Path) -> list[tuple[int, int]]:
 
 def held() -> tuple[int, int]:
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else the allocator keeps the room of the longest prompts
     return sys.getallocatedblocks(), resident()
 
 
@@ -262,8 +264,7 @@ def held() -> tuple[int, int]:
 def test_memory_stays_flat_over_all_of_mmlu() -> None:
     """In a process of its own: what earlier tests left behind would be given back meanwhile, or not.
 
-    Less than one object for each second document may stay. What is resident goes up and down by some MB, since the
-    allocator keeps the room that the longest prompts took.
+    Less than one object for each second document may stay. What is resident goes up and down with the subject at hand.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
         sizes = alone.submit(sizes_over, bench()).result()
@@ -271,4 +272,4 @@ def test_memory_stays_flat_over_all_of_mmlu() -> None:
     print(f"objects: {objects}; MB resident: {[round(size / 2**20) for size in bytes_]}")
     assert len(sizes) == 8
     assert max(objects) - min(objects) < 6000
-    assert max(bytes_) - bytes_[0] < 30 * 2**20
+    assert max(bytes_) - bytes_[0] < 16 * 2**20

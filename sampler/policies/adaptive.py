@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from sampler.errors import InputError
 from sampler.history import input_change
-from sampler.plan import REPLAY, Keeps, LayerPlan, StepContext, compute_all, in_layers
+from sampler.plan import REPLAY, LayerPlan, StepContext, compute_all, in_layers
 from sampler.policies.rule import PlanningRule, Rule, real, shown, whole
 
 MOST_REPLAYS = 3
@@ -21,6 +21,7 @@ MOST_REPLAYS = 3
 class AdaptiveRule(PlanningRule):
     """Drift of at least `enough` is computed; so is what follows `most` replays. Both counts begin anew with it."""
 
+    watches: ClassVar[bool] = True
     unscored: ClassVar[str | None] = (
         "it decides by how far a block's earlier passes moved, and a state to be scored has no such passes"
     )
@@ -44,10 +45,6 @@ class AdaptiveRule(PlanningRule):
     @property
     def options(self) -> tuple[str, ...]:
         return () if self.most == MOST_REPLAYS else (str(self.most),)
-
-    @property
-    def keeps(self) -> Keeps:
-        return Keeps(self.layers, watched=self.layers[0])
 
     def plan(self, context: StepContext) -> LayerPlan:
         if not context.past:

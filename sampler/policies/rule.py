@@ -44,6 +44,7 @@ class PlanningRule(Rule):
     """A rule that makes the plans itself: bound, it is the same rule that now knows its layers."""
 
     period: ClassVar[int | None] = None
+    watches: ClassVar[bool] = False  # how far the input of its first layer moves from pass to pass
     layers: tuple[int, ...] = ()
     depth: int = 0
 
@@ -52,7 +53,7 @@ class PlanningRule(Rule):
 
     @property
     def keeps(self) -> Keeps:
-        return Keeps(self.layers)
+        return Keeps(self.layers, watched=self.layers[0] if self.watches else None)
 
     @abstractmethod
     def plan(self, context: StepContext) -> LayerPlan:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from sampler.errors import InputError
 from sampler.history import computed_at, input_changes
-from sampler.plan import PARTIAL, REPLAY, Keeps, LayerPlan, StepContext, compute_all, in_layers
+from sampler.plan import PARTIAL, REPLAY, LayerPlan, StepContext, compute_all, in_layers
 from sampler.policies.rule import PlanningRule, Rule, real, shown
 
 
@@ -21,6 +21,7 @@ from sampler.policies.rule import PlanningRule, Rule, real, shown
 class TrimRule(PlanningRule):
     """Decides per pass which positions the layers run for: all of them is a computed pass, none a replay."""
 
+    watches: ClassVar[bool] = True
     unscored: ClassVar[str | None] = (
         "it chooses positions by how far they moved between passes, and only one pass precedes a state to be scored"
     )
@@ -46,10 +47,6 @@ class TrimRule(PlanningRule):
     @property
     def options(self) -> tuple[str, ...]:
         return ("random",) if self.random else ()
-
-    @property
-    def keeps(self) -> Keeps:
-        return Keeps(self.layers, watched=self.layers[0])
 
     def plan(self, context: StepContext) -> LayerPlan:
         if not context.past:
