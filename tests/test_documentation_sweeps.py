@@ -11,16 +11,16 @@ from orchestrator.store import Store
 
 SWEEPS = [command for command in OURS if "orchestrator.sweep --tasks" in command and "--dry-run" not in command]
 FINDING = README.partition("\n## The finding")[2].partition("\n## ")[0]
+[COMMAND] = re.findall(r"```sh\n(.*)\n```", FINDING)
 SUBSETS = ("first", "middle", "last")
 
 
 @pytest.mark.slow
 def test_sweeps_run_as_written(tmp_path: Path) -> None:
     """One after the other in one folder, as a reader would: the larger one extends the smaller."""
-    [finding] = re.findall(r"```sh\n(.*)\n```", FINDING)
-    assert finding in SWEEPS
+    assert COMMAND in SWEEPS
     for command in SWEEPS:
-        if command != finding:
+        if command != COMMAND:
             assert "report.html" in run_page_command(command, tmp_path)
     rows = Store(tmp_path / "results" / "tiny").rows(columns=["task", "doc_id"])
     assert len(rows) == 9 * len(set(zip(*(column.to_pylist() for column in rows.columns), strict=True)))
@@ -28,8 +28,7 @@ def test_sweeps_run_as_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_finding_is_what_its_command_gives(tmp_path: Path) -> None:
-    [command] = re.findall(r"```sh\n(.*)\n```", FINDING)
-    run_page_command(command, tmp_path)
+    run_page_command(COMMAND, tmp_path)
     rows = Store(tmp_path / "results" / "reuse-modes").rows(columns=["policy", "doc_id", "token_ids", "correct"])
     answers: dict[str, dict[str, list[int]]] = {}
     correct: dict[str, int] = {}
