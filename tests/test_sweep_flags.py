@@ -20,8 +20,9 @@ FROZEN = {
     "Grid": "tasks k subsets reuse policies threshold small-block block-cache",
     "Model and data": "model data limit sample fewshot chat-template no-chat-template subset-size dtype batch-size "
     "max-new-tokens repeats seed shard-size",
-    "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor address dashboard no-dashboard worker-timeout",
-    "Run": "out name skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet config "
+    "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address wait-for-nodes "
+    "dashboard no-dashboard worker-timeout callback",
+    "Run": "out name upload skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet config "
     "save-config dry-run force",
 }
 OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typed and as read
@@ -46,7 +47,12 @@ OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typ
     "gpus-per-actor": ("0.5", 0.5),
     "cpus-per-actor": ("2", 2.0),
     "threads-per-actor": ("2", 2),
+    "accelerator-type": ("A100", "A100"),
+    "resources": ("big=1,fast=0.5", ("big=1", "fast=0.5")),
     "address": ("127.0.0.1:6379", "127.0.0.1:6379"),
+    "wait-for-nodes": ("60", 60.0),
+    "callback": ("package.module:Class", ("package.module:Class",)),
+    "upload": ("file:///mnt/results", "file:///mnt/results"),
     "out": ("elsewhere", "elsewhere"),
     "name": ("mine", "mine"),
     "margin": ("3", 3.0),
@@ -341,3 +347,14 @@ def test_problems_end_a_command_with_a_line_each_and_exit_2(capfd: pytest.Captur
     captured = capfd.readouterr()
     assert [line.partition(":")[0] for line in captured.err.splitlines()] == ["error"] * 3
     assert captured.out == ""
+
+
+def test_repeatable_flags_add_up() -> None:
+    command = parse(["--tasks", "gsm8k", "--resources", "big=1", "--resources", "fast=0.5"])
+    assert command.settings.custom_resources == {"big": 1.0, "fast": 0.5}
+    refused("--resources must be NAME=AMOUNT", "--tasks", "gsm8k", "--resources", "big")
+    refused("--resources GPU=1: use --gpus-per-actor instead", "--tasks", "gsm8k", "--resources", "GPU=1")
+    refused("--callback must be MODULE:CLASS", "--tasks", "gsm8k", "--callback", "module.Class")
+    refused(
+        "--wait-for-nodes must be between 0 and 604800 seconds (got -1.0)", "--tasks", "gsm8k", "--wait-for-nodes=-1"
+    )

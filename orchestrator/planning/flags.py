@@ -47,12 +47,20 @@ class Flag:
     shown: str | None
     help: str
     negatable: bool = False
+    repeatable: bool = False
 
 
 _names, _wholes, _numbers = values.many(values.text), values.many(values.whole), values.many(values.number)
 GRID, MODEL, MACHINE, RUN = "Grid", "Model and data", "Machine", "Run"
 FLAGS: Mapping[str, Flag] = {
-    name: Flag(group=group, read=read, shown=shown, help=text, negatable=name in ("chat-template", "dashboard"))
+    name: Flag(
+        group=group,
+        read=read,
+        shown=shown,
+        help=text,
+        negatable=name in ("chat-template", "dashboard"),
+        repeatable=name in ("resources", "callback"),
+    )
     for group, rows in {
         GRID: (
             ("tasks", _names, "A,B", "benchmarks, as python -m tasks.list shows them, or any of lm-eval's"),
@@ -89,13 +97,18 @@ FLAGS: Mapping[str, Flag] = {
             ("gpus-per-actor", values.number, "X", "0.5 packs two on a GPU (default: 1, or 0 without GPUs)"),
             ("cpus-per-actor", values.number, "X", "cores reserved for each (default: 1)"),
             ("threads-per-actor", values.whole, "N", "threads each computes with (default: 1 on a CPU)"),
+            ("accelerator-type", values.text, "T", "GPU model that actors need, as Ray names it: A100, H100, T4"),
+            ("resources", _names, "NAME=X,…", "custom Ray resources that each actor needs (repeatable)"),
             ("address", values.text, "A", "of a running Ray cluster (default: start one here)"),
+            ("wait-for-nodes", values.number, "S", "seconds to wait for an autoscaler's first node (default: 1800)"),
             ("dashboard", values.switch, None, "Ray's dashboard, on this machine only (default: yes)"),
             ("worker-timeout", values.number, "S", "seconds until an actor that hangs is replaced (default: 600)"),
+            ("callback", _names, "MODULE:CLASS", "a Ray Tune callback to add (repeatable)"),
         ),
         RUN: (
             ("out", values.text, "DIR", "folder of sweeps (default: results)"),
             ("name", values.text, "NAME", "folder of this one in it (default: as the model is called)"),
+            ("upload", values.text, "URL", "copy the sweep there as it grows: s3://, gs:// or file://"),
             ("skip-unavailable", values.switch, None, "leave out tasks that cannot be had, instead of an error"),
             ("allow-code-execution", values.switch, None, "run generated programs, in a cage"),
             ("unsafe-code-execution", values.switch, None, "run them even where there is no cage"),
@@ -206,6 +219,15 @@ def _spelled(argument: str) -> str:
     return f"{ELSEWHERE.get(flag, flag)}{equals}{value}"
 
 
+class _Repeatable(argparse.Action):
+    """Joins the values of a repeated flag into one comma-separated list."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        del option
+        earlier = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if earlier is None else f"{earlier},{values}")
+
+
 def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="python -m orchestrator.sweep",
@@ -216,7 +238,9 @@ def parser() -> argparse.ArgumentParser:
     groups = {title: made.add_argument_group(title) for title in (GRID, MODEL, MACHINE, RUN)}
     for name, flag in FLAGS.items():
         group, common = groups[flag.group], {"help": flag.help, "default": argparse.SUPPRESS}
-        if flag.shown is not None:
+        if flag.repeatable:
+            group.add_argument(f"--{name}", metavar=flag.shown, action=_Repeatable, **common)  # type: ignore[arg-type]
+        elif flag.shown is not None:
             group.add_argument(f"--{name}", metavar=flag.shown, **common)  # type: ignore[arg-type]
         elif flag.negatable:
             group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, **common)  # type: ignore[arg-type]

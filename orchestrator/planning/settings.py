@@ -18,6 +18,8 @@ PLACES = ("first", "middle", "last")
 SHARE = 0.01  # of a GPU or core: the least that an actor may ask for
 WEEK = 604_800  # seconds
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+RESOURCE = re.compile(r"([A-Za-z_][^=,\s]*)=([0-9]*\.?[0-9]+)")
+CALLBACK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def policies_of(
@@ -91,12 +93,17 @@ class SweepSettings:
     gpus_per_actor: float | None = None
     cpus_per_actor: float | None = None
     threads_per_actor: int | None = None
+    accelerator_type: str | None = None  # Ray's name of a GPU model, such as A100
+    resources: tuple[str, ...] = ()  # NAME=AMOUNT of Ray's custom resources, for each actor
     address: str | None = None
+    wait_for_nodes: float = 1800.0  # seconds for a cluster that can grow to bring its first node
     dashboard: bool = True
+    callback: tuple[str, ...] = ()  # module:Class of Ray Tune callbacks
     worker_timeout: float = 600.0  # seconds without a sign of life, or for one batch of documents
 
     out: str = "results"
     name: str | None = None  # None: as the model is called
+    upload: str | None = None  # URL of a folder that gets a copy of the sweep
     skip_unavailable: bool = False
     allow_code_execution: bool = False
     unsafe_code_execution: bool = False
@@ -151,15 +158,26 @@ class SweepSettings:
             yield f"--cpus-per-actor {cpus}: a number of at least {SHARE} is allowed"
         if not 1 <= self.worker_timeout <= WEEK:
             yield f"--worker-timeout {self.worker_timeout}: seconds, from 1 to a week's {WEEK}, are allowed"
+        if not 0 <= self.wait_for_nodes <= WEEK:
+            yield f"--wait-for-nodes must be between 0 and {WEEK} seconds (got {shown(self.wait_for_nodes)})"
         if not 0 < self.margin < 100:
             yield f"--margin {self.margin}: percentage points above 0 and below 100 are allowed"
         if not (self.speedup > 1 and math.isfinite(self.speedup)):
             yield f"--speedup {self.speedup}: a factor above 1, such as 1.2, is allowed"
 
     def _text_problems(self) -> Iterator[str]:
-        for name in ("model", "data", "out", "address"):
+        for name in ("model", "data", "out", "address", "accelerator_type", "upload"):
             if getattr(self, name) == "":
                 yield f"{_flag(name)} is empty: leave it out or give a value"
+        for resource in self.resources:
+            match = RESOURCE.fullmatch(resource)
+            if match is None or float(match[2]) <= 0:
+                yield f"--resources must be NAME=AMOUNT with an amount above 0, such as highmem=1 (got {resource!r})"
+            elif match[1].upper() in ("CPU", "GPU"):
+                yield f"--resources {resource}: use --{match[1].lower()}s-per-actor instead"
+        for callback in self.callback:
+            if not CALLBACK.fullmatch(callback):
+                yield f"--callback must be MODULE:CLASS, such as my_package.callbacks:MyCallback (got {callback!r})"
         if self.dtype not in DTYPES:
             yield f"--dtype {self.dtype}: {', '.join(DTYPES)} are allowed"
         if self.name is not None and not NAME.fullmatch(self.name):
@@ -167,6 +185,11 @@ class SweepSettings:
                 f"--name {self.name!r} is no name of a folder: up to 100 letters, digits and . _ + - are allowed, "
                 "a letter or digit first"
             )
+
+    @property
+    def custom_resources(self) -> dict[str, float]:
+        """Ray's custom resources that each actor needs, by name."""
+        return {name: float(amount) for name, amount in (resource.split("=") for resource in self.resources)}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as JSON holds them."""
