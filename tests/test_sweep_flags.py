@@ -20,8 +20,8 @@ FROZEN = {
     "Grid": "tasks k subsets reuse policies threshold small-block block-cache",
     "Model and data": "model data limit sample fewshot chat-template no-chat-template subset-size dtype batch-size "
     "max-new-tokens repeats seed shard-size",
-    "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address wait-for-nodes "
-    "dashboard no-dashboard worker-timeout callback",
+    "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
+    "wait-for-nodes dashboard no-dashboard worker-timeout callback",
     "Run": "out name upload skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet config "
     "save-config dry-run force",
 }
