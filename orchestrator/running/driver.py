@@ -76,6 +76,7 @@ def run_trials(
                 name="sweep",
                 storage_path=scratch,
                 failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # workers cannot see `storage_path`
                 callbacks=[watch],
                 verbose=0,
             ),

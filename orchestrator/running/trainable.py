@@ -2,7 +2,6 @@
 
 import socket
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
@@ -109,12 +108,6 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
 
     def cleanup(self) -> None:
         self._watchdog.close()
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Nothing to save: the folder is the truth. Tune reuses no actor of a class without this method."""
-
-    def load_checkpoint(self, checkpoint: Mapping[str, Any] | None) -> None:
-        """Nothing to load."""
 
     def __repr__(self) -> str:
         return str(self._name)  # frozen by Ray when the actor is made, so it names no trial
