@@ -80,7 +80,7 @@ class KeepLoadingActors(FIFOScheduler):  # type: ignore[misc]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         super().on_trial_add(tune_controller, trial)
-        tune_controller._class_cache = self._worker_classes
+        tune_controller._tune_controller._class_cache = self._worker_classes  # Tune has no option for either
 
     def choose_trial_to_run(self, tune_controller: Any) -> None:
         del tune_controller

@@ -28,7 +28,7 @@ FINISHED, FAILED, REFUSED = (
     "failed",
     "refused",
 )  # all rows are stored; why it cannot run; why rows cannot be
-REPORT_SECONDS = 2.0  # between two results of a running trial; the first one comes with its first batch
+REPORT_SECONDS = 2.0  # between two results of a running trial; the first comes with its second batch
 MAX_REASON_CHARACTERS = 500
 
 
@@ -45,7 +45,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
     def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str, access: Access) -> None:
         access.grant()
         here = ray.get_runtime_context()
-        self._name = here.get_actor_name()
+        self._name = here.get_actor_name() or f"worker-{here.get_actor_id()}"  # see WorkerClasses
         self._results, self._sweep = results, sweep
         self._node = Node(node_id=here.get_node_id(), host=socket.gethostname())
         self._gpus = here.get_accelerator_ids().get("GPU", [])
@@ -107,11 +107,11 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
             node=self._node.host,
         )
         reported = float("-inf")
-        for batch in self._watchdog.each(self._worker.run(trial, assigned.missing, context)):
+        for number, batch in enumerate(self._watchdog.each(self._worker.run(trial, assigned.missing, context))):
             account.add(batch)
             waited += _wait(acknowledgement)  # for the batch before: one is on its way while the next is decoded
             acknowledgement = self._results.append.remote(trial.trial_id, context.attempt, batch)
-            if time.perf_counter() - reported >= REPORT_SECONDS:
+            if number and time.perf_counter() - reported >= REPORT_SECONDS:
                 yield account.totals
                 reported = time.perf_counter()
         waited += _wait(acknowledgement)
