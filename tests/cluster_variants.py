@@ -1,4 +1,4 @@
-"""cluster.yaml, and what its comments make of it elsewhere. Runs nothing."""
+"""cluster.yaml, and the variants for Google and for machines of one's own that its comments describe."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import yaml
 
 FILE = Path(__file__).parents[1] / "cluster.yaml"
 ELSEWHERE = "# Elsewhere: "
-GOOGLE, MACHINES = "# Google.", "# Machines that are there already"
+GOOGLE, MACHINES = "# Google.", "# Machines of your own"
 
 
 def as_it_is() -> dict[str, Any]:
@@ -16,7 +16,7 @@ def as_it_is() -> dict[str, Any]:
 
 
 def elsewhere(beginning: str) -> dict[str, Any]:
-    """With the parts that follow the comment of this beginning in the place of its own."""
+    """The file with the sections that follow the comment with this beginning in place of its own."""
     lines = FILE.read_text(encoding="utf-8").partition(ELSEWHERE)[2].splitlines()
     (first,) = (number for number, line in enumerate(lines) if line.startswith(beginning))
     end = next((n for n in range(first + 1, len(lines)) if lines[n].startswith((GOOGLE, MACHINES))), len(lines))

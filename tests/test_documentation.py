@@ -26,6 +26,7 @@ from tasks.options import TaskOptions
 ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # the Hub, or a job that was submitted
 LONG = ("orchestrator.bench", "orchestrator.chaos", "sampler.bench", "tasks.bundled")  # minutes, or the project's files
 SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, which `.ci/run` does from nothing
+CONTAINERS = ("docker ", "kubectl ")  # programs that may not be installed here
 OTHERS = {"--tmux", "--generate"}  # flags of Ray's commands
 COMMANDS = (
     *(f"orchestrator.{name}" for name in ("sweep", "status", "report", "export", "bench", "chaos")),
@@ -130,8 +131,20 @@ def test_the_experiments_grid_is_a_sweep_file() -> None:
 
 
 def test_no_command_is_overlooked() -> None:
-    left = [command for command in ALL if command not in OURS and not command.startswith(("make", "ray ", *SET_UP))]
+    left = [
+        command
+        for command in ALL
+        if command not in OURS and not command.startswith(("make", "ray ", *SET_UP, *CONTAINERS))
+    ]
     assert left == []
+
+
+def test_files_of_container_commands_exist() -> None:
+    named = [
+        word for command in ALL if command.startswith(CONTAINERS) for word in shlex.split(command) if "deploy/" in word
+    ]
+    assert named
+    assert all((ROOT / word).is_file() for word in named)
 
 
 def test_readme_is_short_and_its_pictures_and_pages_exist() -> None:

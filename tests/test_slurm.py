@@ -1,4 +1,4 @@
-"""Submissions to Slurm: the script, what is refused, and how jobs stand; sbatch and squeue are small stand-ins."""
+"""Submissions to Slurm: script, rejected input, Ray's token and job status, with small sbatch and squeue programs."""
 
 import json
 import os
@@ -13,23 +13,35 @@ from orchestrator.slurm.flags import parse
 from orchestrator.slurm.job import Job, seconds
 from orchestrator.slurm.script import script_of
 from orchestrator.slurm.status import lines, queue, submitted
-from orchestrator.slurm.submit import submit
+from orchestrator.slurm.submit import RayToken, submit
 from sampler.errors import InputError
 
 SECRET = "hf_a-secret-that-nobody-may-see"
 SWEEP = ("--tasks", "gsm8k", "--model", "tiny", "--name", "s")
-ASKED = ("--nodes", "2", "--time", "12:00:00")
+SLURM = ("--nodes", "2", "--time", "12:00:00")
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+    """The working directory; the home directory next to it is empty."""
+    here, home = tmp_path / "here", tmp_path / "home"
+    here.mkdir()
+    home.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    return tmp_path
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return here
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, body: str) -> None:
-    """A program of this name, first on the path."""
+@pytest.fixture
+def token_file(here: Path) -> Path:
+    return here.parent / "home" / ".ray" / "auth_token"
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, body: str) -> None:
+    """Puts a program of this name first on the path."""
     path = folder / "bin" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
@@ -50,7 +62,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, body: str
         ("0-0:1:5", 65),
     ],
 )
-def test_times_mean_what_slurm_means(time: str, expected: int) -> None:
+def test_times_are_read_as_slurm_reads_them(time: str, expected: int) -> None:
     assert seconds(time) == expected
 
 
@@ -61,12 +73,12 @@ def test_times_mean_what_slurm_means(time: str, expected: int) -> None:
         *("99:99:99", "1:60", "12:00:75", "1-24", "1-0:60", "-1", "1-", "٣"),
     ],
 )
-def test_other_times_are_refused(time: str) -> None:
-    with pytest.raises(InputError, match=r"^--time .* allowed"):
+def test_other_times_are_rejected(time: str) -> None:
+    with pytest.raises(InputError, match=r"^--time must "):
         seconds(time)
 
 
-def test_the_sweep_is_told_to_stop_before_the_end() -> None:
+def test_the_sweep_gets_a_signal_before_the_time_limit() -> None:
     assert Job(nodes=1, time="12:00:00").warning == 120
     assert Job(nodes=1, time="2").warning == 30
 
@@ -81,17 +93,25 @@ FULL = Job(
     constraint="a100&nvlink",
     mem="64G",
     requeue=True,
+    sbatch=("reservation=r", "comment=it's a # test", "exclusive"),
 )
 
 
+def directives(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+
+
 @pytest.mark.parametrize("job", [Job(nodes=1, time="30"), FULL], ids=["small", "full"])
-def test_the_script_is_good_bash(job: Job, tmp_path: Path) -> None:
-    setup = tmp_path / "a set-up.sh"
+def test_the_script_is_valid_bash(job: Job, tmp_path: Path) -> None:
+    setup, image = tmp_path / "a set-up.sh", tmp_path / "an image.sif"
     setup.write_text("module load cuda\n", encoding="utf-8")
+    image.touch()
     path = tmp_path / "it's here" / "001.sh"
     path.parent.mkdir()
-    for made in (job, Job(nodes=2, time="30", setup=setup)):
-        text = script_of(made, ["--tasks", "a b;c"], name="s", path=path, here=tmp_path, dashboard=True)
+    for each in (job, Job(nodes=2, time="30", setup=setup, container=str(image))):
+        text = script_of(
+            each, ["--tasks", "a b;c"], name="s", path=path, here=tmp_path, dashboard=True, binds=[path.parent]
+        )
         path.write_text(text, encoding="utf-8")
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
         assert "--tasks 'a b;c'" in text
@@ -99,50 +119,108 @@ def test_the_script_is_good_bash(job: Job, tmp_path: Path) -> None:
         assert "HF_TOKEN" not in text
 
 
-def test_the_script_asks_for_what_was_asked_for(tmp_path: Path) -> None:
+def test_the_script_requests_what_the_flags_say(tmp_path: Path) -> None:
     text = script_of(FULL, ["--tasks", "gsm8k"], name="s", path=tmp_path / "001.sh", here=tmp_path, dashboard=False)
-    asked = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
     wanted = {"nodes=4", "gpus-per-node=2", "time=2-00", "account=a", "partition=gpu", "qos=high", "mem=64G"}
-    assert wanted | {"constraint=a100&nvlink", "requeue", "signal=B:USR1@120", "dependency=singleton"} <= set(asked)
+    wanted |= {"constraint=a100&nvlink", "requeue", "signal=B:USR1@120", "dependency=singleton"}
+    assert wanted | {"reservation=r", 'comment="it\'s a # test"', "exclusive"} <= set(directives(text))
     assert "scontrol requeue" in text
     assert "--include-dashboard=false" in text
-    again = script_of(Job(nodes=1, time="5"), [], name="s", path=tmp_path / "x.sh", here=tmp_path, dashboard=True)
-    assert "scontrol requeue" not in again
-    assert f'"on Slurm, continue with:" sbatch {tmp_path}/x.sh' in again
+    small = script_of(Job(nodes=1, time="5"), [], name="s", path=tmp_path / "x.sh", here=tmp_path, dashboard=True)
+    assert "scontrol requeue" not in small
+    assert "apptainer" not in small
+    assert f'"on Slurm, continue with:" sbatch {tmp_path}/x.sh' in small
+
+
+def test_typed_gpus_are_requested_and_counted() -> None:
+    submission = parse((*SLURM, "--gpus-per-node", "a100:4", "--", *SWEEP))
+    assert "gpus-per-node=a100:4" in submission.job.directives()
+    assert (submission.machine.gpus, submission.machine.node_gpus) == (8, 4)
+    assert submission.job.cpus == 8
+
+
+def test_values_of_a_repeated_list_option_are_joined() -> None:
+    options = ("--sbatch", "mail-type=END", "--sbatch", "--exclusive", "--sbatch=--mail-type=FAIL", "--sbatch", "nice")
+    found = parse((*SLURM, *options[:2], *options[4:], "--", *SWEEP)).job.directives()
+    assert {"mail-type=END,FAIL", "nice"} <= set(found)
+    assert "exclusive" in parse((*SLURM, "--sbatch=--exclusive", "--", *SWEEP)).job.directives()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        ((*ASKED,), "the sweep's flags are missing"),
-        (("--nodes", "two", "--time", "5", "--", *SWEEP), "--nodes two: a whole number"),
-        (("--nodes", "0", "--time", "5", "--", *SWEEP), "--nodes 0: a whole number of at least 1"),
-        (("--nodes", "1", "--time", "noon", "--", *SWEEP), "--time 'noon': minutes"),
+        ((*SLURM,), "the sweep's flags are missing"),
+        (("--nodes", "two", "--time", "5", "--", *SWEEP), "--nodes two"),
+        (("--nodes", "0", "--time", "5", "--", *SWEEP), "--nodes must be a whole number of at least 1 (got 0)"),
+        (("--nodes", "1", "--time", "noon", "--", *SWEEP), "--time must be minutes"),
         (("--nodes", "1", "--", *SWEEP), "--time"),
-        ((*ASKED, "--gpus-per-node", "-1", "--", *SWEEP), "--gpus-per-node -1"),
-        ((*ASKED, "--partition", "a b", "--", *SWEEP), "--partition 'a b'"),
-        ((*ASKED, "--mem", "much", "--", *SWEEP), "--mem 'much'"),
-        ((*ASKED, "--setup", "nowhere.sh", "--", *SWEEP), "--setup nowhere.sh: a file"),
-        ((*ASKED, "--colour", "--", *SWEEP), "--colour"),
-        ((*ASKED, "--", "--tasks", ""), "--tasks is empty"),
-        ((*ASKED, "--", *SWEEP, "--k", "x"), "--k x"),
-        ((*ASKED, "--", *SWEEP, "--address", "auto"), "--address names a Ray cluster"),
-        ((*ASKED, "--", *SWEEP, "--gpus-per-actor", "2"), "--gpus-per-actor 2: no machine here has more than 0"),
-        ((*ASKED, "--", *SWEEP, "--actors", "3"), "--actors 3: with 1 CPU each there is room for 2"),
-        ((*ASKED, "--", "--tasks", "gsm8k"), "has no GPU"),
-        ((*ASKED, "--", *SWEEP, "--out", "50%"), "a path without %"),
-        ((*ASKED, "--requeue", "--", *SWEEP, "--force"), "--force with --requeue"),
+        ((*SLURM, "--gpus-per-node", "-1", "--", *SWEEP), "--gpus-per-node must be a whole number of at least 0"),
+        ((*SLURM, "--gpus-per-node", "a100", "--", *SWEEP), "TYPE:NUMBER, such as 4 or a100:4 (got 'a100')"),
+        ((*SLURM, "--gpus-per-node", "a100:", "--", *SWEEP), "(got 'a100:')"),
+        ((*SLURM, "--gpus-per-node", "a100:2,v100:1", "--", *SWEEP), "(got 'a100:2,v100:1')"),
+        ((*SLURM, "--gpus-per-node", "a100:0", "--", *SWEEP), "asks for no GPU"),
+        ((*SLURM, "--gpus-per-node", "2.5", "--", *SWEEP), "(got '2.5')"),
+        ((*SLURM, "--partition", "a b", "--", *SWEEP), "--partition must be a name"),
+        ((*SLURM, "--mem", "much", "--", *SWEEP), "--mem must be the memory of a node, such as 64G (got 'much')"),
+        ((*SLURM, "--setup", "nowhere.sh", "--", *SWEEP), "--setup nowhere.sh does not exist"),
+        ((*SLURM, "--container", "nowhere.sif", "--", *SWEEP), "--container nowhere.sif does not exist"),
+        ((*SLURM, "--container", 'docker://a"b', "--", *SWEEP), "--container must be an image without"),
+        ((*SLURM, "--sbatch", "time=5", "--", *SWEEP), "--sbatch time is not allowed: use --time"),
+        ((*SLURM, "--sbatch", "output=x", "--", *SWEEP), "--sbatch output is not allowed: the log is written to"),
+        ((*SLURM, "--sbatch", "array=1-3", "--", *SWEEP), "--sbatch array is not allowed: a sweep is one job"),
+        ((*SLURM, "--sbatch=--job-name=x", "--", *SWEEP), "--sbatch job-name is not allowed"),
+        ((*SLURM, "--sbatch", "gres=gpu:a100:2", "--", *SWEEP), "use --gpus-per-node"),
+        ((*SLURM, "--sbatch", "gres=nvme:1,gpu", "--", *SWEEP), "use --gpus-per-node"),
+        ((*SLURM, "--sbatch", "-N", "--", *SWEEP), "--sbatch"),
+        ((*SLURM, "--sbatch=-N=3", "--", *SWEEP), "long name of an sbatch option (got '-N=3')"),
+        ((*SLURM, "--sbatch", "C=x", "--", *SWEEP), "long name of an sbatch option (got 'C=x')"),
+        ((*SLURM, "--sbatch", "comment=", "--", *SWEEP), "--sbatch comment= has no value"),
+        ((*SLURM, "--sbatch", "comment=a\n#SBATCH -N9", "--", *SWEEP), "without double quotes, backslashes and line"),
+        ((*SLURM, "--sbatch", 'comment=a"b', "--", *SWEEP), "without double quotes, backslashes and line breaks"),
+        ((*SLURM, "--sbatch", "nice=1", "--sbatch", "nice=2", "--", *SWEEP), "--sbatch nice is given more than once"),
+        ((*SLURM, "--colour", "--", *SWEEP), "--colour"),
+        ((*SLURM, "--", "--tasks", ""), "--tasks is empty"),
+        ((*SLURM, "--", *SWEEP, "--k", "x"), "--k x"),
+        ((*SLURM, "--", *SWEEP, "--address", "auto"), "--address names a running Ray cluster"),
+        ((*SLURM, "--", *SWEEP, "--gpus-per-actor", "2"), "--gpus-per-actor 2"),
+        ((*SLURM, "--", *SWEEP, "--actors", "3"), "--actors 3"),
+        ((*SLURM, "--", "--tasks", "gsm8k"), "has no GPU"),
+        ((*SLURM, "--", *SWEEP, "--out", "50%"), "a path without %"),
+        ((*SLURM, "--requeue", "--", *SWEEP, "--force"), "--force with --requeue"),
+        ((*SLURM, "--", *SWEEP, "--dry-run"), "--dry-run must come before the --"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_input_is_reported_in_one_sentence(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(arguments)
-    assert said in caught.value.sentences[0]
+    assert message in caught.value.sentences[0]
     assert "\n" not in caught.value.sentences[0]
 
 
+def test_every_directive_of_ours_is_refused_as_an_option(tmp_path: Path) -> None:
+    """A second value would silently replace it."""
+    text = script_of(FULL, [], name="s", path=tmp_path / "001.sh", here=tmp_path, dashboard=False)
+    own = [directive.partition("=")[0] for directive in directives(text)]
+    for key in (key for key in own if key not in ("reservation", "comment", "exclusive")):
+        with pytest.raises(InputError, match=f"--sbatch {key} is not allowed: .+"):
+            Job(nodes=1, time="5", sbatch=(f"{key}=1",))
+
+
+def test_a_container_sees_every_path_of_the_sweep(here: Path) -> None:
+    other = here.parent / "other"
+    for name in ("model", "data", "out"):
+        (other / name).mkdir(parents=True)
+    (here / "sweep.yaml").write_text(f"model: {other}/model\n", encoding="utf-8")
+    flags = ("--config", "sweep.yaml", "--tasks", "gsm8k", f"--data={other}/data", "--out", str(other / "out"))
+    binds = parse((*SLURM, "--container", "docker://x", "--", *flags)).binds
+    assert set(binds) == {here, other / "model", other / "data", other / "out"}
+    (here.parent / "a,b").mkdir()
+    with pytest.raises(InputError, match=r"--container needs paths without colons and commas.*a,b"):
+        parse((*SLURM, "--container", "docker://x", "--", *SWEEP, "--out", "../a,b"))
+
+
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--tasks", "gsm9k", "--model", "tiny"), "gsm9k"),
         (("--tasks", "gsm8k", "--model", "tiny", "--policies", "k2_400"), "400"),
@@ -153,75 +231,124 @@ def test_a_mistake_is_one_sentence(arguments: tuple[str, ...], said: str) -> Non
         (("--tasks", "gsm8k", "--model", "owner/model", "--data", "nowhere"), "--data nowhere does not exist"),
     ],
 )
-def test_what_the_sweep_would_refuse_is_refused_now(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+def test_a_sweep_that_cannot_run_is_not_submitted(here: Path, flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        submit(parse((*ASKED, "--dry-run", "--", *flags)))
-    assert said in caught.value.sentences[0]
-    assert not list(tmp_path.iterdir())
+        submit(parse((*SLURM, "--dry-run", "--", *flags)))
+    assert message in caught.value.sentences[0]
+    assert not list(here.iterdir())
 
 
-def test_what_is_on_the_hub_is_believed(tmp_path: Path) -> None:
-    """A node may reach it, even if nobody does from here."""
-    text = submit(parse((*ASKED, "--dry-run", "--", "--tasks", "gsm8k,mmlu", "--model", "owner/model")))
+def test_a_model_on_the_hub_is_assumed_to_exist(here: Path) -> None:
+    """A node may reach the Hub even if the login node does not."""
+    text = submit(parse((*SLURM, "--dry-run", "--", "--tasks", "gsm8k,mmlu", "--model", "owner/model")))
     assert "--model owner/model" in text
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
-def test_without_slurm_the_command_says_so(tmp_path: Path) -> None:
-    """The command as people type it, on a path without sbatch."""
-    command = [sys.executable, "-m", "orchestrator.slurm", "submit", *ASKED, "--", *SWEEP]
-    environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+def test_a_missing_sbatch_is_reported(here: Path) -> None:
+    command = [sys.executable, "-m", "orchestrator.slurm", "submit", *SLURM, "--", *SWEEP]
+    environment = {**os.environ, "PATH": str(here), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: sbatch is not on the path")
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "results").exists()
+    assert not (here / "results").exists()
 
 
-def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
-    assert submit(parse((*ASKED, "--dry-run", "--", *SWEEP))).startswith("#!/bin/bash\n")
-    assert not list(tmp_path.iterdir())
+def test_a_dry_run_creates_nothing(here: Path) -> None:
+    assert submit(parse((*SLURM, "--dry-run", "--", *SWEEP))).startswith("#!/bin/bash\n")
+    assert [path for path in here.parent.rglob("*") if path not in (here, here.parent / "home")] == []
 
 
-def test_script_and_number_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_and_job_number_are_kept(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "somewhere")
-    seen = 'for last; do :; done; cp "$last" "$last.seen"; printf "%s\\n" "$@" > "$last.told"; echo "77;cluster"'
-    stand_in(monkeypatch, tmp_path, "sbatch", seen)
-    said = submit(parse((*ASKED, "--partition", "gpu", "--", *SWEEP)))
-    folder = tmp_path / "results" / "s" / "slurm"
-    assert said.startswith(f"job 77; its log: {folder}/001-77.log\nit may take 12:00:00 (h:min:s) at a time; ")
-    told = (folder / "001.sh.told").read_text().splitlines()
-    assert {"--partition=gpu", "--export=ALL", f"--output={folder}/001-%j.log"} <= set(told), "before the environment"
+    body = 'for last; do :; done; cp "$last" "$last.seen"; printf "%s\\n" "$@" > "$last.argv"; echo "77;cluster"'
+    install(monkeypatch, tmp_path, "sbatch", body)
+    message = submit(parse((*SLURM, "--partition", "gpu", "--sbatch", "comment=two words", "--", *SWEEP)))
+    folder = here / "results" / "s" / "slurm"
+    assert message.startswith(f"job 77; its log: {folder}/001-77.log\ntime limit 12:00:00 (h:min:s); ")
+    given = (folder / "001.sh.argv").read_text().splitlines()
+    wanted = {"--partition=gpu", "--export=ALL", f"--output={folder}/001-%j.log", "--comment=two words"}
+    assert wanted <= set(given), "options on the command line take precedence over SBATCH_PARTITION"
     assert (folder / "001.sh").read_text() == (folder / "001.sh.seen").read_text()
     assert json.loads((folder / "001.json").read_text())["job"] == "77"
-    submit(parse((*ASKED, "--", *SWEEP)))  # a folder that holds scripts alone can still become a sweep's
+    submit(parse((*SLURM, "--", *SWEEP)))  # a directory with scripts alone can still become a sweep's
     assert [job.script.name for job in submitted(folder.parent)] == ["001.sh", "002.sh"]
 
 
-def test_a_refused_job_is_told_in_slurms_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_created_once_and_passed_through_the_environment(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_file: Path
+) -> None:
+    seen = tmp_path / "seen"
+    install(monkeypatch, tmp_path, "sbatch", f'echo "$RAY_AUTH_TOKEN" >> {seen}; echo "$*" >> {tmp_path}/argv; echo 1')
+    messages = [submit(parse((*SLURM, "--", *SWEEP))) for _ in range(2)]
+    token = token_file.read_text(encoding="ascii")
+    assert len(bytes.fromhex(token)) == 32
+    assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(token_file.parent.stat().st_mode) == 0o700
+    assert seen.read_text().split() == [token, token]
+    assert list(token_file.parent.iterdir()) == [token_file]
+    scripts = [path.read_text() for path in (here / "results").rglob("*") if path.is_file()]
+    assert len(scripts) == 4
+    assert not [text for text in (*messages, *scripts, (tmp_path / "argv").read_text()) if token in text]
+
+
+def test_ray_finds_the_token_that_was_created(token_file: Path) -> None:
+    """Ray's own command prints it, so a person can use it for the dashboard."""
+    token = RayToken.load_or_create()
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token"]
+    assert subprocess.run(ray, capture_output=True, text=True, check=True).stdout == token.value
+    assert token.value not in repr(token)
+    assert str(token_file) in token.source
+
+
+def test_a_token_of_the_environment_is_used_as_ray_uses_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, token_file: Path
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(here / "mine"))
+    with pytest.raises(InputError, match=r"cannot be read from .*mine \(No such file"):
+        RayToken.load_or_create()
+    (here / "mine").write_text("\n", encoding="ascii")
+    with pytest.raises(InputError, match="mine is empty"):
+        RayToken.load_or_create()
+    (here / "mine").write_text("abc\n", encoding="ascii")
+    assert RayToken.load_or_create().value == "abc"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "def")
+    assert RayToken.load_or_create().environment["RAY_AUTH_TOKEN"] == "def"
+    assert not token_file.exists()
+
+
+def test_a_home_directory_that_cannot_be_written_is_reported(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here.parent / "file").touch()
+    monkeypatch.setenv("HOME", str(here.parent / "file"))
+    with pytest.raises(InputError, match="set RAY_AUTH_TOKEN"):
+        RayToken.load_or_create()
+
+
+def test_slurms_refusal_is_reported(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
-    stand_in(monkeypatch, tmp_path, "sbatch", f"echo 'sbatch: something' >&2; echo '{refusal}' >&2; exit 1")
+    install(monkeypatch, tmp_path, "sbatch", f"echo 'sbatch: something' >&2; echo '{refusal}' >&2; exit 1")
     with pytest.raises(InputError, match=r"refuses the job: Requested node configuration is not available .*nodes=2"):
-        submit(parse((*ASKED, "--", *SWEEP)))
-    assert not list((tmp_path / "results").iterdir())
+        submit(parse((*SLURM, "--", *SWEEP)))
+    assert not list((here / "results").iterdir())
 
 
-def test_a_folder_that_is_no_sweeps_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, tmp_path, "sbatch", "echo 1")
-    (tmp_path / "results" / "s").mkdir(parents=True)
-    (tmp_path / "results" / "s" / "thesis.txt").touch()
+def test_a_directory_of_other_files_is_left_alone(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, tmp_path, "sbatch", "echo 1")
+    (here / "results" / "s").mkdir(parents=True)
+    (here / "results" / "s" / "thesis.txt").touch()
     with pytest.raises(InputError, match="is not empty"):
-        submit(parse((*ASKED, "--", *SWEEP)))
+        submit(parse((*SLURM, "--", *SWEEP)))
 
 
-def test_how_jobs_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "s" / "slurm"
     folder.mkdir(parents=True)
     for number, job in (("001", "7"), ("002", "8")):
         (folder / f"{number}.json").write_text(json.dumps({"job": job, "submitted": "2026-01-01"}))
     (folder / "001-7.log").write_text("a\nstopped; continue with: it\n\n")
     jobs = submitted(tmp_path / "s")
-    stand_in(
+    install(
         monkeypatch, tmp_path, "squeue", 'echo "8|RUNNING|1:02|12:00:00|2|n[1-2]"; echo "9|PENDING|0:00|1:00|1|(x)"'
     )
     assert list(lines(jobs, queue(["7", "8"]))) == [
@@ -230,4 +357,4 @@ def test_how_jobs_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "job 8, submitted 2026-01-01: running, 1:02 of 12:00:00, 2 nodes n[1-2]",
     ]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "squeue cannot be asked here" in next(lines(jobs, queue(["7", "8"])))
+    assert "squeue cannot be run here" in next(lines(jobs, queue(["7", "8"])))

@@ -1,1 +1,1 @@
-"""Sweeps as Slurm jobs: the flags, the script, its submission and how it stands. Starts no Ray here."""
+"""Sweeps as Slurm jobs: flags, batch script, submission and status."""

@@ -1,4 +1,4 @@
-"""python -m orchestrator.slurm: submit a sweep to Slurm, and see how its jobs stand."""
+"""python -m orchestrator.slurm: submit a sweep to Slurm, and show the status of its jobs."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from sampler.errors import InputError
 USAGE = """usage: python -m orchestrator.slurm submit --nodes N --time T [flags] -- <flags of the sweep>
        python -m orchestrator.slurm status DIR
 
-submit --help and status --help say more."""
+See submit --help and status --help."""
 
 
 def main() -> None:
@@ -24,16 +24,16 @@ def main() -> None:
     elif command == "status":
         print_status(_folder(arguments))
     else:
-        raise InputError(f"{command!r} is no command: submit and status are allowed (see --help)")
+        raise InputError(f"the command must be submit or status (got {command!r}); see --help")
 
 
 def _folder(arguments: list[str]) -> Path:
     parser = Parser(
         prog="python -m orchestrator.slurm status",
-        description="What Slurm says of a sweep's jobs, and how the sweep stands.",
+        description="Prints the state of a sweep's Slurm jobs, and of the sweep.",
         examples="example:\n  python -m orchestrator.slurm status results/demo",
     )
-    parser.add_argument("folder", metavar="DIR", help="a sweep's folder, such as results/demo")
+    parser.add_argument("folder", metavar="DIR", help="directory of a sweep, such as results/demo")
     return Path(parser.parse_args(arguments).folder)
 
 

@@ -1,7 +1,7 @@
-"""python -m orchestrator.slurm.free_ports N: so many ports that nobody uses, for servers that must be told theirs.
+"""python -m orchestrator.slurm.free_ports N: prints N free ports, for servers that need a fixed one.
 
-They lie below those that the kernel gives away itself. Most processes of a starting Ray ask it for any port, and could
-otherwise get one of these before its server is up.
+The ports are below the kernel's ephemeral range. Most processes of a starting Ray take an ephemeral port, and could
+otherwise take one of these before its server is up.
 """
 
 import socket
@@ -11,8 +11,8 @@ from pathlib import Path
 from random import sample
 
 FIRST = 10_000
-GIVEN_AWAY = Path("/proc/sys/net/ipv4/ip_local_port_range")
-USUALLY_FROM = 32_768
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+USUAL_EPHEMERAL_START = 32_768
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Drawn by lot, since jobs that share a node would take the same otherwise."""
+    """Chosen at random, because jobs that share a node would choose the same ones otherwise."""
     found: list[int] = []
     with ExitStack() as held:
         for port in sample(range(FIRST, _end()), _end() - FIRST):
@@ -28,21 +28,21 @@ def free_ports(count: int) -> list[int]:
                 break
             try:
                 held.enter_context(socket.create_server(("", port)))
-            except OSError:  # somebody has it
+            except OSError:  # in use
                 continue
             found.append(port)
     if len(found) < count:
-        sys.exit(f"error: of the ports from {FIRST} to {_end() - 1}, {len(found)} are free and {count} are needed")
+        sys.exit(f"error: {len(found)} of the ports {FIRST} to {_end() - 1} are free and {count} are needed")
     return found
 
 
 def _end() -> int:
-    """Where the kernel's own begin, if that leaves enough."""
+    """Start of the kernel's ephemeral range, if that leaves enough ports."""
     try:
-        given_from = int(GIVEN_AWAY.read_text(encoding="ascii").split()[0])
+        start = int(EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
     except OSError:
-        return USUALLY_FROM
-    return max(given_from, 2 * FIRST)
+        return USUAL_EPHEMERAL_START
+    return max(start, 2 * FIRST)
 
 
 if __name__ == "__main__":

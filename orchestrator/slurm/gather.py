@@ -1,7 +1,7 @@
-"""python -m orchestrator.slurm.gather ADDRESS NODES FOLDER: waits in a job until its sweep can begin, or long enough.
+"""python -m orchestrator.slurm.gather ADDRESS NODES FOLDER: waits, for a limited time, until a job's sweep can start.
 
-A sweep needs no node but the first, and those that come later get trials too; waiting lets it plan with all of them. A
-job before this one that was ended by force, on another machine, may look alive in the sweep's folder for a minute.
+A sweep can start with one node, and later nodes get trials too; with all nodes present it is planned for all of them. A
+previous job that was killed on another machine may still look alive in the sweep's directory for a minute.
 """
 
 import sys
@@ -20,7 +20,7 @@ FOLDER_SECONDS = 1.5 * STALE_SECONDS
 def main() -> None:
     address, nodes, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     environment.prepare(local=False)
-    import ray  # only now: the environment is prepared
+    import ray  # after the environment is prepared: Ray reads it at import
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     wait_until(lambda: alive(ray.nodes()) >= nodes, NODES_SECONDS)

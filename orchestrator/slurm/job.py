@@ -1,4 +1,4 @@
-"""What a person may ask Slurm for, checked at birth. Knows no sweep and no command line."""
+"""The Slurm job of a sweep: its resources and options, validated on construction, and their sbatch directives."""
 
 import re
 from collections.abc import Iterator
@@ -9,27 +9,63 @@ from sampler.errors import InputError, InputErrors
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 TIMES = "minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 12:00:00"
-WORD = re.compile(r"[A-Za-z0-9._+:@/&|*()\[\],=-]+")  # what Slurm's names and constraints consist of
+WORD = re.compile(r"[A-Za-z0-9._+:@/&|*()\[\],=-]+")  # characters of Slurm's names and constraints
 MEMORY = re.compile(r"[0-9]+[KMGT]?")
-UNSAFE = re.compile(r"[%\"\\\x00-\x1f]")  # in a path, Slurm would take them for something else
-WARNING = 120  # seconds before the time limit; a sweep needs about ten of them
+GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9][A-Za-z0-9_.-]*):)?(?P<count>-?[0-9]+)")
+UNSAFE = re.compile(r"[%\"\\\x00-\x1f]")  # characters with a meaning of their own in the paths of a batch script
+WARNING_SECONDS = 120  # between the signal and the time limit; a sweep needs about ten to stop
+
+OPTION = re.compile(r"[a-z][a-z0-9-]+")
+UNSAFE_VALUE = re.compile(r"[\"\\\x00-\x1f\x7f]")  # sbatch reads quoted values of a script without escapes
+# Options of sbatch that --sbatch refuses, with the reason. Options without a flag of ours are set by the script.
+OWN_FLAGS = ("nodes", "time", "gpus-per-node", "account", "partition", "qos", "constraint", "mem", "requeue")
+REFUSED = {
+    **dict.fromkeys(OWN_FLAGS, "use --{key}"),
+    "no-requeue": "it is the default; --requeue turns it off",
+    "cpus-per-task": "use --cpus-per-node",
+    "gpus": "use --gpus-per-node",
+    "gpus-per-task": "use --gpus-per-node",
+    "job-name": "jobs of one sweep find each other by their name",
+    "dependency": "jobs of one sweep wait for each other with it",
+    "output": "the log is written to the sweep's directory",
+    "error": "the log is written to the sweep's directory",
+    "open-mode": "a requeued job appends to its log",
+    "chdir": "a job runs in the directory it was submitted from",
+    "signal": "it stops the sweep before the time limit",
+    "no-kill": "the job sets it: a lost node does not end the sweep",
+    "export": "a job gets the whole environment; its token is in it",
+    "export-file": "a job gets the whole environment; its token is in it",
+    "array": "a sweep is one job; its trials run on all nodes",
+    "ntasks": "the job runs one task per node",
+    "ntasks-per-node": "the job runs one task per node",
+    "ntasks-per-gpu": "the job runs one task per node",
+    "wrap": "the job has a script of its own",
+    **dict.fromkeys(("parsable", "test-only", "wait", "help", "usage", "version"), "it is no option of a job"),
+}
+LISTS = (  # options whose value is a comma-separated list, so that several values can be joined
+    *("clusters", "exclude", "gres", "licenses", "mail-type", "nodelist", "propagate", "reservation"),
+    *("container-env", "container-mounts"),  # Pyxis
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """An allocation. What is None is left to the cluster's own defaults."""
+    """An allocation. A field that is None is left to the cluster's defaults."""
 
     nodes: int
     time: str
     gpus_per_node: int = 0
+    gpu_type: str | None = None
     cpus_per_node: int | None = None
     account: str | None = None
     partition: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    mem: str | None = None  # of each node
+    mem: str | None = None  # per node
     setup: Path | None = None
     requeue: bool = False
+    container: str | None = None  # an image for Apptainer: a file, a directory or a URI
+    sbatch: tuple[str, ...] = ()  # further options, KEY=VALUE or KEY
 
     def __post_init__(self) -> None:
         problems = [*self._problems()]
@@ -40,7 +76,9 @@ class Job:
         for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cpus_per_node", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                yield f"--{name.replace('_', '-')} {value}: a whole number of at least {least} is allowed"
+                yield f"--{name.replace('_', '-')} must be a whole number of at least {least} (got {value})"
+        if self.gpu_type is not None and self.gpus_per_node == 0:
+            yield f"--gpus-per-node {self.gpu_type}:0 asks for no GPU: leave it out, or give a count of at least 1"
         try:
             seconds(self.time)
         except InputError as error:
@@ -48,50 +86,109 @@ class Job:
         for name in ("account", "partition", "qos", "constraint"):
             value = getattr(self, name)
             if value is not None and not WORD.fullmatch(value):
-                yield f"--{name} {value!r}: a name without spaces and quotes is allowed, as sinfo or sacctmgr show it"
+                yield f"--{name} must be a name as sinfo prints it, without spaces and quotes (got {value!r})"
         if self.mem is not None and not MEMORY.fullmatch(self.mem):
-            yield f"--mem {self.mem!r}: memory of each node such as 64G is allowed"
+            yield f"--mem must be the memory of a node, such as 64G (got {self.mem!r})"
         if self.setup is not None and not self.setup.is_file():
-            yield f"--setup {self.setup}: a file with shell commands is needed, and there is none"
+            yield f"--setup {self.setup} does not exist or is not a file; it must be a file of shell commands"
         if self.setup is not None and UNSAFE.search(str(self.setup)):
-            yield f"--setup {str(self.setup)!r}: a path without %, quotes and backslashes is allowed"
+            yield f"--setup must be a path without %, double quotes and backslashes (got {str(self.setup)!r})"
+        yield from self._container_problems()
+        yield from _sbatch_problems(self.sbatch)
+
+    def _container_problems(self) -> Iterator[str]:
+        if self.container is None:
+            return
+        if UNSAFE.search(self.container) or not self.container.strip():
+            yield f"--container must be an image without %, double quotes and backslashes (got {self.container!r})"
+        elif "://" not in self.container and not Path(self.container).expanduser().exists():
+            yield f"--container {self.container} does not exist; it must be an image file or a URI such as docker://…"
 
     @property
     def cpus(self) -> int:
-        """Of each node: an actor and what feeds it for each GPU."""
+        """Cores per node: for each GPU one for the actor and one for the processes that feed it."""
         return self.cpus_per_node or max(1, 2 * self.gpus_per_node)
 
     @property
     def warning(self) -> int:
-        """Seconds before the time limit at which the sweep is told to stop."""
-        return max(1, min(WARNING, seconds(self.time) // 4))
+        """Seconds before the time limit at which Slurm signals the sweep to stop."""
+        return max(1, min(WARNING_SECONDS, seconds(self.time) // 4))
+
+    @property
+    def image(self) -> str | None:
+        """The container image as every node can name it: absolute, or a URI."""
+        if self.container is None or "://" in self.container:
+            return self.container
+        return str(Path(self.container).expanduser().absolute())
 
     def directives(self) -> list[str]:
-        """sbatch's flags for it, without the leading dashes."""
+        """The options of sbatch, without the leading dashes."""
+        gpus = f"{self.gpu_type}:{self.gpus_per_node}" if self.gpu_type else self.gpus_per_node or None
         given = {
             "nodes": self.nodes,
             "ntasks-per-node": 1,
             "cpus-per-task": self.cpus,
-            "gpus-per-node": self.gpus_per_node or None,
+            "gpus-per-node": gpus,
             "time": self.time,
             "signal": f"B:USR1@{self.warning}",
             **{name: getattr(self, name) for name in ("account", "partition", "qos", "constraint", "mem")},
         }
         flags = [f"{name}={value}" for name, value in given.items() if value is not None]
-        return [*flags, "requeue" if self.requeue else "no-requeue"]
+        return [*flags, "requeue" if self.requeue else "no-requeue", *_joined(self.sbatch)]
+
+
+def parse_gpus(raw: str) -> tuple[int, str | None]:
+    """Count and type of a node's GPUs: 4, or a100:4."""
+    found = GPUS.fullmatch(raw.strip())
+    if found is None:
+        raise InputError(f"--gpus-per-node must be a number or TYPE:NUMBER, such as 4 or a100:4 (got {raw!r})")
+    return int(found["count"]), found["type"]
 
 
 def seconds(time: str) -> int:
-    """Of a time as Slurm writes it: two parts are minutes and seconds, or behind days hours and minutes."""
+    """Length of a time in Slurm's notation: 12:30 is minutes and seconds, 1-12:30 is days, hours and minutes."""
     found = TIME.fullmatch(time.strip())
     if found is None:
-        raise InputError(f"--time {time!r}: {TIMES} are allowed")
+        raise InputError(f"--time must be {TIMES} (got {time!r})")
     days, *rest = found.groups()
     parts = [int(part) for part in rest if part is not None]
-    if max(parts[1:], default=0) > 59 or (days is not None and parts[0] > 23):  # Slurm would take 99:99:99
-        raise InputError(f"--time {time!r}: at most 59 behind a colon and 23 hours behind days are allowed, {TIMES}")
+    if max(parts[1:], default=0) > 59 or (days is not None and parts[0] > 23):  # Slurm would accept 99:99:99
+        raise InputError(f"--time must have at most 59 after a colon and 23 hours after days: {TIMES} (got {time!r})")
     units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
     whole = 86400 * int(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
     if not whole:
-        raise InputError(f"--time {time!r}: a time above 0 is allowed, {TIMES}")
+        raise InputError(f"--time must be longer than 0: {TIMES} (got {time!r})")
     return whole
+
+
+def _split(option: str) -> tuple[str, str | None]:
+    """Key and value of an --sbatch option; leading dashes are optional."""
+    key, equals, value = option.strip().removeprefix("--").partition("=")
+    return key, value.strip() if equals else None
+
+
+def _sbatch_problems(options: tuple[str, ...]) -> Iterator[str]:
+    seen: dict[str, str | None] = {}
+    for option in options:
+        key, value = _split(option)
+        if not OPTION.fullmatch(key):
+            yield f"--sbatch must be KEY=VALUE or KEY with the long name of an sbatch option (got {option!r})"
+        elif key in REFUSED:
+            yield f"--sbatch {key} is not allowed: {REFUSED[key].format(key=key)}"
+        elif value == "":
+            yield f"--sbatch {key}= has no value: write --sbatch KEY=VALUE, or --sbatch KEY for an option without one"
+        elif value is not None and UNSAFE_VALUE.search(value):
+            yield f"--sbatch {key} must have a value without double quotes, backslashes and line breaks (got {value!r})"
+        elif key == "gres" and value is not None and re.search(r"(^|,)(gres/)?gpu\b", value):
+            yield f"--sbatch gres={value} asks for GPUs: use --gpus-per-node, so that the sweep is planned with them"
+        elif key in seen and (key not in LISTS or None in (value, seen[key])):
+            yield f"--sbatch {key} is given more than once, and Slurm takes one value for it"
+        seen[key] = value
+
+
+def _joined(options: tuple[str, ...]) -> list[str]:
+    """As directives, with the values of repeated options in one list."""
+    values: dict[str, list[str]] = {}
+    for key, value in map(_split, options):
+        values.setdefault(key, []).extend([] if value is None else [value])
+    return [f"{key}={','.join(value)}" if value else key for key, value in values.items()]

@@ -1,4 +1,4 @@
-"""The batch script of one sweep, from its template. Writes no file and starts nothing."""
+"""Renders the batch script of a sweep."""
 
 import re
 import shlex
@@ -13,12 +13,12 @@ from orchestrator.slurm.job import Job
 
 
 def directives_of(job: Job, *, name: str, path: Path, here: Path) -> list[str]:
-    """All that sbatch is told, without the leading dashes."""
+    """All options of sbatch, without the leading dashes."""
     return [
         f"job-name={name}",
-        "dependency=singleton",  # a sweep has one writer: a second job of it waits for the first, and continues
+        "dependency=singleton",  # a sweep has one writer: its second job waits for the first, and continues
         *job.directives(),
-        "no-kill",  # a node that fails takes its trials along, and others run them
+        "no-kill",  # trials of a node that fails run on the others
         "export=ALL",
         "open-mode=append",
         f"output={path.with_suffix('')}-%j.log",
@@ -26,10 +26,13 @@ def directives_of(job: Job, *, name: str, path: Path, here: Path) -> list[str]:
     ]
 
 
-def script_of(job: Job, flags: Sequence[str], *, name: str, path: Path, here: Path, dashboard: bool) -> str:
-    """`path`: where it will lie, in the sweep's folder. `here`: where relative paths among the flags mean something.
+def script_of(
+    job: Job, flags: Sequence[str], *, name: str, path: Path, here: Path, dashboard: bool, binds: Sequence[Path] = ()
+) -> str:
+    """The script that will be stored at `path`, in the sweep's directory.
 
-    Nothing of the environment is written into it: sbatch hands that on by itself, HF_TOKEN with it.
+    Relative paths among the sweep's `flags` are relative to `here`. `binds` are the paths that a container can see.
+    Nothing of the environment is written into the script: sbatch passes it on, with HF_TOKEN and Ray's token.
     """
     stem = path.with_suffix("")
     template = Environment(
@@ -39,26 +42,29 @@ def script_of(job: Job, flags: Sequence[str], *, name: str, path: Path, here: Pa
         keep_trailing_newline=True,
         undefined=StrictUndefined,
         autoescape=False,
-        comment_start_string="{##",  # the usual one is a length in bash
+        comment_start_string="{##",  # {# is a length in bash
         comment_end_string="##}",
     ).get_template("job.sh.j2")
     return template.render(
         script=shlex.quote(str(path)),
-        directives=[_quoted(told) for told in directives_of(job, name=name, path=path, here=here)],
-        python=shlex.quote(sys.executable),
+        directives=[_quoted(directive) for directive in directives_of(job, name=name, path=path, here=here)],
+        python="python" if job.container else shlex.quote(sys.executable),
         setup=None if job.setup is None else shlex.quote(str(job.setup.resolve())),
+        image=None if job.image is None else shlex.quote(job.image),
+        binds=[shlex.quote(str(bind)) for bind in binds],
+        gpus=job.gpus_per_node > 0,
         exports=shlex.join(f"{switch}={value}" for switch, value in QUIET.items()),
         logs=shlex.quote(str(stem)),
         folder=shlex.quote(str(path.parent.parent)),
         longest=LONGEST_TEMPORARY,
         object_store=OBJECT_STORE,
-        dashboard="true" if dashboard else "false",
+        dashboard=dashboard,
         flags=shlex.join(flags),
         requeue=job.requeue,
     )
 
 
 def _quoted(directive: str) -> str:
-    """As sbatch reads it in a script; what it is told holds no double quotes."""
+    """A directive as sbatch reads it in a script. Values contain no double quotes."""
     option, equals, value = directive.partition("=")
     return f'{option}="{value}"' if equals and re.search(r"[\s'#]", value) else directive

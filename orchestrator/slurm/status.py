@@ -1,4 +1,4 @@
-"""How a sweep's jobs stand: what Slurm says of them, and behind that the sweep's own folder. Changes nothing."""
+"""Status of a sweep's Slurm jobs: what squeue reports, followed by the status of the sweep itself."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from orchestrator.store import folder_checks
 from orchestrator.watching.overview import look
 from sampler.errors import InputError
 
-SECONDS_TO_ANSWER = 60
-FIELDS = "%i|%T|%M|%l|%D|%R"  # number, state, time, limit, nodes, why it waits or where it runs
-ANSWER = re.compile(r"([0-9]+)\|(.*)")
+SQUEUE_TIMEOUT_SECONDS = 60
+FIELDS = "%i|%T|%M|%l|%D|%R"  # number, state, time used, limit, nodes, reason or node list
+ANSWER_LINE = re.compile(r"([0-9]+)\|(.*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submitted:
-    """A script that was handed to Slurm."""
+    """A script that was submitted to Slurm."""
 
     script: Path
     job: str
@@ -35,7 +35,7 @@ def print_status(folder: Path) -> None:
     jobs = submitted(folder)
     if not jobs:
         raise InputError(
-            f"{folder} has no job of Slurm's: name the folder of a sweep that was submitted, such as results/x"
+            f"{folder} has no Slurm jobs: give the directory of a sweep that was submitted, such as results/demo"
         )
     print(*lines(jobs, queue([job.job for job in jobs])), "", sep="\n")
     if folder_checks.read_request(folder) is None:
@@ -51,23 +51,23 @@ def submitted(folder: Path) -> list[Submitted]:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             found.append(Submitted(script=path.with_suffix(".sh"), job=str(record["job"]), at=str(record["submitted"])))
-        except (OSError, ValueError, KeyError, TypeError):  # being written, or not ours
+        except (OSError, ValueError, KeyError, TypeError):  # being written, or another file
             continue
     return found
 
 
 def queue(jobs: list[str]) -> Mapping[str, str] | None:
-    """What squeue says of those it still knows; None where it cannot be asked."""
+    """What squeue prints for the jobs that it still knows; None if it cannot be run."""
     if shutil.which("squeue") is None:
         return None
-    asked = ["squeue", "--noheader", f"--format={FIELDS}", "--me", "--states=all"]
+    command = ["squeue", "--noheader", f"--format={FIELDS}", "--me", "--states=all"]
     try:
-        ended = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS_TO_ANSWER, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return None
     if ended.returncode:
         return None
-    known = {found[1]: found[2] for line in ended.stdout.splitlines() if (found := ANSWER.fullmatch(line.strip()))}
+    known = {found[1]: found[2] for line in ended.stdout.splitlines() if (found := ANSWER_LINE.fullmatch(line.strip()))}
     return {job: known[job] for job in jobs if job in known}
 
 
@@ -80,7 +80,7 @@ def lines(jobs: list[Submitted], known: Mapping[str, str] | None) -> Iterator[st
 
 def _state(job: Submitted, known: Mapping[str, str] | None) -> str:
     if known is None:
-        return "squeue cannot be asked here"
+        return "squeue cannot be run here"
     if job.job not in known:
         return "no longer in the queue"
     state, time, limit, nodes, why = (known[job.job].split("|", 4) + [""] * 5)[:5]
@@ -88,9 +88,9 @@ def _state(job: Submitted, known: Mapping[str, str] | None) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """Of the last few thousand bytes: logs may be long."""
+    """The last non-empty line, from the last 4000 bytes."""
     with log.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - 4000))
-        said = file.read().decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(said) if line.strip()), "empty")
+        text = file.read().decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(text) if line.strip()), "empty")

@@ -1,42 +1,97 @@
-"""Writes a sweep's batch script into its folder and hands it to sbatch. Knows nothing of Ray."""
+"""Writes a sweep's batch script to its directory and submits it with sbatch."""
 
 import json
+import os
 import re
+import secrets
 import shlex
 import shutil
+import socket
 import subprocess
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from orchestrator.slurm.flags import Submission
-from orchestrator.slurm.foresee import foresee
 from orchestrator.slurm.job import seconds
+from orchestrator.slurm.preflight import check_sweep
 from orchestrator.slurm.script import directives_of, script_of
 from orchestrator.store import Store, folder_checks
 from sampler.errors import InputError
 
-SECONDS_TO_ANSWER = 120
-NUMBER = re.compile(r"([0-9]+)\.sh")
+SBATCH_TIMEOUT_SECONDS = 120
+SCRIPT_NAME = re.compile(r"([0-9]+)\.sh")
 
 
 def submit(submission: Submission) -> str:
-    """What there is to tell."""
+    """Submits the job and returns the message for the user; with --dry-run, the script."""
     if not submission.dry_run and shutil.which("sbatch") is None:
         raise InputError(
-            "sbatch is not on the path: submit where Slurm's commands are, or see the script with --dry-run"
+            "sbatch is not on the path: submit on a machine with Slurm's commands, or print the script with --dry-run"
         )
-    foresee(submission.settings, submission.machine, Store(submission.folder).read_request())
+    check_sweep(submission.settings, submission.machine, Store(submission.folder).read_request())
     if submission.dry_run:
         return _script(submission, submission.folder / folder_checks.SLURM / "001.sh")
+    token = RayToken.load_or_create()
     path = _new_script(submission)
-    job_id = _sbatch(path, submission)
+    job_id = _sbatch(path, submission, token)
     record = {"job": job_id, "submitted": datetime.now(UTC).isoformat(timespec="seconds")}
     path.with_suffix(".json").write_text(json.dumps(record) + "\n", encoding="utf-8")
     log = path.with_name(f"{path.stem}-{job_id}.log")
     status = f"python -m orchestrator.slurm status {shlex.quote(str(submission.folder))}"
-    most = timedelta(seconds=seconds(submission.job.time))  # 12:00 are minutes, which not everybody knows
-    return f"job {job_id}; its log: {log}\nit may take {most} (h:min:s) at a time; how it stands: {status}"
+    limit = timedelta(seconds=seconds(submission.job.time))  # spelled out: 12:00 means minutes
+    return f"job {job_id}; its log: {log}\ntime limit {limit} (h:min:s); status: {status}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayToken:
+    """The token that Ray's dashboard and every process of the cluster ask for.
+
+    The job gets it through its environment: nodes may not have the submitting host's home directory.
+    """
+
+    value: str = field(repr=False)
+    source: str  # where the user finds it
+
+    @classmethod
+    def load_or_create(cls) -> "RayToken":
+        """Looks where Ray does: RAY_AUTH_TOKEN, the file named by RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token."""
+        if value := os.environ.get("RAY_AUTH_TOKEN", "").strip():
+            return cls(value=value, source="RAY_AUTH_TOKEN of the shell that submitted the job")
+        named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+        path = Path(named) if named else Path.home() / ".ray" / "auth_token"
+        try:
+            if not named:
+                _create_token(path)
+            value = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise InputError(f"Ray's token cannot be read from {path} ({reason}): set RAY_AUTH_TOKEN instead") from None
+        if not value:
+            raise InputError(f"Ray's token file {path} is empty: remove it, or set RAY_AUTH_TOKEN")
+        return cls(value=value, source=f"{path} on {socket.gethostname()}")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the job's script reads."""
+        return {"RAY_AUTH_TOKEN": self.value, "REUSE_SWEEP_TOKEN_SOURCE": self.source}
+
+
+def _create_token(path: Path) -> None:
+    """Writes a token as `ray get-auth-token --generate` does, but with mode 0600. An existing file is kept."""
+    if path.exists():
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+        with suppress(FileExistsError):  # another submission was first: its token counts
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
 
 
 def _script(submission: Submission, path: Path) -> str:
@@ -47,43 +102,51 @@ def _script(submission: Submission, path: Path) -> str:
         path=path,
         here=Path.cwd(),
         dashboard=submission.settings.dashboard,
+        binds=submission.binds,
     )
 
 
 def _new_script(submission: Submission) -> Path:
-    """The next number that nobody has."""
+    """Writes the script under the next free number."""
     folder = submission.folder / folder_checks.SLURM
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(found[1]) for path in folder.iterdir() if (found := NUMBER.fullmatch(path.name))]
+        taken = [int(found[1]) for path in folder.iterdir() if (found := SCRIPT_NAME.fullmatch(path.name))]
         path = folder / f"{max(taken, default=0) + 1:03d}.sh"
         with path.open("x", encoding="utf-8") as file:
             file.write(_script(submission, path))
     except OSError as error:
-        raise InputError(f"{folder} cannot be written to: {error.strerror}; name another --out") from None
+        raise InputError(f"{folder} cannot be written to ({error.strerror}): choose another --out") from None
     return path
 
 
-def _sbatch(path: Path, submission: Submission) -> str:
-    """The job's number; of what was refused nothing is kept."""
-    # The script says it all; told again, nobody's SBATCH_PARTITION and the like come before what was asked for.
-    told = directives_of(submission.job, name=submission.name, path=path, here=Path.cwd())
-    command = ["sbatch", "--parsable", *(f"--{directive}" for directive in told), str(path)]
+def _sbatch(path: Path, submission: Submission, token: RayToken) -> str:
+    """Submits the script and returns the job's number. If Slurm refuses it, the script is removed."""
+    # The script has these options too. On the command line they take precedence over SBATCH_* variables.
+    options = directives_of(submission.job, name=submission.name, path=path, here=Path.cwd())
+    command = ["sbatch", "--parsable", *(f"--{option}" for option in options), str(path)]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_ANSWER, check=False)
+        ended = subprocess.run(
+            command,
+            env={**os.environ, **token.environment},
+            capture_output=True,
+            text=True,
+            timeout=SBATCH_TIMEOUT_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise InputError(f"sbatch gave no answer in {SECONDS_TO_ANSWER} s; is Slurm running here?") from None
+        raise InputError(f"sbatch did not answer within {SBATCH_TIMEOUT_SECONDS} s: is Slurm running here?") from None
     if ended.returncode:
         path.unlink()
-        with suppress(OSError):  # somebody else's files are in them
+        with suppress(OSError):  # not empty: other files are in them
             path.parent.rmdir()
             submission.folder.rmdir()
-        asked = " ".join(f"--{flag}" for flag in submission.job.directives())
-        raise InputError(f"Slurm refuses the job: {_reason(ended.stderr)} (asked for: {asked})")
+        requested = " ".join(f"--{option}" for option in submission.job.directives())
+        raise InputError(f"Slurm refuses the job: {_reason(ended.stderr)} (requested: {requested})")
     return ended.stdout.strip().partition(";")[0]
 
 
-def _reason(said: str) -> str:
-    """sbatch's own words, the last ones, without its prefixes."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no reason given"]
+def _reason(output: str) -> str:
+    """The last line of sbatch's error output, without its prefixes."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason given"]
     return lines[-1].removeprefix("sbatch: ").removeprefix("error: ").removeprefix("Batch job submission failed: ")

@@ -1,6 +1,6 @@
-"""Refuses what the sweep itself would refuse, before anybody waits in a queue to hear it. Asks no Hub.
+"""Checks a sweep before it is submitted: everything the sweep would refuse, except what needs the Hub.
 
-Nodes of a job may reach what a login node does not; so a model or documents of the Hub are believed to be there.
+Compute nodes may reach what a login node cannot, and the reverse; models and documents on the Hub are assumed to exist.
 """
 
 import os
@@ -19,16 +19,16 @@ from tasks.sources import choose_source, resolve_auto
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@.+)?")
 
 
-def foresee(settings: SweepSettings, machine: Machine, stored: Request | None) -> None:
-    """An InputError with all that is known to be wrong; `stored` is the folder's sweep.json."""
+def check_sweep(settings: SweepSettings, machine: Machine, stored: Request | None) -> None:
+    """Raises an InputError with every problem found. `stored` is the sweep.json of the directory, if there is one."""
     adopted = adopt(settings, stored)
     model = os.path.expanduser(resolve_model(adopted.model, machine, adopted.address))
     data = os.path.expanduser(resolve_auto(adopted.data, model))
-    if _is_here(model) and data != "hub":
+    if _is_local(model) and data != "hub":
         prepare(settings, machine, stored)
         return
     problems = Problems()
-    if _is_here(model):
+    if _is_local(model):
         with problems.noted():
             find_model(model, weights=False)
     with problems.noted():
@@ -39,6 +39,6 @@ def foresee(settings: SweepSettings, machine: Machine, stored: Request | None) -
     problems.check()
 
 
-def _is_here(model: str) -> bool:
-    """Or nowhere: what is no id of the Hub's can only be a folder."""
+def _is_local(model: str) -> bool:
+    """Whether the model is a directory here, or cannot be a Hub id and so would have to be one."""
     return model == BUNDLED_MODEL or os.path.exists(model) or HUB_ID.fullmatch(model) is None
