@@ -65,7 +65,7 @@ def retry_hub(call: Callable[[], T], *, clock: Clock = time) -> T:
     All other errors are the caller's: not found, no permission, and a Hub that cannot be reached at all, because a
     machine without a network must not wait. Time spent downloading does not count against the budget.
     """
-    spent, tries, budget, back_off = 0.0, 0, BUDGET_SECONDS, FIRST_PAUSE_SECONDS
+    spent, budget, back_off = 0.0, BUDGET_SECONDS, FIRST_PAUSE_SECONDS
     while True:
         began = clock.monotonic()
         try:
@@ -75,7 +75,6 @@ def retry_hub(call: Callable[[], T], *, clock: Clock = time) -> T:
             busy = _busy(error)
             if busy is None:
                 raise
-        tries += 1
         spent += min(clock.monotonic() - began, REQUEST_TIMEOUT_SECONDS)
         if busy.retry_after is None:
             pause = back_off * random.uniform(0.5, 1.0)
@@ -84,7 +83,7 @@ def retry_hub(call: Callable[[], T], *, clock: Clock = time) -> T:
             budget = RETRY_AFTER_BUDGET_SECONDS
             pause = min(busy.retry_after, LONGEST_RETRY_AFTER_SECONDS) + random.uniform(0, RETRY_AFTER_JITTER_SECONDS)
         if spent >= budget:
-            raise HubGaveUp(f"the Hub {busy.reason} ({tries} tries in {spent:.0f} s)")
+            raise HubGaveUp(f"the Hub {busy.reason} for {budget:.0f} s")  # the same sentence on every node
         pause = min(pause, budget - spent)
         logger.warning("the Hub %s; trying again in %.0f s", busy.reason, pause)
         clock.sleep(pause)
@@ -127,9 +126,9 @@ def _busy(error: BaseException | None) -> HubBusy | None:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return None
         if isinstance(error, httpx.TimeoutException):
-            return HubBusy(f"did not answer within {_request_timeout():g} s")
+            return HubBusy("did not answer")
         if isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError):
-            return HubBusy("closed the connection")
+            return HubBusy("reset connections")
         error = error.__cause__
     return None
 

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 )
 
 from sampler.config import ModelConfig, read_config
-from sampler.errors import InputError
+from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, hub_problem, retry_hub
 from sampler.model import Transformer
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
@@ -147,19 +147,26 @@ def _download(source: str, repo: str, revision: str | None, files: list[str], cl
     except HFValidationError:
         raise InputError(f"model {source!r} is neither a local folder nor a Hub id such as owner/name") from None
     except (HTTPError, OSError):
-        raise InputError(f"model {source!r} {_reason(refusal)}") from None
+        raise _refused(source, refusal) from None
 
 
-def _reason(error: Exception) -> str:
+def _refused(source: str, error: Exception) -> InputError:
+    model = f"model {source!r}"
     if isinstance(error, GatedRepoError):
-        return "is gated: accept its terms on its Hub page, then set HF_TOKEN or log in with `hf auth login`"
+        return InputError(
+            f"{model} is gated: accept its terms on its Hub page, then set HF_TOKEN or log in with `hf auth login`"
+        )
     if isinstance(error, RepositoryNotFoundError):
-        return "is neither a local folder nor a Hub repository that you can read"
+        return InputError(f"{model} is neither a local folder nor a Hub repository that you can read")
     if isinstance(error, RevisionNotFoundError):
-        return "has a revision that does not exist on the Hub; write a branch, tag or commit after @"
-    if isinstance(error, HubGaveUp):
-        return f"cannot be downloaded: {hub_problem(error)}; try again later or use a local folder"
+        return InputError(
+            f"{model} has a revision that does not exist on the Hub; write a branch, tag or commit after @"
+        )
     problem = hub_problem(error)
+    if isinstance(error, HubGaveUp):
+        return UnavailableError(f"{model} cannot be downloaded: {problem}; try again later or use a local folder")
     if problem == UNREACHABLE:
-        return f"is not a local folder, and {problem}: use a local folder or connect to the network"
-    return f"cannot be downloaded: {problem}"
+        return UnavailableError(
+            f"{model} is not a local folder, and {problem}: use a local folder or connect to the network"
+        )
+    return InputError(f"{model} cannot be downloaded: {problem}")

@@ -11,7 +11,7 @@ from jinja2 import UndefinedError
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from sampler import InputError
+from sampler.errors import InputError, UnavailableError
 from sampler.hub import hub_problem, retry_hub
 from tasks import code_exec, stock
 from tasks.catalog import CATALOG, GENERATE, LOGLIKELIHOOD, Entry, nearest
@@ -178,7 +178,8 @@ def _from_stock(entry: Entry, common: Mapping[str, Any], source: Source) -> dict
         except DatasetNotFoundError:
             raise InputError(f"task {name}: the Hub has no dataset {dataset} that you can read") from None
         except (HTTPError, OSError) as error:  # only where lm-eval downloads documents itself
-            raise InputError(f"task {name} cannot download its documents: {hub_problem(error)}") from None
+            kind = UnavailableError if isinstance(error, ConnectionError) else InputError
+            raise kind(f"task {name} cannot download its documents: {hub_problem(error)}") from None
     if not built:
         raise InputError(f"the {source.kind} documents hold nothing of task {entry.name}")
     return built

@@ -22,7 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.file_download import repo_folder_name
 
-from sampler import InputError
+from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, Clock, hub_problem, retry_hub
 from sampler.tiny import BUNDLED_MODEL
 from tasks.layout import find_files
@@ -188,7 +188,7 @@ class Hub:
         """The newest download in the cache. `problem`: why the Hub itself did not help."""
         folder = self._cached(dataset)
         if folder is None:
-            raise InputError(
+            raise UnavailableError(
                 f"dataset {dataset} is not in the Hub cache, and {problem}; "
                 "try again later, or name a folder laid out like the Hub with --data"
             ) from None
@@ -215,7 +215,8 @@ class Hub:
         except GatedRepoError:
             raise _no_access(dataset) from None
         except (HTTPError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: from Xet downloads
-            raise InputError(f"dataset {dataset}: {name} cannot be downloaded: {hub_problem(error)}") from None
+            kind = UnavailableError if isinstance(error, ConnectionError) else InputError
+            raise kind(f"dataset {dataset}: {name} cannot be downloaded: {hub_problem(error)}") from None
         return snapshot
 
 

@@ -130,8 +130,10 @@ def test_a_rate_limit_that_stays_is_given_up_in_time(hub: SmallHub, clock: FakeC
     hub.fail(INFO, *[BUSY] * 50)
     sentence = given_up(clock)
     tries = hub.count(INFO)
-    assert f"cannot be downloaded: the Hub answered 429 Too Many Requests ({tries} tries in 30 s)" in sentence
-    assert sentence.endswith("try again later or use a local folder")
+    assert sentence == (
+        "model 'owner/name' cannot be downloaded: the Hub answered 429 Too Many Requests for 30 s; "
+        "try again later or use a local folder"
+    )
     assert clock.now == pytest.approx(BUDGET_SECONDS)
     assert tries == len(clock.slept) + 1
     assert 5 <= tries <= 10
@@ -139,7 +141,7 @@ def test_a_rate_limit_that_stays_is_given_up_in_time(hub: SmallHub, clock: FakeC
 
 def test_retry_after_is_bounded(hub: SmallHub, clock: FakeClock) -> None:
     hub.fail(INFO, *[Answer(status=429, headers={"Retry-After": "86400"})] * 50)
-    assert "429 Too Many Requests (3 tries in 120 s)" in given_up(clock)
+    assert "429 Too Many Requests for 120 s" in given_up(clock)
     assert clock.now == pytest.approx(RETRY_AFTER_BUDGET_SECONDS)
     assert max(clock.slept) <= 62
 
@@ -153,7 +155,7 @@ def test_a_download_that_gives_up_names_the_servers_answer(hub: SmallHub, clock:
 
 def test_connections_that_are_always_reset(hub: SmallHub, clock: FakeClock) -> None:
     hub.fail(INFO, *[RESET] * 50)
-    assert "the Hub closed the connection" in given_up(clock)
+    assert "the Hub reset connections for 30 s" in given_up(clock)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +264,6 @@ def test_documents_are_retried_too(hub: SmallHub, clock: FakeClock, where: str, 
 def test_documents_that_a_busy_hub_does_not_give(hub: SmallHub, clock: FakeClock) -> None:
     source = Hub(clock=clock)
     hub.fail("GET /api/datasets/", *[BUSY] * 50)
-    with pytest.raises(InputError, match=r"not in the Hub cache, and the Hub answered 429 Too Many Requests \("):
+    with pytest.raises(InputError, match="not in the Hub cache, and the Hub answered 429 Too Many Requests for"):
         source.check("openai/gsm8k", gated=False)
     assert clock.now == pytest.approx(BUDGET_SECONDS)
