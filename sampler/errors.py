@@ -11,6 +11,10 @@ class InputError(ValueError):
         return (str(self),)
 
 
+class UnavailableError(InputError):
+    """Nothing given is wrong: the Hub is overloaded or cannot be reached, and may answer later."""
+
+
 class InputErrors(InputError):
     """Several of them, each once, told together: nobody should have to start again to hear the next."""
 

@@ -3,8 +3,9 @@
 import hashlib
 import os
 import re
+import time
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 )
 
 from sampler.config import ModelConfig, read_config
-from sampler.errors import InputError
+from sampler.errors import InputError, UnavailableError
+from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, hub_problem, retry_hub
 from sampler.model import Transformer
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 from sampler.tiny import BUNDLED_MODEL
@@ -28,7 +30,6 @@ from sampler.weights import SINGLE, load_weights
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DESCRIPTION = ["*.json", "*.txt", "*.jinja"]
 FILES = [*DESCRIPTION, "*.safetensors"]  # no Python, no pickles
-SECONDS_TO_ANSWER = 10.0
 BUNDLED_FOLDER = Path(__file__).resolve().parent / "tiny"
 
 
@@ -77,9 +78,9 @@ def load_model(source: str | ModelFiles, *, dtype: str = "auto", device: str = "
     )
 
 
-def find_model(source: str, *, weights: bool = True) -> ModelFiles:
-    """The model's files, downloaded if need be, and its configuration. Without `weights` it can only be looked at."""
-    folder, revision = _find_folder(source, FILES if weights else DESCRIPTION)
+def find_model(source: str, *, weights: bool = True, clock: Clock = time) -> ModelFiles:
+    """The model's files, downloaded if needed, and its configuration. Without `weights` only the small files."""
+    folder, revision = _find_folder(source, FILES if weights else DESCRIPTION, clock)
     config = read_config(folder, cache(lambda: tokenizer_ids(folder)))
     return ModelFiles(source=source, revision=revision, folder=folder, config=config)
 
@@ -107,7 +108,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def _find_folder(source: str, files: list[str]) -> tuple[Path, str | None]:
+def _find_folder(source: str, files: list[str], clock: Clock) -> tuple[Path, str | None]:
     """A folder here wins over a Hub repository of the same name; `tiny` is the bundled model, `./tiny` a folder."""
     if source == BUNDLED_MODEL:
         return BUNDLED_FOLDER, _weights_hash(BUNDLED_FOLDER / SINGLE)
@@ -120,7 +121,7 @@ def _find_folder(source: str, files: list[str]) -> tuple[Path, str | None]:
         raise InputError(f"model {source!r} ends in an empty revision; a branch, tag or commit is allowed after @")
     if os.path.isdir(repo):
         raise InputError(f"model {source!r}: {repo!r} is a folder here, and only Hub ids have an @revision")
-    path = _download(source, repo, revision or None, files)
+    path = _download(source, repo, revision or None, files, clock)
     return path, path.name
 
 
@@ -133,36 +134,39 @@ def _weights_hash(path: Path) -> str:
         ) from None
 
 
-def _download(source: str, repo: str, revision: str | None, files: list[str]) -> Path:
-    """The snapshot's folder. Asks the Hub once first: a download would try an unreachable one for half a minute."""
-    refusal: Exception | None = None
+def _download(source: str, repo: str, revision: str | None, files: list[str], clock: Clock) -> Path:
+    """The snapshot's folder. If the Hub does not answer, an earlier download in the cache is used."""
+    fetch = partial(snapshot_download, repo, revision=revision, allow_patterns=files, ignore_patterns=["*/*"])
     try:
-        try:
-            model_info(repo, revision=revision, timeout=SECONDS_TO_ANSWER)
-        except (HTTPError, OSError) as error:
-            refusal = error  # an earlier download will do
-        return Path(
-            snapshot_download(
-                repo,
-                revision=revision,
-                allow_patterns=files,
-                ignore_patterns=["*/*"],
-                local_files_only=refusal is not None,
-            )
-        )
+        try:  # model_info first: snapshot_download would try an unreachable Hub for half a minute
+            retry_hub(lambda: model_info(repo, revision=revision, timeout=REQUEST_TIMEOUT_SECONDS), clock=clock)
+            return Path(retry_hub(lambda: fetch(local_files_only=False), clock=clock))
+        except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: from Xet downloads
+            refusal = error
+        return Path(fetch(local_files_only=True))
     except HFValidationError:
-        raise InputError(f"model {source!r} is neither a folder here nor a Hub id such as owner/name") from None
-    except (HTTPError, OSError) as error:
-        raise InputError(f"model {source!r} {_reason(refusal or error)}") from None
+        raise InputError(f"model {source!r} is neither a local folder nor a Hub id such as owner/name") from None
+    except (HTTPError, OSError):
+        raise _refused(source, refusal) from None
 
 
-def _reason(error: Exception) -> str:
+def _refused(source: str, error: Exception) -> InputError:
+    model = f"model {source!r}"
     if isinstance(error, GatedRepoError):
-        return "is gated: accept its terms on its Hub page, then set HF_TOKEN or log in"
+        return InputError(
+            f"{model} is gated: accept its terms on its Hub page, then set HF_TOKEN or log in with `hf auth login`"
+        )
     if isinstance(error, RepositoryNotFoundError):
-        return "is neither a folder here nor a repository on the Hub that you may read"
+        return InputError(f"{model} is neither a local folder nor a Hub repository that you can read")
     if isinstance(error, RevisionNotFoundError):
-        return "names a revision that the Hub repository does not have; a branch, tag or commit is allowed after @"
-    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
-        return f"cannot be stored in the Hub cache ({error.strerror}); HF_HOME says where that is"
-    return "is no folder here, and the Hub cannot be reached: give a local folder or go online"
+        return InputError(
+            f"{model} has a revision that does not exist on the Hub; write a branch, tag or commit after @"
+        )
+    problem = hub_problem(error)
+    if isinstance(error, HubGaveUp):
+        return UnavailableError(f"{model} cannot be downloaded: {problem}; try again later or use a local folder")
+    if problem == UNREACHABLE:
+        return UnavailableError(
+            f"{model} is not a local folder, and {problem}: use a local folder or connect to the network"
+        )
+    return InputError(f"{model} cannot be downloaded: {problem}")

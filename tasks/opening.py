@@ -1,14 +1,18 @@
 """Opens a benchmark: checks what it needs, gets its documents, builds lm-eval's task objects. Loads no model."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import datasets
+from datasets.exceptions import DatasetNotFoundError
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from jinja2 import UndefinedError
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from sampler import InputError
+from sampler.errors import InputError, UnavailableError
+from sampler.hub import hub_problem, retry_hub
 from tasks import code_exec, stock
 from tasks.catalog import CATALOG, GENERATE, LOGLIKELIHOOD, Entry, nearest
 from tasks.harness import Provenance, Task, quiet, select
@@ -164,12 +168,18 @@ def _from_stock(entry: Entry, common: Mapping[str, Any], source: Source) -> dict
         item = {"task": name, **common, **_documents(entry, configuration, source)}
         try:
             # In a group's list of members, lm-eval lays keys over a stock task.
-            built |= manager.load([{"group": f"{name}_alone", "task": [item]}])["tasks"]
+            wanted = [{"group": f"{name}_alone", "task": [item]}]
+            built |= retry_hub(partial(manager.load, wanted))["tasks"]
         except ModuleNotFoundError as error:
             install = entry.install or f"pip install {error.name}"
             raise InputError(f"task {name} needs the package {error.name}, which is missing: {install}") from None
         except (KeyError, UndefinedError) as error:
             raise InputError(f"task {name} cannot read its first document: {error} is missing") from None
+        except DatasetNotFoundError:
+            raise InputError(f"task {name}: the Hub has no dataset {dataset} that you can read") from None
+        except (HTTPError, OSError) as error:  # only where lm-eval downloads documents itself
+            kind = UnavailableError if isinstance(error, ConnectionError) else InputError
+            raise kind(f"task {name} cannot download its documents: {hub_problem(error)}") from None
     if not built:
         raise InputError(f"the {source.kind} documents hold nothing of task {entry.name}")
     return built

@@ -5,12 +5,14 @@ substituted: what a source does not hold is an error.
 """
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import datasets
-from huggingface_hub import HfApi, constants, get_token, hf_hub_download
+from huggingface_hub import DatasetInfo, HfApi, constants, get_token, hf_hub_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HFValidationError,
@@ -20,13 +22,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.file_download import repo_folder_name
 
-from sampler import InputError
+from sampler.errors import InputError, UnavailableError
+from sampler.hub import REQUEST_TIMEOUT_SECONDS, Clock, hub_problem, retry_hub
 from sampler.tiny import BUNDLED_MODEL
 from tasks.layout import find_files
 from tasks.reading import Check, read_split
 
 BUNDLED = Path(__file__).with_name("bundled")
-HUB_SECONDS = 10
 PAGE = "https://huggingface.co/datasets/"
 
 
@@ -125,8 +127,8 @@ class Hub:
 
     kind = "hub"
 
-    def __init__(self, revisions: Mapping[str, str] | None = None) -> None:
-        self._pinned = dict(revisions or {})
+    def __init__(self, revisions: Mapping[str, str] | None = None, *, clock: Clock = time) -> None:
+        self._pinned, self._clock = dict(revisions or {}), clock
         self._commits: dict[str, tuple[str, list[str]]] = {}
 
     def check(self, dataset: str, *, gated: bool) -> None:
@@ -158,30 +160,37 @@ class Hub:
 
     def _resolve(self, dataset: str, gated: bool) -> tuple[str, list[str]]:
         api = HfApi()
-        try:
-            info = api.dataset_info(dataset, revision=self._pinned.get(dataset), timeout=HUB_SECONDS)
+
+        def ask() -> DatasetInfo:
+            info = api.dataset_info(dataset, revision=self._pinned.get(dataset), timeout=REQUEST_TIMEOUT_SECONDS)
             if gated:
                 api.auth_check(dataset, repo_type="dataset")
+            return info
+
+        try:
+            info = retry_hub(ask, clock=self._clock)
         except GatedRepoError:
             raise _no_access(dataset) from None
         except RevisionNotFoundError:
-            if self._cached(dataset) is None:
+            folder = self._cached(dataset)
+            if folder is None:
                 raise InputError(f"the Hub no longer has {dataset} at {self._pinned.get(dataset)}") from None
-            return self._offline(dataset)
+            return folder.name, _names_and_readme(folder)[0]
         except (RepositoryNotFoundError, HFValidationError):
             if gated:
                 raise _no_access(dataset) from None
             raise InputError(f"the Hub has no dataset {dataset!r} that can be read from here") from None
-        except (HTTPError, OSError, ValueError):  # never with its text: a header in it may hold the token
-            return self._offline(dataset)
+        except (HTTPError, OSError, ValueError) as error:
+            return self._offline(dataset, hub_problem(error))
         return info.sha or "", [file.rfilename for file in info.siblings or []]
 
-    def _offline(self, dataset: str) -> tuple[str, list[str]]:
+    def _offline(self, dataset: str, problem: str) -> tuple[str, list[str]]:
+        """The newest download in the cache. `problem`: why the Hub itself did not help."""
         folder = self._cached(dataset)
         if folder is None:
-            raise InputError(
-                f"the Hub cannot be reached and its cache here holds no {dataset}; "
-                "go online once, or give a folder laid out like the Hub with --data"
+            raise UnavailableError(
+                f"dataset {dataset} is not in the Hub cache, and {problem}; "
+                "try again later, or name a folder laid out like the Hub with --data"
             ) from None
         return folder.name, _names_and_readme(folder)[0]
 
@@ -201,11 +210,13 @@ class Hub:
         try:
             for name in names:
                 if not (snapshot / name).is_file():
-                    hf_hub_download(dataset, name, repo_type="dataset", revision=commit)
+                    download = partial(hf_hub_download, dataset, name, repo_type="dataset", revision=commit)
+                    retry_hub(download, clock=self._clock)
         except GatedRepoError:
             raise _no_access(dataset) from None
-        except (HTTPError, OSError, ValueError):
-            raise InputError(f"{dataset}: {name} could not be fetched from the Hub") from None
+        except (HTTPError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: from Xet downloads
+            kind = UnavailableError if isinstance(error, ConnectionError) else InputError
+            raise kind(f"dataset {dataset}: {name} cannot be downloaded: {hub_problem(error)}") from None
         return snapshot
 
 

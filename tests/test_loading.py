@@ -512,12 +512,12 @@ class Answer:
     ("refusal", "part"),
     [
         (GatedRepoError("no", response=Answer()), "gated"),  # type: ignore[arg-type]
-        (RepositoryNotFoundError("no", response=Answer()), "nor a repository on the Hub"),  # type: ignore[arg-type]
-        (RevisionNotFoundError("no", response=Answer()), "revision that the Hub repository does not have"),  # type: ignore[arg-type]
+        (RepositoryNotFoundError("no", response=Answer()), "nor a Hub repository that you can read"),  # type: ignore[arg-type]
+        (RevisionNotFoundError("no", response=Answer()), "has a revision that does not exist on the Hub"),  # type: ignore[arg-type]
         (HTTPError("no route"), "the Hub cannot be reached"),
         (TimeoutError("slow"), "the Hub cannot be reached"),
         (OfflineModeIsEnabled("offline"), "the Hub cannot be reached"),
-        (PermissionError(13, "Permission denied"), "cannot be stored in the Hub cache (Permission denied)"),
+        (PermissionError(13, "Permission denied"), "cannot be written (Permission denied)"),
     ],
 )
 def test_refusals_of_the_hub_are_one_sentence(hub: FakeHub, refusal: Exception, part: str) -> None:
@@ -544,7 +544,7 @@ def test_a_model_can_be_looked_at_without_its_weights(hub: FakeHub) -> None:
     "source", ["", "a/b/c", "a b", "/no/such/folder", "https://x.y/z", "@main", "a--b", "x" * 5000]
 )
 def test_name_that_is_neither_folder_nor_id(source: str) -> None:
-    refused(source, repr(source), "neither a folder here nor a Hub id such as owner/name")
+    refused(source, repr(source), "neither a local folder nor a Hub id such as owner/name")
 
 
 def test_empty_revision() -> None:

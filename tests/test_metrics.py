@@ -1,10 +1,38 @@
-"""Gauges tell configurations apart, and say nothing about what is not known yet."""
+"""Gauges: what they are set to, that Ray exports them, and that deploy/grafana.json asks for nothing else."""
 
+import json
+import re
+import signal
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 from made_rows import made_rows
+from sweep_runs import ROOT, Run
 from test_tally import configuration, row
 
-from orchestrator.running.metrics import TAGS, SweepMetrics, tags_of
+from orchestrator.running.metrics import (
+    ACCURACY,
+    DONE,
+    GAUGES,
+    PREFIX,
+    SPEED,
+    TAGS,
+    WANTED,
+    SweepMetrics,
+    tags_of,
+    trials_by_state,
+    values_of,
+)
+from orchestrator.watching.progress import Progress
 from orchestrator.watching.tally import tally_of
+
+PROMQL = {"sum", "max", "by", "deriv", "label_values"}
+SAMPLE = re.compile(r"(\w+)\{(.*)\} \S+")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def test_no_two_configurations_share_their_tags() -> None:
@@ -15,7 +43,110 @@ def test_no_two_configurations_share_their_tags() -> None:
     assert tags[0] | {"settings": ""} == {"sweep": "demo-01234567", "task": "gsm8k", "policy": "k1", "settings": ""}
 
 
-def test_gauges_take_totals_with_and_without_figures() -> None:
-    totals = tally_of(made_rows([row("a", "k1"), row("b", "k2_last", correct=None, tokens=0)]))
-    waiting = tally_of(made_rows([]), {configuration("gsm8k", "k3_last"): 10})
-    SweepMetrics("demo-01234567").update([*totals, *waiting])
+def test_what_is_not_known_has_no_value() -> None:
+    done, unscored = tally_of(made_rows([row("a", "k1"), row("b", "k2_last", correct=None, tokens=0)]))
+    (waiting,) = tally_of(made_rows([]), {configuration("gsm8k", "k3_last"): 10})
+    assert values_of(done).keys() >= {DONE, WANTED, ACCURACY, SPEED}
+    assert values_of(unscored).keys() == {DONE, WANTED}
+    assert values_of(waiting) == {DONE: 0, WANTED: 10}
+    progress = Progress(sweep="demo", totals=(done, unscored, waiting), trials=3)
+    SweepMetrics("demo").update(progress)
+
+
+def test_states_add_up_to_all_trials() -> None:
+    progress = Progress(sweep="demo", totals=(), trials=10, finished=4, failed=1, running=("a", "b"))
+    assert trials_by_state(progress) == {"finished": 4, "failed": 1, "running": 2, "pending": 3}
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def expressions(dashboard: dict[str, Any]) -> Iterator[str]:
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+
+
+def names_in(expression: str) -> set[str]:
+    """Metrics, labels and functions of a PromQL expression, without strings and durations."""
+    bare = re.sub(r'"[^"]*"|\[[^]]*\]', "", expression)
+    return set(re.findall(r"[a-z_][a-z_0-9]*", bare, flags=re.IGNORECASE))
+
+
+def test_the_dashboard_asks_only_for_gauges_that_exist(dashboard: dict[str, Any]) -> None:
+    metrics = {f"{PREFIX}{name}": set(tags) for name, (_, tags) in GAUGES.items()}
+    shown: set[str] = set()
+    for expression in expressions(dashboard):
+        names = names_in(expression)
+        asked = names & metrics.keys()
+        assert asked, expression
+        labels = set.intersection(*(metrics[name] for name in asked))
+        assert names - asked - PROMQL <= labels, expression
+        shown |= asked
+    assert shown == metrics.keys(), "every gauge is shown"
+
+
+def test_the_dashboard_is_whole(dashboard: dict[str, Any]) -> None:
+    panels, variables = dashboard["panels"], {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert variables == {"datasource", "sweep", "task"}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, f"{panel['title']} lies over another panel"
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        for target in panel["targets"]:
+            legend, expression = target["legendFormat"], target["expr"]
+            kept = set(re.findall(r"by \(([^)]*)\)", expression)[0].split(", ")) if "{{" in legend else set()
+            assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= kept, "a legend names labels that are left"
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard))) - {"__all"}
+    assert used == variables
+
+
+def samples(address: str) -> Iterator[tuple[str, dict[str, str]]]:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+        for line in answer.read().decode().splitlines():
+            found = SAMPLE.fullmatch(line)
+            if found:
+                yield found[1], dict(LABEL.findall(found[2]))
+
+
+@pytest.mark.slow
+def test_ray_exports_every_gauge_with_its_tags(tmp_path: Path) -> None:
+    """As Prometheus finds and reads them: through Ray's service discovery file."""
+    flags = ["--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--policies", "k1,k2_last"]
+    with tempfile.TemporaryDirectory(prefix="m-", dir="/tmp") as temporary:  # Ray's sockets need a short path
+        run = Run(tmp_path, tmp_path, *flags, "--limit", "200", "--shard-size", "4", "--actors", "1", TMPDIR=temporary)
+
+        def exported() -> dict[str, dict[str, str]] | None:
+            files = list(Path(temporary).glob("reuse-sweep-*/session_*/prom_metrics_service_discovery.json"))
+            targets = [
+                target for file in files for entry in json.loads(file.read_text()) for target in entry["targets"]
+            ]
+            try:
+                found = {name: labels for target in targets for name, labels in samples(target) if "reuse" in name}
+            except OSError:  # it is not listening yet
+                return None
+            return found if len(found) == len(GAUGES) else None
+
+        try:
+            found = run.until(exported, "all gauges were exported")
+        finally:
+            run.process.send_signal(signal.SIGINT)
+            run.wait(code=None)
+    assert found.keys() == {f"{PREFIX}{name}" for name in GAUGES}
+    for name, (_, tags) in GAUGES.items():
+        labels = found[f"{PREFIX}{name}"]
+        assert labels.keys() >= set(tags), name
+        assert labels["sweep"].startswith("s-")
+        assert labels.get("task", "gsm8k") == "gsm8k"

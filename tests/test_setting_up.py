@@ -10,6 +10,7 @@ import pytest
 from made_rows import DEFAULTS
 from sweep_cases import DOCUMENTS, write_case
 
+from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.planning.flags import parse
 from orchestrator.planning.machine import Machine
 from orchestrator.planning.preflight import prepare
@@ -192,3 +193,8 @@ def test_workers_are_told_what_was_planned(common: list[str], root: Path) -> Non
     assert (told["threads"], told["device"], told["calibration_task"]) == (1, "cpu", "gsm8k")
     assert told["datasets"] == prepared.identity.datasets
     assert told["options"].limit is None
+
+
+def test_workers_know_the_revision_of_the_planned_model(root: Path, common: list[str]) -> None:
+    _, made = ready([*common, "--tasks", "gsm8k"])
+    assert made.worker.revision == folder_revision(root / "model")

@@ -169,7 +169,7 @@ def test_a_gpu_and_no_network(prepared: Prepare, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sampler.loading, "snapshot_download", _no_network)
     gpu = Machine(cpus=4, gpus=1, driver_gpus=1, dtype="bfloat16")
     (told,) = sentences(prepared, machine=gpu, model="auto")
-    assert told.startswith("model 'Efficient-Large-Model/Fast_dLLM_v2_7B' is no folder here, and the Hub cannot be")
+    assert told.startswith("model 'Efficient-Large-Model/Fast_dLLM_v2_7B' is not a local folder, and the Hub cannot be")
     assert told.endswith(
         "; --model auto means it (1 GPU here), --model tiny runs the small bundled one without a network"
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from sweep_cases import NEW_TOKENS, context, gsm8k_ids, trial, worker_settings, write_case
+from sweep_cases import NEW_TOKENS, context, gsm8k_ids, mmlu_row, trial, worker_settings, write_case
+from test_tasks_sources import gsm8k_folder, write_dataset
 
+from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.running import provenance
 from orchestrator.running.rows import Account
-from orchestrator.running.worker import Worker, wait_for_memory
+from orchestrator.running.worker import Worker, find_planned_model, reports_out_of_memory, wait_for_memory
 from orchestrator.store.schema import ROWS
 from sampler import DecodeSettings, InputError, ReusePolicy
 from tasks.decoder import Sampler
 from tasks.evaluate import evaluate
 from tasks.harness import Task
 from tasks.opening import open_task
+from tasks.options import TaskOptions
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +133,7 @@ def test_scored_tasks_calibrate_by_decoding_too(root: Path) -> None:
     account = Account()
     for batch in worker.run(trial("k1", "mmlu_anatomy"), ["mmlu_anatomy/0"], context()):
         account.add(batch)
-    assert (account.documents, account.tokens, account.tokens_per_s) == (1, 0, 0.0)
+    assert (account.documents, account.tokens, account.totals["tokens_per_s"]) == (1, 0, 0.0)
 
 
 def test_facts_are_plain_and_complete(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,17 +154,65 @@ def test_facts_are_plain_and_complete(worker: Worker, monkeypatch: pytest.Monkey
 
 def test_other_documents_than_planned_are_refused(root: Path) -> None:
     datasets = {"gsm8k": {"openai/gsm8k": "sha256:0"}}
-    with pytest.raises(InputError, match="other data"):
+    with pytest.raises(InputError, match="task gsm8k has different documents on this node"):
         Worker(worker_settings(root, datasets=datasets))
     worker = Worker(worker_settings(root))
-    with pytest.raises(InputError, match="no document gsm8k/999"):
+    with pytest.raises(InputError, match="no document gsm8k/999 on this node"):
         worker.run(trial("k1"), ["gsm8k/0", "gsm8k/999"], context())
+
+
+def test_a_task_that_this_node_lacks_is_found_before_a_trial_runs(root: Path, tmp_path: Path) -> None:
+    """The calibration task is opened when a worker is set up, the others when a trial needs them."""
+    gsm8k_folder(tmp_path, count=4)
+    options = TaskOptions(data=str(tmp_path), max_new_tokens=NEW_TOKENS)
+    worker = Worker(worker_settings(root, options=options))
+    worker.open_task("gsm8k")
+    for _ in range(2):  # a failure is not remembered as success
+        with pytest.raises(InputError, match=r"task mmlu_anatomy cannot be opened on this node: .* no cais/mmlu/"):
+            worker.open_task("mmlu_anatomy")
+    rows = [mmlu_row(number) for number in range(8)]
+    write_dataset(tmp_path, "cais/mmlu", "anatomy", {"dev": rows[:5], "test": rows[5:]}, suffix="parquet")
+    worker.open_task("mmlu_anatomy")
+    with pytest.raises(InputError, match=r"task gsm8k cannot be opened on this node: --data .* does not exist"):
+        Worker(worker_settings(root, options=TaskOptions(data=str(tmp_path / "nowhere"))))
+
+
+def test_a_worker_refuses_another_model_than_the_planned_one(root: Path, tmp_path: Path) -> None:
+    planned = folder_revision(root / "model")
+    copied = shutil.copytree(root / "model", tmp_path / "copied")
+    assert Worker(worker_settings(root, model=str(copied), revision=planned)).model.folder == copied
+    changed = bytearray((copied / "model.safetensors").read_bytes())
+    changed[-1] ^= 1
+    (copied / "model.safetensors").write_bytes(changed)
+    with pytest.raises(InputError, match=f"model {copied} on this node differs from .* copy the same files to every"):
+        Worker(worker_settings(root, model=str(copied), revision=planned))
+    missing = tmp_path / "missing"
+    with pytest.raises(InputError, match=f"--model {missing} is not a directory on this node: copy it to every node"):
+        Worker(worker_settings(root, model=str(missing), revision=planned))
+
+
+def test_the_bundled_model_has_a_revision_too() -> None:
+    found = find_planned_model("tiny", None)
+    assert find_planned_model("tiny", found.revision) == found
+    with pytest.raises(InputError, match=r"model tiny on this node differs .* install the same version"):
+        find_planned_model("tiny", "0123456789ab")
+
+
+def test_a_gpu_that_is_too_small_is_named_with_its_memory() -> None:
+    """Without a GPU: torch raises the same error by hand."""
+    with (
+        pytest.raises(InputError, match=r"GPU on this node is too small: .* need about 15 GiB and 3 GiB were free"),
+        reports_out_of_memory(15 * 2**30, 3 * 2**30),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+    with pytest.raises(RuntimeError, match="another"), reports_out_of_memory(1, 1):
+        raise RuntimeError("another")
 
 
 def test_a_worker_waits_for_memory_but_not_for_ever() -> None:
     offered = iter([1, 2, 5])
-    wait_for_memory(4, lambda: next(offered), step=0.0)
+    assert wait_for_memory(4, lambda: next(offered), step=0.0) == 5
     assert next(offered, None) is None
     began = time.monotonic()
-    wait_for_memory(4, lambda: 1, seconds=0.2, step=0.01)
+    assert wait_for_memory(4, lambda: 1, seconds=0.2, step=0.01) == 1
     assert 0.2 <= time.monotonic() - began < 30

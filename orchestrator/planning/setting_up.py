@@ -95,6 +95,7 @@ def _worker(prepared: Prepared, request: Mapping[str, Any]) -> WorkerSettings:
     settings = prepared.settings
     return WorkerSettings(
         model=prepared.model_source,
+        revision=prepared.identity.model_revision,
         dtype=prepared.identity.dtype,
         options=prepared.options,
         calibration_task=request["calibration_task"],

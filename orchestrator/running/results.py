@@ -178,13 +178,10 @@ class Results:
         if self._problem:
             raise StoreError(self._problem)
         with self._guard:
-            totals = self._tally.totals()
-            if self._metrics is not None:
-                self._metrics.update(totals)
             actors = max(self._actors, len(self._running))  # nodes that came later bring more
-            return Progress(
+            progress = Progress(
                 sweep=self._plan.sweep,
-                totals=totals,
+                totals=self._tally.totals(),
                 trials=len(self._trials),
                 finished=len(self._finished),
                 failed=len(self._failed),
@@ -193,6 +190,9 @@ class Results:
                 started=sum(self._made.values()),
                 warm=min(len(self._warm), actors),
             )
+            if self._metrics is not None:
+                self._metrics.update(progress)
+            return progress
 
     def close(self) -> None:
         if not self._problem:

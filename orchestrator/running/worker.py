@@ -1,6 +1,7 @@
-"""One warm model that runs trials: documents in, record batches out. Knows nothing of Ray or files.
+"""One warm model that runs trials: documents in, record batches out. Ray stays outside.
 
-The model, its warm-up, the opened tasks and the speeds found outlive a trial; every cache starts fresh with each.
+The model, its warm-up, the opened tasks and the calibrated speeds outlive a trial; every cache starts fresh with each.
+A worker checks that its node has the model and the documents that the sweep was planned with.
 """
 
 import math
@@ -8,24 +9,28 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 import torch
 
+from orchestrator.planning.dry_run import size
+from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.running import provenance
 from orchestrator.running.calibration import PARTS, Calibration, Calibrator
 from orchestrator.running.rows import Device, RowContext, batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
-from sampler.loading import pick_device
+from sampler.errors import UnavailableError
+from sampler.loading import ModelFiles, find_model, pick_device
 from sampler.text import encode
 from sampler.warm_up import warm_up
+from tasks import opening
 from tasks.decoder import Sampler, chat_template
 from tasks.evaluate import evaluate
 from tasks.harness import Document, Task
-from tasks.opening import open_task
 from tasks.options import TaskOptions
 
 CALIBRATION_TOKENS = 32  # new ones of each document
@@ -39,6 +44,7 @@ class WorkerSettings:
     """What one sweep's workers have in common. `dtype` is resolved: all of them compute alike."""
 
     model: str
+    revision: str | None = None  # of the model that the sweep was planned with; None: any
     dtype: str
     options: TaskOptions
     calibration_task: str
@@ -62,13 +68,17 @@ class Worker:
         self.settings = settings
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        if pick_device(settings.device).type == "cuda":
-            wait_for_memory(settings.memory, lambda: int(torch.cuda.mem_get_info(pick_device(settings.device))[0]))
-        began = time.perf_counter()
-        self.model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
-        self._synchronise()
-        self.load_seconds = time.perf_counter() - began
-        self.warm_up = warm_up(self.model, batch_size=settings.batch_size)
+        device, free = pick_device(settings.device), None
+        if device.type == "cuda":
+            seconds = MEMORY_SECONDS if settings.memory <= torch.cuda.mem_get_info(device)[1] else 0.0
+            free = wait_for_memory(settings.memory, lambda: torch.cuda.mem_get_info(device)[0], seconds=seconds)
+        files = find_planned_model(settings.model, settings.revision)
+        with reports_out_of_memory(settings.memory, free):
+            began = time.perf_counter()
+            self.model = load_model(files, dtype=settings.dtype, device=settings.device)
+            self._synchronise()
+            self.load_seconds = time.perf_counter() - began
+            self.warm_up = warm_up(self.model, batch_size=settings.batch_size)
         self._device = provenance.device(self.model.device.type, self.model.device.index)
         self._made_with = {"packages": provenance.packages(), "code": provenance.code()}
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
@@ -95,7 +105,7 @@ class Worker:
         }
 
     def open_task(self, name: str) -> None:
-        """Reads a task's documents, unless it has been done; InputError if this node lacks them or has others."""
+        """Reads a task's documents unless that is done; InputError if they are missing or different on this node."""
         self._opened(name)
 
     def calibrate(self) -> Calibration:
@@ -111,7 +121,9 @@ class Worker:
         task, by_id = self._opened(trial.task)
         unknown = [doc_id for doc_id in documents if doc_id not in by_id]
         if unknown:
-            raise InputError(f"task {trial.task} has no document {unknown[0]} here: the sweep was planned elsewhere")
+            raise InputError(
+                f"task {trial.task} has no document {unknown[0]} on this node: the sweep was planned with other data"
+            )
         if self.model.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.model.device)
         sampler = Sampler(
@@ -156,12 +168,19 @@ class Worker:
         )
 
     def _opened(self, name: str) -> tuple[Task, dict[str, Document]]:
-        """Each task is opened once, with all its documents; other data than planned is refused."""
+        """Each task is opened once, with all its documents."""
         if name not in self._tasks:
-            task = open_task(name, self.settings.options)
+            try:
+                task = opening.open_task(name, self.settings.options)
+            except InputError as error:
+                kind = UnavailableError if isinstance(error, UnavailableError) else InputError
+                raise kind(f"task {name} cannot be opened on this node: {error}") from None
             planned = (self.settings.datasets or {}).get(name)
             if planned is not None and dict(planned) != dict(task.provenance.datasets):
-                raise InputError(f"task {name} has other data here than where the sweep was planned")
+                raise InputError(
+                    f"task {name} has different documents on this node than the sweep was planned with: "
+                    "copy the same files to every node"
+                )
             self._tasks[name] = task, {document.doc_id: document for document in task.documents}
         return self._tasks[name]
 
@@ -203,10 +222,39 @@ def _decode_settings(trial: TrialSpec) -> DecodeSettings:
     return DecodeSettings(threshold=trial.threshold, small_block=trial.small_block, block_cache=trial.block_cache)
 
 
-def wait_for_memory(
-    needed: int, free: Callable[[], int], *, seconds: float = MEMORY_SECONDS, step: float = 1.0
-) -> None:
-    """A dead worker's memory may be given back late; if it is not at all, loading will say so."""
+def find_planned_model(source: str, revision: str | None) -> ModelFiles:
+    """The model's files on this node. InputError if they are missing or differ from the planned `revision`."""
+    if os.path.isabs(source) and not os.path.isdir(source):
+        raise InputError(f"--model {source} is not a directory on this node: copy it to every node or use a Hub id")
+    files = find_model(source)
+    try:
+        found = files.revision or folder_revision(files.folder)
+    except OSError as error:
+        raise InputError(f"--model {source} cannot be read on this node: {error.strerror}") from None
+    if revision not in (None, found):
+        same = "install the same version of this package on" if files.revision else "copy the same files to"
+        raise InputError(
+            f"model {source} on this node differs from the one the sweep was planned with: {same} every node"
+        )
+    return files
+
+
+@contextmanager
+def reports_out_of_memory(needed: int, free: int | None) -> Iterator[None]:
+    """Turns a CUDA device's out-of-memory error into an InputError. Bytes: the estimate, and free before loading."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        available = "" if free is None else f" and {size(free)} were free"
+        raise InputError(
+            f"the GPU on this node is too small: the model and its caches need about {size(needed)}{available}; "
+            "use a smaller --batch-size, fewer actors per GPU or a larger GPU"
+        ) from None
+
+
+def wait_for_memory(needed: int, free: Callable[[], int], *, seconds: float = MEMORY_SECONDS, step: float = 1.0) -> int:
+    """Waits until a worker that died has returned its memory, but not for ever. Returns the bytes free at the end."""
     until = time.monotonic() + seconds
-    while free() < needed and time.monotonic() < until:
+    while (available := free()) < needed and time.monotonic() < until:
         time.sleep(step)
+    return available
