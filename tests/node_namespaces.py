@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 NETWORK = "10.77.0"
 ROUTER = f"{NETWORK}.254"
 CLOSE_SECONDS = 60
-WAIT_FOR_END = "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('ready', flush=True); sys.stdin.read()"
+WAIT_FOR_END = (
+    "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('ready', flush=True); sys.stdin.read()"
+)
 USER_NAMESPACE = ("--user", "--map-root-user")
 PARENT_NAMESPACES = ("--mount", "--net", "--pid")
 NODE_NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
@@ -58,7 +60,9 @@ def missing_programs(names: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _failure_of_namespaces() -> str | None:
-    script = "mount -t proc proc /proc && ip link add bridge0 type bridge && ip link add veth0 type veth peer name veth1"
+    script = (
+        "mount -t proc proc /proc && ip link add bridge0 type bridge && ip link add veth0 type veth peer name veth1"
+    )
     command = ["unshare", *_user_namespace(), *PARENT_NAMESPACES, "--uts", "--ipc", "--fork", "sh", "-c", script]
     done = subprocess.run(command, env={"PATH": SYSTEM_PATH}, capture_output=True, text=True, check=False)
     return f"this machine does not grant namespaces: {done.stderr.strip()}" if done.returncode else None
@@ -227,7 +231,9 @@ class Node:
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 if os.readlink(path / "ns" / "pid") == namespace:
-                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found[int(path.name)] = (
+                        (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    )
             except OSError:  # it has ended, or belongs to another user
                 continue
         return {pid: line for pid, line in found.items() if line}

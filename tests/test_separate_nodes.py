@@ -1,6 +1,9 @@
 """Two nodes that share nothing but a network: separate file systems, host names, addresses and processes."""
 
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,10 +45,38 @@ def test_nothing_is_left_of_nodes(tmp_path: Path) -> None:
     with machines(tmp_path / "nodes") as made:
         node = made.add("node")
         node.start("sleep", "1000", output=tmp_path / "output")
-        node.start("sh", "-c", "setsid sleep 1000 & sleep 1000", output=tmp_path / "output")
+        node.run("sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &")
         processes = node.processes()
     assert len(processes) >= 2
-    assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+    assert not running(processes)
+
+
+def test_nodes_end_with_the_test_that_made_them(tmp_path: Path) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+from node_namespaces import Machines
+node = Machines(Path({str(tmp_path / "nodes")!r})).add("node")
+node.run("sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &")
+print(*node.processes(), flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as test:
+        assert test.stdout is not None
+        processes = [int(pid) for pid in test.stdout.readline().split()]
+        test.kill()
+    assert len(processes) >= 2
+    until = time.monotonic() + 60
+    while running(processes):
+        assert time.monotonic() < until, running(processes)
+        time.sleep(0.05)
+
+
+def running(processes: Iterable[int]) -> list[int]:
+    return [pid for pid in processes if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_sweep_needs_no_files_of_another_node(cluster: Machines, tmp_path: Path) -> None:
