@@ -5,8 +5,8 @@ and the cores, and they see, read-only, the system (/usr, /etc and so on), the P
 else is private: /tmp, /var/tmp, the home directory, TMPDIR, /run and /dev/shm. A test that wants a shared file system,
 as Slurm clusters have one, names its directory.
 
-Every process belongs to one parent process. It ends when this process does, also by kill -9, and the kernel then removes
-its processes, mounts and network interfaces.
+Every process belongs to one parent process. It ends when this process does, also by kill -9, and the kernel then
+removes all processes, mounts and network interfaces.
 """
 
 import functools
@@ -84,7 +84,11 @@ def python_environment() -> list[Path]:
 
 
 class Machines:
-    """Nodes on one network. `folder` keeps what they write, for a look after the end; `shared` is seen by all of them."""
+    """Nodes on one network.
+
+    `folder` keeps what the nodes write, for a look after their end. All nodes see the directories in `shared`, and those
+    in `read_only` without writing to them, under the same paths as this process.
+    """
 
     def __init__(self, folder: Path, *, shared: Sequence[Path] = (), read_only: Sequence[Path] = ()) -> None:
         self._folder, self._shared, self._read_only = folder, shared, read_only

@@ -16,17 +16,23 @@ PORT = 6379
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 # The network ends at this machine and carries nobody else's packets.
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+COUNT_NODES = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print(sum(node["Alive"] for node in ray.nodes()))
+"""
 SIZE = ("--object-store-memory=100000000", "--disable-usage-stats")
 
 
-def start_head(node: Node, *, cpus: int = 0) -> str:
+def start_head(node: Node, *arguments: str, cpus: int = 0, **variables: str) -> str:
     """Starts Ray's head there; its address."""
-    _start_ray(node, "--head", f"--port={PORT}", "--include-dashboard=false", f"--num-cpus={cpus}")
+    size = (f"--num-cpus={cpus}", "--num-gpus=0")
+    _start_ray(node, "--head", f"--port={PORT}", "--include-dashboard=false", *size, *arguments, **variables)
     return f"{node.address}:{PORT}"
 
 
-def start_worker(node: Node, head: str, *, cpus: int = 1, gpus: int = 0) -> None:
-    _start_ray(node, f"--address={head}", f"--num-cpus={cpus}", f"--num-gpus={gpus}")
+def start_worker(node: Node, head: str, *, cpus: float = 1, gpus: float = 0, **variables: str) -> None:
+    _start_ray(node, f"--address={head}", f"--num-cpus={cpus}", f"--num-gpus={gpus}", **variables)
 
 
 def keep_worker(node: Node, head: str, *, output: Path, cpus: int = 1) -> None:
@@ -35,8 +41,8 @@ def keep_worker(node: Node, head: str, *, output: Path, cpus: int = 1) -> None:
     node.start("sh", "-c", f"while true; do {start}; sleep 1; done", output=output, **ENVIRONMENT)
 
 
-def _start_ray(node: Node, *arguments: str) -> None:
-    done = node.run(*RAY, "start", f"--node-ip-address={node.address}", *arguments, *SIZE, **ENVIRONMENT)
+def _start_ray(node: Node, *arguments: str, **variables: str) -> None:
+    done = node.run(*RAY, "start", *arguments, *SIZE, **{**ENVIRONMENT, **variables})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -64,3 +70,20 @@ def hosts_at_work(folder: Path) -> set[str]:
 
 def model_loads(folder: Path) -> int:
     return len({(attempt["actor"], attempt["load_seconds"]) for attempt in attempts(folder)})
+
+
+def trial_in_progress(folder: Path, host: str) -> str | None:
+    """A trial that has its first rows and not all of them yet, and is being run on this host."""
+    store = Store(folder)
+    for trial_id, facts in store.trials().items():
+        running = facts["status"] == "running" and facts["attempts"] and facts["attempts"][-1].get("node") == host
+        if running and len(store.rows([trial_id], columns=["doc_id"], verify=False)):
+            return str(trial_id)
+    return None
+
+
+def ray_nodes_alive(node: Node, address: str) -> int:
+    """How many nodes Ray's head takes for alive, asked on a node that can reach it."""
+    done = node.run(sys.executable, "-c", COUNT_NODES, address, **ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])

@@ -1,8 +1,8 @@
 """`ray up` with cluster.yaml, a sweep by `ray submit`, its folder fetched, `ray down`. `make test-cluster`.
 
-cluster.yaml is changed as its comments say for machines reached by SSH. The laptop, the head and the worker are nodes of
-`node_namespaces` that share the Python environment, the model and the documents, so that nothing has to be installed or
-downloaded. The project itself travels from the laptop to the others by rsync.
+cluster.yaml is changed as its comments say for machines reached by SSH. The laptop, the head and the worker are nodes
+of `node_namespaces` that share the Python environment, the model and the documents, so that nothing has to be installed
+or downloaded. The project itself travels from the laptop to the others by rsync.
 """
 
 import sys

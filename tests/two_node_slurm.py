@@ -1,7 +1,8 @@
 """A Slurm cluster of a login node, which also runs the controller, and two compute nodes with one core each.
 
 All three are nodes of `node_namespaces`. They share one directory, as the nodes of real clusters do: it holds Slurm's
-configuration and the results. Spool directories, /tmp, TMPDIR and, unlike on most clusters, home directories are private.
+configuration and the results. Spool directories, /tmp, TMPDIR and, unlike on most clusters, home directories are
+private.
 """
 
 import secrets
