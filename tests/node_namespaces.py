@@ -86,8 +86,8 @@ def python_environment() -> list[Path]:
 class Machines:
     """Nodes on one network.
 
-    `folder` keeps what the nodes write, for a look after their end. All nodes see the directories in `shared`, and those
-    in `read_only` without writing to them, under the same paths as this process.
+    `folder` keeps what the nodes write, for a look after their end. All nodes see the directories in `shared`, and
+    those in `read_only` without writing to them, under the same paths as this process.
     """
 
     def __init__(self, folder: Path, *, shared: Sequence[Path] = (), read_only: Sequence[Path] = ()) -> None:

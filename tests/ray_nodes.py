@@ -21,7 +21,6 @@ import sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 print(sum(node["Alive"] for node in ray.nodes()))
 """
-SIZE = ("--object-store-memory=100000000", "--disable-usage-stats")
 
 
 def start_head(node: Node, *arguments: str, cpus: int = 0, **variables: str) -> str:
@@ -37,13 +36,18 @@ def start_worker(node: Node, head: str, *, cpus: float = 1, gpus: float = 0, **v
 
 def keep_worker(node: Node, head: str, *, output: Path, cpus: int = 1) -> None:
     """Starts Ray there again whenever it has ended, as a service manager or a Slurm job would."""
-    start = " ".join((*RAY, "start", "--block", f"--address={head}", f"--num-cpus={cpus}", *SIZE))
+    start = " ".join((*RAY, "start", "--block", f"--address={head}", f"--num-cpus={cpus}", *_own_options(node)))
     node.start("sh", "-c", f"while true; do {start}; sleep 1; done", output=output, **ENVIRONMENT)
 
 
 def _start_ray(node: Node, *arguments: str, **variables: str) -> None:
-    done = node.run(*RAY, "start", *arguments, *SIZE, **{**ENVIRONMENT, **variables})
+    done = node.run(*RAY, "start", *arguments, *_own_options(node), **{**ENVIRONMENT, **variables})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _own_options(node: Node) -> tuple[str, ...]:
+    """Without a directory of its own a worker creates one with the path of the head's."""
+    return (f"--temp-dir={node.tmpdir}/ray", "--object-store-memory=100000000", "--disable-usage-stats")
 
 
 class NodeSweep(Run):
@@ -72,12 +76,12 @@ def model_loads(folder: Path) -> int:
     return len({(attempt["actor"], attempt["load_seconds"]) for attempt in attempts(folder)})
 
 
-def trial_in_progress(folder: Path, host: str) -> str | None:
-    """A trial that has its first rows and not all of them yet, and is being run on this host."""
+def trial_in_progress(folder: Path, host: str, documents: int) -> str | None:
+    """A trial of so many documents that is running on this host, and has some rows but not half of them yet."""
     store = Store(folder)
     for trial_id, facts in store.trials().items():
         running = facts["status"] == "running" and facts["attempts"] and facts["attempts"][-1].get("node") == host
-        if running and len(store.rows([trial_id], columns=["doc_id"], verify=False)):
+        if running and 0 < len(store.rows([trial_id], columns=["doc_id"], verify=False)) < documents / 2:
             return str(trial_id)
     return None
 

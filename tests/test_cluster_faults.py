@@ -27,7 +27,8 @@ from orchestrator.store import Store
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 MODEL = ("--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--max-new-tokens", "96")
-GRID = ("--policies", "k1,k2_first,k2_middle,k3_last", "--limit", "40", "--shard-size", "20")
+SHARD = 20
+GRID = ("--policies", "k1,k2_first,k2_middle,k3_last", "--limit", "60", "--shard-size", str(SHARD))
 SHORT_CUT_SECONDS = 8  # Ray takes a node for dead after half a minute or so
 LONG_CUT_SECONDS = 60
 Rows = dict[tuple[str, str], dict[str, Any]]
@@ -57,7 +58,7 @@ def test_a_node_joins_late_and_another_dies(cluster: Machines, tmp_path: Path, u
     late = cluster.add("late")
     start_worker(late, head)
     sweep.until(lambda: "late" in hosts_at_work(sweep.folder), "a trial on the late node")
-    interrupted = sweep.until(lambda: trial_in_progress(sweep.folder, "first"), "a trial in progress")
+    interrupted = sweep.until(lambda: trial_in_progress(sweep.folder, "first", SHARD), "a trial in progress")
     first.kill()
     output = sweep.wait()
     assert "Traceback" not in output
@@ -75,13 +76,13 @@ def test_a_node_loses_its_network(cluster: Machines, tmp_path: Path, undisturbed
     while ray_nodes_alive(driver, head) < 2:
         assert time.monotonic() < until, (tmp_path / "worker.out").read_text()
     sweep = NodeSweep(driver, tmp_path, *MODEL, *GRID, "--address", head)
-    sweep.until(lambda: trial_in_progress(sweep.folder, "worker"), "a trial in progress")
+    sweep.until(lambda: trial_in_progress(sweep.folder, "worker", SHARD), "a trial in progress")
     worker.disconnect()
     time.sleep(SHORT_CUT_SECONDS)
     worker.reconnect()
     before = len(Store(sweep.folder).rows(columns=["doc_id"], verify=False))
-    sweep.until_rows(before + 1)
-    sweep.until(lambda: trial_in_progress(sweep.folder, "worker"), "another trial in progress")
+    sweep.until_rows(before + SHARD // 2)
+    sweep.until(lambda: trial_in_progress(sweep.folder, "worker", SHARD), "another trial in progress")
     worker.disconnect()
     cut = time.monotonic()
     while ray_nodes_alive(driver, head) == 2 or time.monotonic() < cut + LONG_CUT_SECONDS:
