@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,9 +75,9 @@ def _user_namespace() -> tuple[str, ...]:
 
 def python_environment() -> list[Path]:
     """Directories that hold the interpreter and installed packages."""
-    candidates = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("site-packages"))]
+    named = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("site-packages"))]
     found: list[Path] = []
-    for path in sorted({Path(path).resolve() for path in candidates}):
+    for path in sorted({path for name in named for path in (Path(name).absolute(), Path(name).resolve())}):
         if path.is_dir() and not path.is_relative_to("/usr") and not any(path.is_relative_to(other) for other in found):
             found.append(path)
     return found
@@ -150,9 +150,11 @@ class Machines:
         self._ip("link", "set", node.interface, state)
 
     def close(self) -> None:
-        for node in self.nodes.values():
-            node.kill()
-        end(self._process)
+        try:
+            for node in self.nodes.values():
+                node.kill()
+        finally:
+            end(self._process)
 
     def _enter(self, *namespaces: str) -> list[str]:
         return enter_namespaces(self._pid, *namespaces)
@@ -252,7 +254,8 @@ class Node:
     def kill(self) -> None:
         """Ends all its processes with kill -9. Its files stay, for the test to look at."""
         if self._process.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, signal.SIGKILL)
         end(self._process)
         for process in self._started:
             process.wait(CLOSE_SECONDS)
