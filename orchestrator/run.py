@@ -1,8 +1,10 @@
 """A sweep from its parsed flags to its report: prepared, written down, decoded, shown. Decides none of this itself."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.planning.dry_run import describe
 from orchestrator.planning.estimate import measured_seconds
@@ -14,6 +16,7 @@ from orchestrator.planning.room import check_room
 from orchestrator.planning.setting_up import SetUp, set_up, write_down
 from orchestrator.report.write import write_report
 from orchestrator.running.stop import Stop
+from orchestrator.running.trial_board import DashboardTrials
 from orchestrator.store import Store
 from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.stored import stored_progress
@@ -24,6 +27,7 @@ from sampler.errors import InputError
 def run(command: Command, arguments: list[str], stop: Stop) -> int:
     """How many trials failed."""
     settings = command.settings
+    callbacks = _load_callbacks(settings.callback)
     with ExitStack() as stack:
         dashboard = None
         if settings.address is not None:
@@ -64,10 +68,10 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
             print(*made.notices, f"{made.plan.sweep} is finished: nothing to do", sep="\n")
             _print_end(made)
             return 0
-        return _decode(prepared, made, stop, dashboard)
+        return _decode(prepared, made, stop, dashboard, callbacks)
 
 
-def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) -> int:
+def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None, callbacks: Sequence[Any]) -> int:
     from orchestrator.running import cluster, driver
 
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
@@ -80,6 +84,7 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
         if dashboard is not None:
             view.note(f"dashboard: http://{dashboard} (its token is in ~/.ray/auth_token)")
         results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)
+        board = cluster.start_trial_board() if dashboard is not None else None
         failed = driver.run_all(
             made.plan,
             made.trials,
@@ -88,11 +93,21 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) 
             placement=placement,
             view=view,
             stop=stop,
-            room=None if fixed else cluster.Room(placement),
+            capacity=None if fixed else cluster.Room(placement),
+            dashboard=DashboardTrials(board),
+            callbacks=callbacks,
         )
         driver.close(results)
     _print_end(made)
     return len(failed)
+
+
+def _load_callbacks(names: Sequence[str]) -> list[Any]:
+    if not names:
+        return []
+    from orchestrator.running import driver  # only now: it imports Ray Tune
+
+    return driver.load_callbacks(names)
 
 
 def _print_dry_run(prepared: Prepared) -> None:

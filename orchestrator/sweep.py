@@ -38,8 +38,10 @@ def main() -> None:
         failed = run(command, arguments, stop)
     except KeyboardInterrupt:  # Interrupted, or what Ray makes of it
         stop.leave()
-    except (Aborted, StoreError) as aborted:
-        print(f"error: {aborted}; continue with: {repeated}", file=sys.stderr)
+    except (Aborted, StoreError) as error:
+        *others, last = error.sentences if isinstance(error, Aborted) else (str(error),)
+        for sentence in (*others, f"{last}; continue with: {repeated}"):
+            print(f"error: {sentence}", file=sys.stderr)
         sys.exit(1)
     if failed:
         print(f"{failed} trials failed; try them again with: {repeated}", file=sys.stderr)

@@ -10,7 +10,8 @@ from sweep_cases import trial
 
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.plan import Plan
-from orchestrator.running.results import Results
+from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
+from orchestrator.running.results import KILLED_IN_SETUP, Results
 from orchestrator.store import Store
 from orchestrator.store.errors import StoreError
 from orchestrator.store.lock import FolderInUse
@@ -20,6 +21,7 @@ from orchestrator.watching.stored import stored_progress
 
 DOCUMENTS = ("a", "b", "c")
 ONE, TWO = trial("k1"), trial("k2_middle")
+NODE = Node(node_id="a1", host="node-a")
 
 
 def plan_for(folder: Path, documents: tuple[str, ...] = DOCUMENTS) -> Plan:
@@ -44,11 +46,11 @@ def batch(spec: TrialSpec, documents: str, *, attempt: int = 0, batch_id: int = 
 
 def test_what_is_acknowledged_is_on_disk(folder: Path) -> None:
     results = Results(plan_for(folder), actors=2)
-    assert results.assign(ONE.trial_id, "worker-1").missing == DOCUMENTS
-    attempt = results.begin(ONE.trial_id, {"actor": results.register(ONE.trial_id)[0]})
+    assert results.assign(ONE.key, "worker-1").missing == DOCUMENTS
+    attempt = results.begin(ONE.trial_id, {"actor": "worker-1"})
     assert results.append(ONE.trial_id, attempt, batch(ONE, "ab")) == 2
     assert Store(folder).done(ONE.trial_id) == {"a", "b"}
-    assert results.assign(ONE.trial_id, "worker-1").missing == ("c",)
+    assert results.assign(ONE.key, "worker-1").missing == ("c",)
     progress = results.progress()
     assert (progress.documents, progress.wanted, progress.finished, progress.running) == (2, 6, 0, (ONE.label,))
     results.append(ONE.trial_id, attempt, batch(ONE, "c", batch_id=1))
@@ -75,15 +77,14 @@ def test_repeated_calls_add_nothing(folder: Path) -> None:
 
 def test_a_new_one_goes_on_where_the_old_one_died(folder: Path) -> None:
     old = Results(plan_for(folder), actors=2)
-    names = [old.register(spec.trial_id)[0] for spec in (ONE, TWO)]
-    for spec, actor in zip((ONE, TWO), names, strict=True):
+    for spec, actor in ((ONE, "worker-1"), (TWO, "worker-2")):
         old.begin(spec.trial_id, {"actor": actor})
         old.append(spec.trial_id, 0, batch(spec, "ab"))
     before = old.progress()
     old.close()  # a dead process holds no lock either
     new = Results(plan_for(folder), actors=2)
     assert new.progress().totals == before.totals
-    assert new.register(ONE.trial_id) == ("worker-3", 0.0)
+    assert new.first_worker() == 3, "names are not used twice"
     assert new.append(ONE.trial_id, 0, batch(ONE, "abc", batch_id=1)) == 1
     new.finish(ONE.trial_id, {})
     assert Store(folder).trials()[ONE.trial_id]["status"] == "finished"
@@ -122,7 +123,7 @@ def test_a_finished_trial_that_wants_more_is_unfinished(folder: Path) -> None:
     larger = plan_for(folder, ("a", "b", "c", "d"))
     assert larger.unfinished(facts) == [ONE, TWO]
     again = Results(larger, actors=1)
-    assert again.assign(ONE.trial_id, "worker-1").missing == ("d",)
+    assert again.assign(ONE.key, "worker-1").missing == ("d",)
     attempt = again.begin(ONE.trial_id, {})
     again.append(ONE.trial_id, attempt, batch(ONE, "d", attempt=attempt))
     again.finish(ONE.trial_id, {})
@@ -144,20 +145,47 @@ def test_progress_counts_only_what_is_wanted_now(folder: Path) -> None:
 
 def test_a_worker_made_again_for_the_same_trial_waits_longer_each_time(folder: Path) -> None:
     results = Results(plan_for(folder), actors=1)
-    pauses = [results.register(ONE.trial_id)[1] for _ in range(8)]
+    pauses = [results.register(ONE.key, f"worker-{number}", NODE) for number in range(1, 9)]
     assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert results.register(TWO.trial_id) == ("worker-9", 0.0)
+    assert results.register(TWO.key, "worker-9", NODE) == 0.0
+    assert results.first_worker() == 10
 
 
-def test_a_second_try_waits_on_whichever_worker(folder: Path) -> None:
+def test_a_second_try_waits_on_any_worker(folder: Path) -> None:
     results = Results(plan_for(folder), actors=2)
-    one, two = (results.register(spec.trial_id)[0] for spec in (ONE, TWO))
-    assert results.assign(ONE.trial_id, one).pause == 0.0
-    assert results.assign(ONE.trial_id, two).pause == 2.0  # `one` died; this worker is warm and was made for another
-    three, pause = results.register(ONE.trial_id)
-    assert pause == 4.0
-    assert results.assign(ONE.trial_id, three).pause == 0.0  # it has waited before it loaded
-    assert results.assign(TWO.trial_id, three).pause == 0.0  # nothing has gone wrong with this one
+    results.register(ONE.key, "worker-1", NODE)
+    results.register(TWO.key, "worker-2", NODE)
+    assert results.assign(ONE.key, "worker-1").pause == 0.0
+    assert results.assign(ONE.key, "worker-2").pause == 2.0, "worker-1 died; this one is warm and was made for another"
+    assert results.register(ONE.key, "worker-3", NODE) == 4.0
+    assert results.assign(ONE.key, "worker-3").pause == 0.0, "it waited before it loaded"
+    assert results.assign(TWO.key, "worker-3").pause == 0.0, "nothing went wrong with this one"
+
+
+def test_a_failed_worker_is_known_by_how_far_it_came(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=2)
+    results.register(ONE.key, "worker-1", NODE)
+    killed = results.worker_failed(ONE.key)
+    assert killed.setup == FailedSetup(node=NODE, reason=KILLED_IN_SETUP)
+    assert killed.counts == WorkerCounts(alive=0, set_up={})
+    results.register(ONE.key, "worker-2", NODE)
+    refused = FailedSetup(node=NODE, reason="no such model", is_input_error=True)
+    results.setup_failed("worker-2", refused)
+    assert results.worker_failed(ONE.key).setup == refused
+    assert results.worker_failed(ONE.key).setup is None, "each failure is judged once"
+    results.register(ONE.key, "worker-3", NODE)
+    results.ready("worker-3")
+    results.assign(ONE.key, "worker-3")
+    assert results.progress().warm == 1
+    died = results.worker_failed(ONE.key)
+    assert (died.setup, died.counts) == (None, WorkerCounts(alive=0, set_up={NODE.node_id: 1}))
+    assert results.progress().warm == 0
+
+
+def test_a_restarted_actor_counts_the_workers_that_ask_it_for_work(folder: Path) -> None:
+    results = Results(plan_for(folder), actors=2)
+    results.assign(ONE.key, "worker-7")
+    assert results.worker_failed(TWO.key).counts.alive == 1
 
 
 def test_a_trial_whose_rows_were_damaged_after_it_ended_is_unfinished_again(folder: Path) -> None:
@@ -181,9 +209,9 @@ def test_a_trial_whose_rows_were_damaged_after_it_ended_is_unfinished_again(fold
 def test_a_folder_that_cannot_be_opened_is_told_to_whoever_calls(folder: Path) -> None:
     first = Results(plan_for(folder), actors=1)
     second = Results(plan_for(folder), actors=1)  # Ray would show a trace of what is raised here
-    for call in (second.progress, second.unfinished, lambda: second.assign(ONE.trial_id, "worker-1")):
+    for call in (second.progress, second.unfinished, lambda: second.assign(ONE.key, "worker-1")):
         with pytest.raises(StoreError, match="is in use"):
             call()
     second.close()
-    assert first.assign(ONE.trial_id, "worker-1").missing == DOCUMENTS
+    assert first.assign(ONE.key, "worker-1").missing == DOCUMENTS
     first.close()

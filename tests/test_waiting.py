@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.planning.machine import Placement
 from orchestrator.running import driver
-from orchestrator.running.driver import LOADING, STARTING, Looking
+from orchestrator.running.driver import LOAD_NOTICE_SECONDS, START_NOTICE_SECONDS, ProgressPoller
 from orchestrator.running.waiting import asked_and_free
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.view import SweepView
@@ -33,24 +33,24 @@ def told(monkeypatch: pytest.MonkeyPatch, *moments: tuple[float, int, int]) -> l
     monkeypatch.setattr(driver.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
     results: Any = None
-    looking = Looking(results, SweepView(stream=stream), queue.SimpleQueue(), CORE)
+    poller = ProgressPoller(results, SweepView(stream=stream), queue.SimpleQueue(), CORE)
     for moment, started, warm in moments:
         now[0] = 1000.0 + moment
-        looking._say_if_late(Progress(sweep="s", totals=(), trials=1, actors=2, started=started, warm=warm))
+        poller._note_delay(Progress(sweep="s", totals=(), trials=1, actors=2, started=started, warm=warm))
     return stream.getvalue().splitlines()
 
 
 def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, (1, 0, 0), (STARTING + 1, 0, 0), (STARTING + 2, 0, 0), (900, 0, 0)) == [
-        "no worker has started after 31 s: each asks for 1 CPU, and the cluster has 0 of 4 CPU free"
-    ]
+    assert told(
+        monkeypatch, (1, 0, 0), (START_NOTICE_SECONDS + 1, 0, 0), (START_NOTICE_SECONDS + 2, 0, 0), (900, 0, 0)
+    ) == ["no worker has started after 31 s: each asks for 1 CPU, and the cluster has 0 of 4 CPU free"]
 
 
 def test_workers_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, (STARTING + 1, 2, 0), (LOADING + 1, 2, 0), (LOADING + 2, 2, 0)) == [
-        "2 workers have started, and none is ready after 2:01"
-    ]
+    assert told(
+        monkeypatch, (START_NOTICE_SECONDS + 1, 2, 0), (LOAD_NOTICE_SECONDS + 1, 2, 0), (LOAD_NOTICE_SECONDS + 2, 2, 0)
+    ) == ["2 workers have started, and none is ready after 2:01"]
 
 
 def test_nothing_is_said_once_one_was_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, (5, 2, 1), (STARTING + 1, 0, 0), (LOADING + 1, 2, 0)) == []
+    assert told(monkeypatch, (5, 2, 1), (START_NOTICE_SECONDS + 1, 0, 0), (LOAD_NOTICE_SECONDS + 1, 2, 0)) == []

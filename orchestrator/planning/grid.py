@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from orchestrator.planning.settings import SweepSettings
 
+TRIAL_KEYS = ("task", "policy", "threshold", "small_block", "block_cache", "repeat", "shard")
+TrialKey = tuple[Any, ...]  # a trial's values of TRIAL_KEYS
 RUN_LENGTH = 8  # documents of one subject in a row: they share worked examples, which are prefilled once
 DECODE_DEFAULTS = (0.95, 8, True)  # threshold, small block, block cache
 
@@ -43,14 +45,28 @@ class TrialSpec:
     shard: int
 
     @property
-    def label(self) -> str:
-        """For people: task/policy/shard, with decode settings and repeat only where they are not as usual."""
+    def configuration_label(self) -> str:
+        """task/policy, with the decode settings that are not the defaults."""
         threshold, small_block, block_cache = DECODE_DEFAULTS
         parts = [self.policy]
         parts += [f"t{self.threshold:g}"] if self.threshold != threshold else []
         parts += [f"b{self.small_block}"] if self.small_block != small_block else []
         parts += ["nocache"] if self.block_cache != block_cache else []
-        return f"{self.task}/{','.join(parts)}/{self.shard}" + (f".r{self.repeat}" if self.repeat else "")
+        return f"{self.task}/{','.join(parts)}"
+
+    @property
+    def label(self) -> str:
+        """task/policy/shard, with the decode settings and the repeat where they are not the defaults."""
+        return f"{self.configuration_label}/{self.shard}" + (f".r{self.repeat}" if self.repeat else "")
+
+    @property
+    def tune_config(self) -> dict[str, Any]:
+        """The trial as Ray Tune knows it."""
+        return {name: getattr(self, name) for name in TRIAL_KEYS}
+
+    @property
+    def key(self) -> TrialKey:
+        return trial_key(self.tune_config)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,6 +74,11 @@ class TrialSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrialSpec":
         return cls(**values)
+
+
+def trial_key(tune_config: Mapping[str, Any]) -> TrialKey:
+    """Identifies a trial within a sweep, from its Ray Tune configuration."""
+    return tuple(tune_config[name] for name in TRIAL_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,6 +100,11 @@ class Placement:
     threads_per_actor: int
 
     @property
+    def bundle(self) -> dict[str, float]:
+        """What Ray reserves for each actor."""
+        return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor}
+
+    @property
     def each(self) -> str:
         return _each(self.gpus_per_actor, self.cpus_per_actor)
 

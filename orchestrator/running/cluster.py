@@ -29,6 +29,7 @@ from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TU
 from orchestrator.running.growth import FILE, Growth, growth_of
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
+from orchestrator.running.trial_board import MAX_TRIALS, TrialBoard
 from orchestrator.running.waiting import asked_and_free
 from orchestrator.store.errors import StoreError
 from sampler.errors import InputError
@@ -194,17 +195,15 @@ def check_device(needed: int, placement: Placement) -> None:
 
 
 def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:
-    """The result actor, on the machine where the folder is: that of this process. Ray brings it back if it dies."""
-    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    """The result actor, on the machine where the folder is: that of this process. Ray restarts it if it dies."""
     results = (
         ray.remote(Results)
         .options(
             name="results",
-            num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=RESULT_THREADS,
-            scheduling_strategy=here,
+            **_here(),
         )
         .remote(plan, actors=actors, metrics=metrics)
     )
@@ -213,3 +212,15 @@ def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:
     except (StoreError, RayActorError, GetTimeoutError) as error:  # the last line says why: perhaps it is in use
         raise Aborted(f"{plan.folder} could not be opened: {str(error).strip().splitlines()[-1]}") from None
     return results
+
+
+def start_trial_board() -> Any:
+    """The actor that shows trials in the dashboard."""
+    concurrency = 2 * MAX_TRIALS + 1000  # two calls wait for each trial
+    return ray.remote(TrialBoard).options(name="trials", max_concurrency=concurrency, **_here()).remote()
+
+
+def _here() -> dict[str, Any]:
+    """Options of an actor that runs in this node without reserving anything; the dashboard does not list its calls."""
+    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    return {"num_cpus": 0, "scheduling_strategy": here, "enable_task_events": False}

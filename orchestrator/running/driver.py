@@ -1,28 +1,47 @@
-"""Runs a sweep's missing trials with Ray Tune and shows how it goes. Decides nothing about what is done.
+"""Runs a sweep's missing trials with Ray Tune and shows the progress.
 
-What is missing was computed from the folder; a fresh Tuner runs it, and Tune's own state is thrown away.
+What is missing was computed from the folder. Each run uses a new Tuner, and Tune's own state is thrown away.
 """
 
+import importlib
 import queue
+import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import cloudpickle, tune
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.tune.schedulers import FIFOScheduler
-from ray.tune.search import BasicVariantGenerator
 
-from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.grid import TrialKey, TrialSpec, trial_key
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.plan import Plan
 from orchestrator.running.access import Access
+from orchestrator.running.nodes import FailedSetup, Node, NodeHealth
+from orchestrator.running.results import WorkerFailure
+from orchestrator.running.scheduling import (
+    ElasticGridSearch,
+    KeepLoadingActors,
+    WorkerClasses,
+    WorkerRequest,
+    search_space,
+    usable_nodes,
+)
 from orchestrator.running.stop import Aborted, Stop
-from orchestrator.running.trainable import FAILED, REFUSED, TRIAL, SweepWorker, Watched, sentence
+from orchestrator.running.trainable import (
+    FAILED,
+    FINISHED,
+    MAX_REASON_CHARACTERS,
+    REFUSED,
+    SweepWorker,
+    Watched,
+    sentence,
+)
+from orchestrator.running.trial_board import DashboardTrials
 from orchestrator.running.waiting import asked_and_free
 from orchestrator.store.errors import StoreError
 from orchestrator.watching.progress import Progress
@@ -30,12 +49,13 @@ from orchestrator.watching.view import SweepView, duration
 from sampler.errors import InputError
 
 MAX_FAILURES = 2  # a trial is tried three times
-ROUNDS = 3  # of trials whose rows were damaged meanwhile; a disk that goes on like that is broken
-LOOK = 0.5  # seconds between looks at the result actor
-ANSWER = 2.0  # seconds it has to answer
-STARTING, LOADING = 30.0, 120.0  # seconds until a worker should have started, and be ready; then a sentence says so
-MARKED = 60.0  # seconds until failures are on disk
-DIED = "its worker died (killed, perhaps for the memory it took, or ended by --worker-timeout because it hung)"
+ROUNDS = 3  # of trials whose rows were found corrupted after they had ended; a disk that goes on like that is broken
+POLL_SECONDS = 0.5
+RPC_TIMEOUT_SECONDS = 2.0
+FAILURE_RPC_TIMEOUT_SECONDS = 60.0
+START_NOTICE_SECONDS, LOAD_NOTICE_SECONDS = 30.0, 120.0  # until a worker should have started, and be ready
+WORKER_DIED = "its worker died (killed, perhaps for lack of memory, or ended by --worker-timeout because it hung)"
+WORKER_ADDRESS = re.compile(r"\bip(?:=|: )([0-9A-Fa-f.:]+)")  # in the message of Ray's error about a dead actor
 
 
 def run_trials(
@@ -48,109 +68,113 @@ def run_trials(
     view: SweepView,
     stop: Stop,
     worker: type[SweepWorker] = SweepWorker,
-    room: Callable[[], int] | None = None,
-) -> dict[str, str]:
-    """Runs them all; those that failed, by id, with their reasons. Interrupted if someone asked for the end.
+    capacity: Callable[[], int] | None = None,
+    health: NodeHealth | None = None,
+    dashboard: DashboardTrials | None = None,
+    callbacks: Sequence[Any] = (),
+) -> set[str]:
+    """Runs the trials and returns the ids of those that failed or were stopped; raises Interrupted on a signal.
 
-    `room` says how many may run at a time, now; without it, as many as were placed.
+    `capacity` returns how many trials may run at a time now; by default as many as were placed.
     """
     notes: queue.SimpleQueue[str] = queue.SimpleQueue()
-    watch = Watch(results=results, labels={trial.trial_id: trial.label for trial in trials}, notes=notes, stop=stop)
-    trainable = tune.with_resources(
-        tune.with_parameters(worker, results=results, settings=settings, sweep=sweep, access=Access.of_this_process()),
-        {"cpu": placement.cpus_per_actor, "gpu": placement.gpus_per_actor},
+    bundle = placement.bundle
+    health, dashboard = health or NodeHealth(), dashboard or DashboardTrials(None)
+    dashboard.add(trials)
+    specs = {trial.key: trial for trial in trials}
+    watch = SweepCallback(
+        specs,
+        results=results,
+        notes=notes,
+        stop=stop,
+        health=health,
+        bundle=bundle,
+        dashboard=dashboard,
     )
-    trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, and not Tune's wrappers
+    trainable = tune.with_parameters(
+        worker, results=results, settings=settings, sweep=sweep, access=Access.of_this_process()
+    )
+    trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, instead of Tune's wrapper
+    first_worker = ray.get(results.first_worker.remote(), timeout=FAILURE_RPC_TIMEOUT_SECONDS)
+    request = WorkerRequest(bundle, health.excluded)
     with tempfile.TemporaryDirectory(prefix="reuse-tune-", ignore_cleanup_errors=True) as scratch:
         tuner = tune.Tuner(
             trainable,
-            param_space={TRIAL: tune.grid_search([trial.trial_id for trial in trials])},
+            param_space=search_space(trials),
             tune_config=tune.TuneConfig(
+                num_samples=len(trials),
                 reuse_actors=True,
-                search_alg=Trials(room or (lambda: placement.actors)),
-                scheduler=Patient(),
-                trial_name_creator=_name_of,
-                trial_dirname_creator=_name_of,
+                search_alg=ElasticGridSearch(trials, capacity or (lambda: placement.actors), request),
+                scheduler=KeepLoadingActors(WorkerClasses(first_worker)),
+                trial_name_creator=lambda trial: specs[trial_key(trial.config)].label,
+                trial_dirname_creator=lambda trial: specs[trial_key(trial.config)].trial_id,
             ),
             run_config=tune.RunConfig(
                 name="sweep",
                 storage_path=scratch,
                 failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # workers cannot see `storage_path`
-                callbacks=[watch],
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # workers cannot see `scratch`
+                callbacks=[watch, *callbacks],
                 verbose=0,
             ),
         )
-        with Looking(results, view, notes, placement), stop.deferred():
+        with ProgressPoller(results, view, notes, placement), stop.deferred():
             tuner.fit()
-    _answered(watch.marks, timeout=MARKED)
-    return watch.failed
+    _call(watch.marks, timeout=FAILURE_RPC_TIMEOUT_SECONDS)
+    return watch.not_done
 
 
 def run_all(plan: Plan, trials: Sequence[TrialSpec], *, results: Any, view: SweepView, **how: Any) -> set[str]:
-    """`run_trials`, and again for those whose rows were found damaged after they had ended; ids of those not done."""
-    failed: set[str] = set()
-    told: set[str] = set()
+    """`run_trials`, again for trials whose rows were found corrupted after they had ended; ids of those not done."""
+    not_done: set[str] = set()
+    reported: set[str] = set()
+    health = NodeHealth()
     for _ in range(ROUNDS):
-        failed |= run_trials(trials, results=results, view=view, sweep=plan.sweep, **how).keys()
-        unfinished, damage = _answered(results.unfinished.remote())
+        not_done |= run_trials(trials, results=results, view=view, sweep=plan.sweep, health=health, **how)
+        unfinished, damage = _call(results.unfinished.remote())
         for found in damage:
-            if found not in told:
+            if found not in reported:
                 view.note(f"damaged and set aside: {found}")
-        told.update(damage)
-        trials = [trial for trial in plan.trials if trial.trial_id in unfinished and trial.trial_id not in failed]
+        reported.update(damage)
+        trials = [trial for trial in plan.trials if trial.trial_id in unfinished and trial.trial_id not in not_done]
         if not trials:
-            return failed
-        view.note(f"trials that had ended and miss rows now: {len(trials):,}; running them again")
-    return failed | {trial.trial_id for trial in trials}
+            return not_done
+        view.note(f"running {len(trials):,} trials again: they had ended, but rows are missing now")
+    return not_done | {trial.trial_id for trial in trials}
 
 
-def _answered(calls: Any, timeout: float | None = None) -> Any:
-    """What the result actor said; a disk that refuses is told in its own sentence, not in Ray's trace of the call."""
+def _call(calls: Any, timeout: float | None = None) -> Any:
+    """The answer of the result actor; an error of the store without Ray's traceback."""
     try:
         return ray.get(calls, timeout=timeout)
     except StoreError as error:
         raise StoreError(sentence(error)) from None
 
 
-class Trials(BasicVariantGenerator):  # type: ignore[misc]
-    """Tune's own way through a grid, but for how many trials it hands out at a time: that may change."""
+class SweepCallback(tune.Callback):  # type: ignore[misc]
+    """Follows trials through Tune, judges failures, and stops Tune where that is safe: between two of its steps."""
 
-    def __init__(self, room: Callable[[], int]) -> None:
-        super().__init__(max_concurrent=room())
-        self._room = room
-
-    def next_trial(self) -> Any:
-        self.max_concurrent = self._room()
-        return super().next_trial()
-
-
-class Patient(FIFOScheduler):  # type: ignore[misc]
-    """Leaves actors that are still loading alone.
-
-    Tune's own gives the trial that such an actor is loaded for to whoever is free first, and ends the actor: where
-    loading takes longer than the others' next trial, no late worker would ever get to work. Without a choice of the
-    scheduler's Tune gives a free actor a trial that has none yet, and takes those that wait for theirs last.
-    """
-
-    def choose_trial_to_run(self, tune_controller: Any) -> None:
-        del tune_controller
-
-
-def _name_of(trial: Any) -> str:
-    return str(trial.config[TRIAL])
-
-
-class Watch(tune.Callback):  # type: ignore[misc]
-    """Hears from Tune what happens to trials, and stops it where that is safe: between two of its steps."""
-
-    def __init__(self, *, results: Any, labels: dict[str, str], notes: "queue.SimpleQueue[str]", stop: Stop) -> None:
-        self._results, self._labels, self._notes, self._stop = results, labels, notes, stop
-        self.failed: dict[str, str] = {}
-        self.marks: list[Any] = []  # answers to come: that failures are on disk
+    def __init__(
+        self,
+        specs: Mapping[TrialKey, TrialSpec],
+        *,
+        results: Any,
+        notes: "queue.SimpleQueue[str]",
+        stop: Stop,
+        health: NodeHealth,
+        bundle: dict[str, float],
+        dashboard: DashboardTrials,
+    ) -> None:
+        self._specs, self._results, self._notes, self._stop = specs, results, notes, stop
+        self._health, self._bundle, self._dashboard = health, bundle, dashboard
+        self.not_done: set[str] = set()  # ids of trials that failed, or that somebody stopped early
+        self.marks: list[Any] = []  # calls that mark trials as failed on disk
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune keeps a copy of itself, which nobody reads
+        return {}  # Tune saves a copy of its state, which nobody reads
+
+    def _spec(self, trial: Any) -> TrialSpec:
+        return self._specs[trial_key(trial.config)]
 
     def setup(self, *_: Any, **__: Any) -> None:
         self._stop.install()  # Tune has just put its own handler there
@@ -158,100 +182,159 @@ class Watch(tune.Callback):  # type: ignore[misc]
     def on_step_begin(self, **_: Any) -> None:
         self._stop.check()
 
+    def on_trial_start(self, *, trial: Any, **_: Any) -> None:
+        self._dashboard.start(self._spec(trial).trial_id)
+
     def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
-        reason = self._reason(trial)
-        if InputError.__name__ in reason:  # the same on every worker: trying again would not help
-            raise Aborted(reason)
-        self._notes.put(f"{self._labels[_name_of(trial)]}: {reason}; trying again")
+        reason = self._judge(trial)
+        if reason is None:
+            trial.run_metadata.num_failures -= 1  # Tune counts the node's failure against the trial
+        else:
+            self._notes.put(f"{self._spec(trial).label}: {reason}; trying again")
 
     def on_trial_error(self, *, trial: Any, **_: Any) -> None:
-        trial_id, reason = _name_of(trial), self._reason(trial)
-        self.marks.append(self._results.fail.remote(trial_id, reason))
-        self._note_failure(trial_id, reason)
+        reason = self._judge(trial)
+        if reason is not None:  # else the node failed, and `run_all` runs the trial again
+            trial_id = self._spec(trial).trial_id
+            self.marks.append(self._results.fail.remote(trial_id, reason))
+            self._note_failure(trial, reason)
 
     def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
         result = trial.last_result or {}
         if REFUSED in result:  # rows of other trials would be refused too
             raise Aborted(result[REFUSED])
-        if FAILED in result:
-            self._note_failure(_name_of(trial), result[FAILED])
+        if FINISHED in result:
+            self._dashboard.end(self._spec(trial).trial_id)
+        else:
+            self._note_failure(trial, result.get(FAILED, "it was stopped before it was finished"))
 
-    def _note_failure(self, trial_id: str, reason: str) -> None:
-        self.failed[trial_id] = reason
-        self._notes.put(f"{self._labels[trial_id]} failed: {reason}")
+    def _note_failure(self, trial: Any, reason: str) -> None:
+        spec = self._spec(trial)
+        self.not_done.add(spec.trial_id)
+        self._dashboard.end(spec.trial_id, reason)
+        self._notes.put(f"{spec.label} failed: {reason}")
 
-    def _reason(self, trial: Any) -> str:
+    def _judge(self, trial: Any) -> str | None:
+        """Why a trial failed; None if its node is at fault, which is then recorded. Raises Aborted if none is left."""
         path = Path(trial.pickled_error_file or "")
-        return describe(cloudpickle.loads(path.read_bytes()) if path.is_file() else None)
+        error = cloudpickle.loads(path.read_bytes()) if path.is_file() else None  # written by Tune, in this process
+        failed: WorkerFailure = _call(
+            self._results.worker_failed.remote(self._spec(trial).key), timeout=FAILURE_RPC_TIMEOUT_SECONDS
+        )
+        nodes = ray.nodes()
+        usable = usable_nodes(nodes, self._bundle)
+        setup = failed.setup or _failed_before_setup(error, nodes)
+        if setup is None:
+            self._health.check(failed.counts, usable)
+            return describe(error)
+        for notice in self._health.record(setup, failed.counts, usable):
+            self._notes.put(notice)
+        return None
+
+
+def _failed_before_setup(error: BaseException | None, nodes: Sequence[dict[str, Any]]) -> FailedSetup | None:
+    """An actor that failed before it could say where it runs, such as on a node that lacks a package."""
+    if not isinstance(error, RayActorError) or not error.actor_init_failed:
+        return None
+    found = WORKER_ADDRESS.search(str(error))
+    for node in nodes:
+        if found is not None and node["NodeManagerAddress"] == found[1]:
+            return FailedSetup(
+                node=Node(node_id=node["NodeID"], host=node["NodeManagerHostname"]), reason=_last_line(error)
+            )
+    return None
 
 
 def describe(error: BaseException | None) -> str:
-    """What went wrong with a worker, in one line."""
+    """Why a worker failed, in one line."""
     if isinstance(error, RayActorError):
-        reason = str(error).strip().splitlines()[-1] if error.actor_init_failed else ""  # behind Ray's traceback
-        return f"its worker could not be set up ({reason})" if reason else DIED
+        return f"its worker could not be set up ({_last_line(error)})" if error.actor_init_failed else WORKER_DIED
     if isinstance(error, RayTaskError) and error.cause is not None:
         error = error.cause
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:500] if error is not None else "no reason is known"
+    return f"{type(error).__name__}: {text}"[:MAX_REASON_CHARACTERS] if error is not None else "no reason is known"
 
 
-class Looking:
-    """A thread that asks the result actor how far it is and tells the view, as long as it is entered."""
+def _last_line(error: BaseException) -> str:
+    """Of a message that begins with a traceback."""
+    return str(error).strip().splitlines()[-1][:MAX_REASON_CHARACTERS]
+
+
+class ProgressPoller:
+    """A thread that asks the result actor for the progress and updates the view, as long as it is entered."""
 
     def __init__(self, results: Any, view: SweepView, notes: "queue.SimpleQueue[str]", placement: Placement) -> None:
         self._results, self._view, self._notes, self._placement = results, view, notes, placement
-        self._began, self._said = time.monotonic(), False  # what keeps workers waiting, or that nothing does
+        self._began, self._delay_noted = time.monotonic(), False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="view", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="view", daemon=True)
 
-    def __enter__(self) -> "Looking":
+    def __enter__(self) -> "ProgressPoller":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(ANSWER)
-        self._tell()
+        self._thread.join(RPC_TIMEOUT_SECONDS)
+        self._show_notes()
 
-    def _look(self) -> None:
-        while not self._ended.wait(LOOK):
+    def _poll(self) -> None:
+        while not self._ended.wait(POLL_SECONDS):
             progress = progress_of(self._results)
             if progress is not None:
                 self._view.update(progress)
-                self._say_if_late(progress)
-            self._tell()
+                self._note_delay(progress)
+            self._show_notes()
 
-    def _say_if_late(self, progress: Progress) -> None:
+    def _note_delay(self, progress: Progress) -> None:
+        """Explains once what keeps the first worker from working."""
         waited = time.monotonic() - self._began
-        if self._said or progress.warm:
-            self._said = True
-        elif progress.started and waited > LOADING:
-            self._said = True
+        if self._delay_noted or progress.warm:
+            self._delay_noted = True
+        elif progress.started and waited > LOAD_NOTICE_SECONDS:
+            self._delay_noted = True
             self._view.note(f"{progress.started} workers have started, and none is ready after {duration(waited)}")
-        elif not progress.started and waited > STARTING:
-            self._said = True
+        elif not progress.started and waited > START_NOTICE_SECONDS:
+            self._delay_noted = True
             why = asked_and_free(self._placement, free=ray.available_resources(), there=ray.cluster_resources())
             self._view.note(f"no worker has started after {duration(waited)}: {why}")
 
-    def _tell(self) -> None:
+    def _show_notes(self) -> None:
         while not self._notes.empty():
             self._view.note(self._notes.get())
 
 
 def progress_of(results: Any) -> Progress | None:
-    """None while the actor does not answer: it may be coming back."""
+    """None while the result actor does not answer: it may be restarting."""
     try:
-        look = results.progress.options(enable_task_events=False)  # twice a second: the dashboard shows work instead
-        progress: Progress = ray.get(look.remote(), timeout=ANSWER)
+        progress: Progress = ray.get(results.progress.remote(), timeout=RPC_TIMEOUT_SECONDS)
     except (GetTimeoutError, RayActorError, StoreError):
         return None
     return progress
 
 
 def close(results: Any) -> None:
-    """Releases the folder; an actor that is away has left it already."""
+    """Releases the folder; an actor that has died has released it already."""
     try:
-        ray.get(results.close.remote(), timeout=ANSWER)
+        ray.get(results.close.remote(), timeout=RPC_TIMEOUT_SECONDS)
     except (GetTimeoutError, RayActorError):
         return
+
+
+def load_callbacks(names: Sequence[str]) -> list[Any]:
+    """Ray Tune callbacks from MODULE:CLASS, created without arguments."""
+    return [_load_callback(name) for name in names]
+
+
+def _load_callback(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise InputError(f"--callback {name}: cannot import {module} ({error})") from None
+    if not isinstance(found, type) or not issubclass(found, tune.Callback):
+        raise InputError(f"--callback {name}: {attribute} must be a subclass of ray.tune.Callback in {module}")
+    try:
+        return found()
+    except TypeError as error:
+        raise InputError(f"--callback {name}: {attribute} must be created without arguments ({error})") from None

@@ -1,7 +1,7 @@
-"""The result actor: takes record batches, has them on disk, and only then says so. Keeps the totals for the view.
+"""The result actor: stores record batches, acknowledges them once they are on disk, and keeps the running totals.
 
-It is the only writer of rows. All it knows is in the folder, so it can be restarted at any moment: what was
-acknowledged is there, and a call that is repeated adds nothing. `Results` itself is a plain class and knows no Ray.
+It is the only writer of rows. It can be restarted at any moment: acknowledged rows are in the folder, a repeated call
+adds nothing, and what it knows of workers is only used to judge failures.
 """
 
 import re
@@ -14,9 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.planning.grid import TrialSpec
+from orchestrator.planning.grid import TrialKey, TrialSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.running.metrics import SweepMetrics
+from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.store.errors import StoreError
 from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.progress import Progress
@@ -25,6 +26,7 @@ from orchestrator.watching.tally import COLUMNS, trial_sums
 from sampler.errors import InputError
 
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds
+KILLED_IN_SETUP = "its process died while it was being set up (killed, perhaps for lack of memory)"
 WORKER = re.compile(r"worker-([0-9]+)")
 
 
@@ -37,21 +39,33 @@ class Assignment:
     pause: float = 0.0  # seconds to wait first
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerFailure:
+    """What the result actor knows of the worker that a failed trial had."""
+
+    setup: FailedSetup | None  # None: the worker had been set up, or never registered
+    counts: WorkerCounts
+
+
 class Results:
     """One sweep's folder, open for writing. Methods may be called from several threads."""
 
     def __init__(self, plan: Plan, *, actors: int, metrics: bool = False) -> None:
         self._plan, self._actors = plan, actors
         self._trials = {trial.trial_id: trial for trial in plan.trials}
+        self._by_key = {trial.key: trial for trial in plan.trials}
         self._guard = threading.Lock()
         self._metrics = SweepMetrics(plan.sweep) if metrics else None
         self._failed: set[str] = set()
         self._running: set[str] = set()
         self._warm: set[str] = set()
-        self._made: Counter[str] = Counter()  # workers made for a trial, in this run
-        self._assigned: Counter[str] = Counter()  # how often a trial was given to a worker, in this run
-        self._waited: dict[str, str] = {}  # workers that waited before they loaded, and the trial because of which
-        self._workers, self._problem = 0, ""
+        self._setups: dict[str, FailedSetup] = {}  # by worker: how its set-up failed, or will have if it dies in it
+        self._worker_of: dict[TrialKey, str] = {}
+        self._set_up: Counter[str] = Counter()  # successful set-ups, by node id
+        self._made: Counter[TrialKey] = Counter()  # workers made for a trial, in this run
+        self._assigned: Counter[TrialKey] = Counter()  # how often a trial was given to a worker, in this run
+        self._waited: dict[str, TrialKey] = {}  # workers that waited before they loaded, and the trial because of which
+        self._first_worker, self._problem = 1, ""
         try:
             self._open()
         except (InputError, StoreError) as problem:  # a full disk, say: whoever calls is told, instead of Ray's trace
@@ -63,7 +77,8 @@ class Results:
         self._tally = stored_tally(self._plan, self._writer, known)
         unfinished = {trial.trial_id for trial in self._plan.unfinished(known)}
         self._finished = self._trials.keys() - unfinished
-        self._workers = max((_number(attempt) for facts in known.values() for attempt in facts["attempts"]), default=0)
+        numbers = [_number(str(attempt.get("actor"))) for facts in known.values() for attempt in facts["attempts"]]
+        self._first_worker = 1 + max(numbers, default=0)
 
     @property
     def _store(self) -> StoreWriter:
@@ -71,32 +86,52 @@ class Results:
             raise StoreError(self._problem)
         return self._writer
 
-    def register(self, trial_id: str) -> tuple[str, float]:
-        """A name for a new worker, not used by any before it that ran a trial, and how long it should wait first.
+    def first_worker(self) -> int:
+        """The lowest number for a worker's name that no worker of this sweep has used."""
+        return self._first_worker
 
-        It is made for a trial. If that is not the first try, something went wrong there, and may again if it is tried
-        at once.
+    def register(self, key: TrialKey, worker: str, node: Node) -> float:
+        """Notes a worker that is about to load for a trial, and returns the seconds it should wait first.
+
+        If an earlier attempt at the trial failed, trying again at once may fail again.
         """
         with self._guard:
-            self._workers += 1
-            name = f"worker-{self._workers}"
-            pause = _pause(max(self._made[trial_id], self._assigned[trial_id]))
-            self._made[trial_id] += 1
+            self._first_worker = max(self._first_worker, 1 + _number(worker))
+            self._setups[worker] = FailedSetup(node=node, reason=KILLED_IN_SETUP)
+            self._worker_of[key] = worker
+            pause = _pause(max(self._made[key], self._assigned[key]))
+            self._made[key] += 1
             if pause:
-                self._waited[name] = trial_id
-            return name, pause
+                self._waited[worker] = key
+            return pause
 
     def ready(self, worker: str) -> None:
         with self._guard:
             self._warm.add(worker)
+            if (setup := self._setups.pop(worker, None)) is not None:
+                self._set_up[setup.node.node_id] += 1
 
-    def assign(self, trial_id: str, worker: str) -> Assignment:
-        """What is to be done, and how long to wait before a try that is not the first."""
-        trial = self._trials[trial_id]
-        done = self._store.done(trial_id)
+    def setup_failed(self, worker: str, failure: FailedSetup) -> None:
         with self._guard:
-            pause = 0.0 if self._waited.pop(worker, None) == trial_id else _pause(self._assigned[trial_id])
-            self._assigned[trial_id] += 1
+            self._setups[worker] = failure
+
+    def worker_failed(self, key: TrialKey) -> WorkerFailure:
+        """Forgets the worker that a failed trial had, and returns what is known of it."""
+        with self._guard:
+            worker = self._worker_of.pop(key, "")
+            self._warm.discard(worker)
+            counts = WorkerCounts(alive=len(self._warm), set_up=dict(self._set_up))
+            return WorkerFailure(setup=self._setups.pop(worker, None), counts=counts)
+
+    def assign(self, key: TrialKey, worker: str) -> Assignment:
+        """What is left to do of a trial, and how long to wait if an earlier attempt failed."""
+        trial = self._by_key[key]
+        done = self._store.done(trial.trial_id)
+        with self._guard:
+            self._worker_of[key] = worker
+            self._warm.add(worker)  # already there, unless this actor was restarted since
+            pause = 0.0 if self._waited.pop(worker, None) == key else _pause(self._assigned[key])
+            self._assigned[key] += 1
         missing = tuple(d for d in self._plan.wanted(trial) if d not in done)
         return Assignment(trial=trial, missing=missing, pause=pause)
 
@@ -173,6 +208,6 @@ def _pause(failures: int) -> float:
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)) if failures else 0.0
 
 
-def _number(attempt: Mapping[str, Any]) -> int:
-    named = WORKER.fullmatch(str(attempt.get("actor")))
+def _number(worker: str) -> int:
+    named = WORKER.fullmatch(worker)
     return int(named[1]) if named else 0

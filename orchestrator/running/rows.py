@@ -54,12 +54,15 @@ class Account:
         self.seconds += batch.column("batch_seconds")[0].as_py()
 
     @property
-    def accuracy(self) -> float:
-        return self.correct / self.documents
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+    def totals(self) -> dict[str, float]:
+        """As Ray Tune gets them while the trial runs."""
+        if not self.documents:
+            return {"documents": 0}
+        return {
+            "documents": self.documents,
+            "accuracy": self.correct / self.documents,
+            "tokens_per_s": self.tokens / self.seconds,
+        }
 
 
 def batches(

@@ -31,7 +31,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Aborted(BaseException):
-    """The sweep cannot go on; the message is a sentence. No Exception: Tune would take it for a trial's."""
+    """The sweep cannot go on, for one or more reasons. Not an Exception: Tune would take it for a trial's."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__("; ".join(sentences))
+        self.sentences = sentences
 
 
 class Stop:

@@ -1,14 +1,18 @@
-"""The shell that Ray Tune drives: one worker for the life of an actor, one trial for each step. Knows no decoding."""
+"""The Ray Tune trainable: sets up one worker for the life of an actor and runs one trial after another on it."""
 
 import socket
 import time
+from collections.abc import Generator, Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray import tune
 from ray.exceptions import RayTaskError
 
+from orchestrator.planning.grid import TrialKey, trial_key
 from orchestrator.running.access import Access
+from orchestrator.running.nodes import FailedSetup, Node
 from orchestrator.running.results import Assignment
 from orchestrator.running.rows import Account, RowContext
 from orchestrator.running.watchdog import Watchdog
@@ -18,103 +22,139 @@ from sampler.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.running.worker import Worker
 
-TRIAL = "trial"  # the one key of Tune's configuration: a trial's id
-FAILED, REFUSED = "failed", "refused"  # keys of a result: a trial that cannot be run, a disk that takes no rows
+# A trial's last result has one of these keys, unless somebody stopped the trial early.
+FINISHED, FAILED, REFUSED = (
+    "finished",
+    "failed",
+    "refused",
+)  # all rows are stored; why it cannot run; why rows cannot be
+REPORT_SECONDS = 2.0  # between two results of a running trial; the first comes with its second batch
+MAX_REASON_CHARACTERS = 500
 
 
 class Watched(Protocol):
     """Settings of whatever decodes."""
 
     @property
-    def timeout(self) -> float: ...  # seconds after which a worker that hangs is ended
+    def timeout(self) -> float: ...  # seconds after which a worker that hangs is killed
 
 
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
-    """Set up once; Tune hands it the next trial by `reset_config`. A trial is one step."""
+    """Set up once; Tune hands it the next trial by `reset_config`, and asks for results until one is the last."""
 
     def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str, access: Access) -> None:
         access.grant()
-        self._trial, self._results, self._sweep = config[TRIAL], results, sweep
         here = ray.get_runtime_context()
-        self._place = {
-            "node": socket.gethostname(),
-            "node_id": here.get_node_id(),  # Ray's: host names may be the same
-            "gpus": here.get_accelerator_ids().get("GPU", []),
-        }
-        self._name, pause = ray.get(results.register.remote(self._trial))
-        time.sleep(pause)
+        self._name = here.get_actor_name() or f"worker-{here.get_actor_id()}"  # see WorkerClasses
+        self._results, self._sweep = results, sweep
+        self._node = Node(node_id=here.get_node_id(), host=socket.gethostname())
+        self._gpus = here.get_accelerator_ids().get("GPU", [])
+        self.reset_config(config)
+        time.sleep(ray.get(results.register.remote(self._key, self._name, self._node)))
         self._watchdog = Watchdog(settings.timeout)
-        self._worker = self.load(settings)
+        with _FailureReport(results, self._name, self._node):
+            self._worker = self.load(settings)
         ray.get(results.ready.remote(self._name))
 
     def load(self, settings: Any) -> "Worker":
-        from orchestrator.running.worker import (
-            Worker,  # only now: torch is not for those who bring a decoder of their own
-        )
+        from orchestrator.running.worker import Worker  # imports torch, which a stand-in for the decoder does not need
 
         return Worker(settings)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._trial = new_config[TRIAL]
+        self._key: TrialKey = trial_key(new_config)
+        self._results_to_report: Iterator[dict[str, Any]] = self._run()
         return True
 
     def step(self) -> dict[str, Any]:
-        """Runs what the trial still misses; rows go to the result actor, and only totals to Tune."""
-        try:
-            return {"done": True, **self._finish()}
-        except InputError as error:  # the same on every worker: trying again would not help
-            ray.get(self._results.fail.remote(self._trial, sentence(error)))
-            return {"done": True, FAILED: sentence(error)}
-        except StoreError as error:
-            return {"done": True, REFUSED: sentence(error)}
+        """The trial's next result. Rows go to the result actor; Tune only gets totals."""
+        return next(self._results_to_report)
 
-    def _finish(self) -> dict[str, Any]:
-        assigned: Assignment = ray.get(self._results.assign.remote(self._trial, self._name))
+    def _run(self) -> Iterator[dict[str, Any]]:
+        """Runs what the trial still lacks."""
+        assigned: Assignment = ray.get(self._results.assign.remote(self._key, self._name))
+        trial_id = assigned.trial.trial_id
         time.sleep(assigned.pause)
-        facts, totals = self._run(assigned) if assigned.missing else ({}, {})
+        account = Account()
+        with _FailureReport(self._results, self._name, self._node), self._watchdog.working():
+            self._worker.open_task(assigned.trial.task)
         try:
-            ray.get(self._results.finish.options(name=f"{assigned.trial.label} finished").remote(self._trial, facts))
-        except RowsLost:  # noticed on reading them again
-            return self._finish()
-        return totals
+            facts = (yield from self._decode(assigned, account)) if assigned.missing else {}
+            ray.get(self._results.finish.remote(trial_id, facts))
+        except RowsLost:  # found when the rows were read back
+            yield from self._run()
+        except InputError as error:  # about a document: the same on every worker
+            ray.get(self._results.fail.remote(trial_id, sentence(error)))
+            yield {"done": True, FAILED: sentence(error)}
+        except StoreError as error:
+            yield {"done": True, REFUSED: sentence(error)}
+        else:
+            yield {"done": True, FINISHED: True, **account.totals}
 
-    def _run(self, assigned: Assignment) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _decode(self, assigned: Assignment, account: Account) -> Generator[dict[str, Any], None, dict[str, Any]]:
+        """Decodes the missing documents, reporting totals now and then; returns facts for trial.json."""
         began = time.perf_counter()
-        trial, account, waited, acknowledgement = assigned.trial, Account(), 0.0, None
+        trial, waited, acknowledgement = assigned.trial, 0.0, None
         with self._watchdog.working():
             calibration = self._worker.calibrate()
-        facts = {"actor": self._name, **self._place, **self._worker.facts(trial, calibration)}
+        place = {"node": self._node.host, "node_id": self._node.node_id, "gpus": self._gpus}
+        facts = {"actor": self._name, **place, **self._worker.facts(trial, calibration)}
         facts["preparing_seconds"] = time.perf_counter() - began
         context = RowContext(
             sweep=self._sweep,
-            attempt=ray.get(self._results.begin.options(name=f"{trial.label} begun").remote(self._trial, facts)),
+            attempt=ray.get(self._results.begin.remote(trial.trial_id, facts)),
             actor=self._name,
-            node=self._place["node"],
+            node=self._node.host,
         )
-        append = self._results.append.options(name=trial.label)  # what the dashboard shows
-        for batch in self._watchdog.each(self._worker.run(trial, assigned.missing, context)):
+        reported = float("-inf")
+        for number, batch in enumerate(self._watchdog.each(self._worker.run(trial, assigned.missing, context))):
             account.add(batch)
             waited += _wait(acknowledgement)  # for the batch before: one is on its way while the next is decoded
-            acknowledgement = append.remote(self._trial, context.attempt, batch)
+            acknowledgement = self._results.append.remote(trial.trial_id, context.attempt, batch)
+            if number and time.perf_counter() - reported >= REPORT_SECONDS:
+                yield account.totals
+                reported = time.perf_counter()
         waited += _wait(acknowledgement)
-        spent = {
+        return {
             "seconds": time.perf_counter() - began,
             "decode_seconds": account.seconds,
             "waiting_seconds": waited,
             "recalibration_seconds": self._worker.recalibration_seconds,
             "peak_memory": self._worker.peak_memory(),
         }
-        return spent, {"accuracy": account.accuracy, "tokens_per_s": account.tokens_per_s}
 
     def cleanup(self) -> None:
         self._watchdog.close()
 
     def __repr__(self) -> str:
-        return str(self._name)  # frozen by Ray when the actor is made, so it names no trial
+        return str(self._name)
+
+
+class _FailureReport:
+    """Tells the result actor that this node failed, and why, before Tune hears that the actor failed."""
+
+    def __init__(self, results: Any, worker: str, node: Node) -> None:
+        self._results, self._worker, self._node = results, worker, node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            failure = FailedSetup(node=self._node, reason=describe(error), is_input_error=isinstance(error, InputError))
+            ray.get(self._results.setup_failed.remote(self._worker, failure))
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line; an InputError is a sentence already."""
+    text = " ".join(str(error).split())
+    return (text if isinstance(error, InputError) else f"{type(error).__name__}: {text}")[:MAX_REASON_CHARACTERS]
 
 
 def sentence(error: Exception) -> str:
-    """What an error says; one that came from another actor would say where it was raised as well."""
+    """An error's message, without what Ray adds to one that was raised in another actor."""
     return str(error.cause if isinstance(error, RayTaskError) else error)
 
 

@@ -94,6 +94,10 @@ class Worker:
             **self._made_with,
         }
 
+    def open_task(self, name: str) -> None:
+        """Reads a task's documents, unless it has been done; InputError if this node lacks them or has others."""
+        self._opened(name)
+
     def calibrate(self) -> Calibration:
         return self._calibrator.before_trial()
 

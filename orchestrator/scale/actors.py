@@ -57,6 +57,9 @@ class Sleeper:
         self._settings, self._warm = settings, warm
         self._together = False
 
+    def open_task(self, name: str) -> None:
+        """There is no task."""
+
     def calibrate(self) -> Slept:
         """Waits, once, until all actors are there: only then is their common pace measured."""
         while not self._together and self._warm() < self._settings.actors:

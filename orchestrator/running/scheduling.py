@@ -1,0 +1,98 @@
+"""How Ray Tune gets a sweep's trials and workers: the grid, the order, the resources and the names of actors."""
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from itertools import count
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import BasicVariantGenerator
+from ray.util import placement_group
+
+from orchestrator.planning.grid import TRIAL_KEYS, TrialSpec
+
+NODE_ID_LABEL = "ray.io/node-id"  # Ray gives it to every node
+
+
+class WorkerRequest(tune.PlacementGroupFactory):  # type: ignore[misc]
+    """What one worker needs, on any node that is not excluded when Ray places it.
+
+    All trials share one request, so that a warm worker fits every trial, whichever nodes are excluded meanwhile.
+    """
+
+    def __init__(self, bundle: dict[str, float], excluded: Set[str]) -> None:
+        super().__init__([bundle])
+        self._excluded = excluded  # grows during the run
+
+    def to_placement_group(self) -> Any:
+        if not self._excluded:
+            return super().to_placement_group()
+        elsewhere = {NODE_ID_LABEL: f"!in({','.join(sorted(self._excluded))})"}
+        return placement_group(self.bundles, strategy=self.strategy, bundle_label_selector=[elsewhere])
+
+
+class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
+    """Hands out the planned trials in order, at most as many at a time as the cluster has capacity for now."""
+
+    def __init__(self, trials: Sequence[TrialSpec], capacity: Callable[[], int], request: WorkerRequest) -> None:
+        super().__init__(points_to_evaluate=[trial.tune_config for trial in trials], max_concurrent=capacity())
+        self._capacity, self._request = capacity, request
+
+    def next_trial(self) -> Any:
+        self.max_concurrent = self._capacity()
+        trial = super().next_trial()
+        if trial is not None:
+            trial.update_resources(self._request)
+        return trial
+
+
+def search_space(trials: Sequence[TrialSpec]) -> dict[str, Any]:
+    """The values that occur among the trials, by name, as Tune wants them declared."""
+    values = {name: dict.fromkeys(getattr(trial, name) for trial in trials) for name in TRIAL_KEYS}
+    return {name: tune.choice(list(found)) for name, found in values.items()}
+
+
+class WorkerClasses:
+    """Replaces Tune's cache of actor classes: names the workers and keeps their calls out of the dashboard."""
+
+    def __init__(self, first: int) -> None:
+        self._numbers = count(first)
+
+    def get(self, trainable: type) -> Any:
+        """A class for the next worker."""
+        environment = {"env_vars": {"RAY_CHDIR_TO_TRIAL_DIR": "0"}}
+        options = {"name": f"worker-{next(self._numbers)}", "enable_task_events": False, "runtime_env": environment}
+        return ray.remote(**options)(trainable)
+
+
+class KeepLoadingActors(FIFOScheduler):  # type: ignore[misc]
+    """Never takes a trial away from an actor that is still loading for it.
+
+    Tune's scheduler gives such a trial to the next free actor and ends the loading one: where loading takes longer than
+    a trial, no late worker would ever start. If the scheduler makes no choice, Tune gives a free actor a trial that has
+    no actor yet, and the trials whose actors are loading last.
+    """
+
+    def __init__(self, worker_classes: WorkerClasses) -> None:
+        super().__init__()
+        self._worker_classes = worker_classes
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        super().on_trial_add(tune_controller, trial)
+        tune_controller._tune_controller._class_cache = self._worker_classes  # Tune has no option for either
+
+    def choose_trial_to_run(self, tune_controller: Any) -> None:
+        del tune_controller
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves a copy that nobody reads
+
+
+def usable_nodes(nodes: Iterable[dict[str, Any]], bundle: dict[str, float]) -> dict[str, str]:
+    """Host names of the nodes alive that are large enough for a worker, by node id; `nodes` are from `ray.nodes()`."""
+    return {
+        node["NodeID"]: node["NodeManagerHostname"]
+        for node in nodes
+        if node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in bundle.items())
+    }
