@@ -19,9 +19,9 @@ test-faults: $(VENV)/installed
 	$(BIN)/python -m orchestrator.chaos --runs $(FAULTS) --seed $(SEED) $(if $(PAGE),--write $(PAGE)) \
 		$(if $(JOURNAL),--journal $(JOURNAL))
 
-# A real Slurm of two nodes and a real `ray up`, both in namespaces of their own; on Debian as root. The programs that
-# are missing are installed, without their services being started.
-CLUSTER_PACKAGES := munge slurm-wlm openssh-server rsync tmux
+# A real Slurm of two nodes, a real `ray up`, an autoscaler and faults of nodes, each node in namespaces of its own; on
+# Debian as root. The programs that are missing are installed, without their services being started.
+CLUSTER_PACKAGES := munge slurm-wlm openssh-server rsync tmux iproute2
 test-cluster: $(VENV)/installed-dev
 	@if [ -f /etc/debian_version ] && [ "$$(id -u)" = 0 ] && ! dpkg -s $(CLUSTER_PACKAGES) >/dev/null 2>&1; then \
 		apt-get update -q && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \

@@ -1,4 +1,7 @@
-"""A real Slurm of two nodes on this machine runs sweeps, cancelled and requeued ones too. `make test-cluster`."""
+"""Sweeps on a real Slurm of two nodes, also cancelled and requeued ones. `make test-cluster`.
+
+The nodes share a results directory with the login node, and the model and documents lie there; see two_node_slurm.
+"""
 
 import subprocess
 import sys
@@ -7,24 +10,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cage import Cage, reason_against
+from node_namespaces import machines, reason_against_services
+from ray_nodes import attempts, hosts_at_work, model_loads
 from sweep_cases import write_case
 from sweep_runs import SECRET, Run, outcome, rows_there
-from two_node_slurm import NODES, PROGRAMS, TwoNodes
+from two_node_slurm import NODES, PROGRAMS, TwoNodeSlurm
 
-from orchestrator.store import Store
-
-REASON = reason_against(PROGRAMS)
+REASON = reason_against_services(PROGRAMS)
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 POLICIES = "k1,k2_first,k2_middle,k2_last,k3_middle,k3_last"
 FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--max-new-tokens", "200", "--shard-size", "2")
-SECONDS = 900.0
+WAIT_SECONDS = 900.0
 Rows = dict[tuple[str, str], dict[str, object]]
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that all nodes see."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def case(shared: Path) -> Path:
+    return write_case(shared / "case")
 
 
 @pytest.fixture(scope="module")
@@ -35,80 +43,80 @@ def undisturbed(case: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    folder = tmp_path_factory.mktemp("cage")
-    cage = Cage(folder)
-    try:
-        yield TwoNodes(cage, folder / "slurm")
-    finally:
-        cage.close()
+def slurm(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodeSlurm]:
+    with machines(tmp_path_factory.mktemp("nodes"), shared=[shared]) as made:
+        yield TwoNodeSlurm(made, shared)
 
 
 class Sweep:
-    """One sweep that is submitted, perhaps several times."""
+    """One sweep, submitted once or several times. Its results are in the shared directory."""
 
-    def __init__(self, slurm: TwoNodes, case: Path, out: Path) -> None:
-        self.slurm, self.folder = slurm, out / "s"
+    def __init__(self, slurm: TwoNodeSlurm, case: Path, out: Path) -> None:
+        self._slurm, self.folder = slurm, out / "s"
         where = ["--model", str(case / "model"), "--data", str(case / "data"), "--out", str(out), "--name", "s"]
         self._flags = [*where, *FLAGS, "--no-dashboard"]
 
     def submit(self, *flags: str) -> str:
         """The job's number."""
-        done = self.ask(*flags)
+        done = self.try_submit(*flags)
         assert done.returncode == 0, done.stderr
         return done.stdout.split(";")[0].removeprefix("job ")
 
-    def ask(self, *flags: str) -> subprocess.CompletedProcess[str]:
+    def try_submit(self, *flags: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "orchestrator.slurm", "submit", *flags, "--", *self._flags]
-        return self.slurm.run(*command, HF_TOKEN=SECRET)
+        return self._slurm.run(*command, HF_TOKEN=SECRET)
 
     def log(self) -> str:
-        """What the jobs said, without Ray's own logs."""
+        """Output of the jobs, without Ray's own logs."""
         paths = [path for path in sorted((self.folder / "slurm").glob("*.log")) if ".ray." not in path.name]
         return "\n".join(path.read_text(errors="replace") for path in paths)
 
-    def until_both_work(self, job: str, count: int) -> None:
-        """With so many rows there, and a trial begun on each node."""
-        until = time.monotonic() + SECONDS
-        while rows_there(self.folder) < count or len(nodes_at_work(self.folder)) < len(NODES):
-            assert self.slurm.state(job) in ("PENDING", "CONFIGURING", "RUNNING"), self.log()
+    def until_both_work(self, job: str, rows: int) -> None:
+        """Until there are so many rows, and both nodes have begun a trial."""
+        until = time.monotonic() + WAIT_SECONDS
+        while rows_there(self.folder) < rows or hosts_at_work(self.folder) != set(NODES):
+            assert self._slurm.state(job) in ("PENDING", "CONFIGURING", "RUNNING"), self.log()
             assert time.monotonic() < until, self.log()
             time.sleep(0.2)
 
 
-def nodes_at_work(folder: Path) -> set[str]:
-    """Ray's names of the nodes on which trials were begun."""
-    attempts = [attempt for facts in Store(folder).trials().values() for attempt in facts["attempts"]]
-    return {attempt["node_id"] for attempt in attempts if "node_id" in attempt}
+def ray_nodes_at_work(folder: Path) -> set[str]:
+    """Ids of Ray nodes: each job has its own."""
+    return {attempt["node_id"] for attempt in attempts(folder)}
 
 
-def left_by_jobs(slurm: TwoNodes) -> list[str]:
-    """Processes that are neither the cage's nor Slurm's own, and temporary folders."""
-    own = ("cage_init.py", "munged", "/usr/sbin/slurm", "slurmstepd", "slurmctld")
-    processes = [args for args in slurm.cage.processes().values() if not any(name in args for name in own)]
-    return processes + [str(path) for kind in ("rs-*", "reuse-*") for path in slurm.cage.tmp.glob(kind)]
+def left_by_jobs(slurm: TwoNodeSlurm) -> list[str]:
+    """Processes on compute nodes that are not Slurm's own, and temporary directories."""
+    own = ("node_init.py", "munged", "slurmd", "slurmstepd")
+    processes = [line for node in slurm.nodes for line in node.processes().values()]
+    folders = [node.path(place) for node in slurm.nodes for place in ("/tmp", "/var/tmp", node.tmpdir)]
+    return [
+        *(line for line in processes if not any(name in line for name in own)),
+        *(str(path) for folder in folders for kind in ("rs-*", "reuse-*") for path in folder.glob(kind)),
+    ]
 
 
-def holds_secret(folder: Path) -> list[Path]:
-    held = []
+def files_with_secret(folder: Path) -> list[Path]:
+    found = []
     for path in folder.rglob("*"):
         try:
-            held += [path] if path.is_file() and SECRET.encode() in path.read_bytes() else []
-        except FileNotFoundError:  # a running job's, and gone
+            found += [path] if path.is_file() and SECRET.encode() in path.read_bytes() else []
+        except FileNotFoundError:  # of a running job, and deleted since
             continue
-    return held
+    return found
 
 
 def test_a_cancelled_sweep_is_continued_by_the_next_job(
-    slurm: TwoNodes, case: Path, tmp_path: Path, undisturbed: Rows
+    slurm: TwoNodeSlurm, case: Path, shared: Path, undisturbed: Rows
 ) -> None:
-    sweep = Sweep(slurm, case, tmp_path / "results")
+    sweep = Sweep(slurm, case, shared / "cancelled")
     first = sweep.submit("--nodes", "2", "--time", "30")
     sweep.until_both_work(first, 4)
-    seen = slurm.cage.processes().values()
-    assert any("ray::SweepWorker" in args for args in seen)
-    assert not [args for args in seen if SECRET in args], "the token stands in a command line"
-    assert not holds_secret(slurm.cage.tmp), "the token stands in Ray's logs"
+    for node in slurm.nodes:
+        processes = node.processes().values()
+        assert any("ray::SweepWorker" in line for line in processes)
+        assert not [line for line in processes if SECRET in line], "a command line holds the token"
+        assert not files_with_secret(node.path("/tmp")), "a log of Ray holds the token"
     before = outcome(sweep.folder)
     assert slurm.run("scancel", first).returncode == 0
     assert slurm.until_ended(first) == "CANCELLED"
@@ -118,31 +126,34 @@ def test_a_cancelled_sweep_is_continued_by_the_next_job(
     second = sweep.submit("--nodes", "2", "--time", "30")
     assert slurm.until_ended(second) == "COMPLETED", sweep.log()
     assert outcome(sweep.folder) == undisturbed
+    assert hosts_at_work(sweep.folder) == set(NODES)
     assert sweep.log().count("Ray on 2 of 2 nodes") == 2
-    assert len(nodes_at_work(sweep.folder)) == 4, "each job has two nodes, and both have to work"
-    told = slurm.run(sys.executable, "-m", "orchestrator.slurm", "status", str(sweep.folder)).stdout
-    assert f"job {second}" in told
-    assert "complete" in told
+    assert len(ray_nodes_at_work(sweep.folder)) == 4, "both nodes work in both jobs"
+    assert {attempt["actor"] for attempt in attempts(sweep.folder)} == {f"worker-{number}" for number in range(1, 5)}
+    assert model_loads(sweep.folder) == 4, "one for each node and job"
+    status = slurm.run(sys.executable, "-m", "orchestrator.slurm", "status", str(sweep.folder)).stdout
+    assert f"job {second}" in status
+    assert "complete" in status
     assert "Traceback" not in sweep.log()
-    assert not holds_secret(tmp_path)
+    assert not files_with_secret(shared)
     assert not left_by_jobs(slurm)
 
 
 def test_the_warning_before_the_time_limit_stops_and_requeues(
-    slurm: TwoNodes, case: Path, tmp_path: Path, undisturbed: Rows
+    slurm: TwoNodeSlurm, case: Path, shared: Path, undisturbed: Rows
 ) -> None:
-    """Slurm would send the signal so many seconds before the end; here it is sent at once, by Slurm all the same."""
-    sweep = Sweep(slurm, case, tmp_path / "results")
+    """Slurm sends the signal some time before the limit; here `scancel` makes it send the signal at once."""
+    sweep = Sweep(slurm, case, shared / "requeued")
     job = sweep.submit("--nodes", "2", "--time", "30", "--requeue")
     sweep.until_both_work(job, 4)
     assert slurm.run("scancel", "--batch", "--signal=USR1", job).returncode == 0
-    until = time.monotonic() + SECONDS
-    while "requeued" not in sweep.log():
+    until = time.monotonic() + WAIT_SECONDS
+    while "requeued" not in sweep.log() or slurm.state(job) != "PENDING":
         assert time.monotonic() < until, sweep.log()
         time.sleep(0.5)
     assert "stopped; continue with" in sweep.log()
     assert len(outcome(sweep.folder)) < len(undisturbed)
-    slurm.run("scontrol", "release", job)
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait for two minutes
     assert slurm.until_ended(job) == "COMPLETED", sweep.log()
     assert slurm.details(job)["Restarts"] == "1"
     assert outcome(sweep.folder) == undisturbed
@@ -156,13 +167,13 @@ def test_the_warning_before_the_time_limit_stops_and_requeues(
         (("--nodes", "1", "--gpus-per-node", "2", "--time", "30"), "--gpus-per-node=2"),
         (("--nodes", "1", "--time", "30", "--partition", "nowhere"), "--partition=nowhere"),
     ],
-    ids=["more nodes than there are", "GPUs that do not exist", "no such partition"],
+    ids=["too many nodes", "no GPUs", "unknown partition"],
 )
-def test_what_slurm_refuses_is_told(
-    slurm: TwoNodes, case: Path, tmp_path: Path, flags: tuple[str, ...], named: str
+def test_a_job_that_slurm_refuses_is_reported(
+    slurm: TwoNodeSlurm, case: Path, shared: Path, flags: tuple[str, ...], named: str
 ) -> None:
-    sweep = Sweep(slurm, case, tmp_path / "results")
-    done = sweep.ask(*flags)
+    sweep = Sweep(slurm, case, shared / "refused")
+    done = sweep.try_submit(*flags)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: Slurm refuses the job: ")

@@ -1,21 +1,22 @@
-"""A sweep on eight nodes of which five come late and two vanish: exact rows, and everybody who is there works."""
+"""A sweep on eight separate nodes, of which five join late and two die: exact rows, and every node gets work."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from many_nodes import ManyNodes
+from node_namespaces import Machines, machines, reason_against_nodes
+from ray_nodes import NodeSweep, hosts_at_work, start_head, start_worker
 from sweep_runs import Run, outcome
 
 from orchestrator.chaos.case import write_files
-from orchestrator.running.environment import LOOPBACK  # else Ray looks for its head at another address of this machine
-from orchestrator.store import Store
 
-pytestmark = pytest.mark.slow
+REASON = reason_against_nodes()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 DOCUMENTS = 60
 FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_first,k2_middle,k3_last", "--max-new-tokens", "96", "--fewshot", "0")
-SHARDS = ("--shard-size", "2", "--no-dashboard")
-FIRST, LATE, VANISHING = 3, 5, 2
+SHARDS = ("--shard-size", "2")
+FIRST, LATE, DYING = 3, 5, 2
 
 
 @pytest.fixture(scope="module")
@@ -26,36 +27,35 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cluster() -> Iterator[ManyNodes]:
-    made = ManyNodes(FIRST)
-    try:
+def cluster(tmp_path: Path, case: Path) -> Iterator[Machines]:
+    with machines(tmp_path / "nodes", read_only=[case]) as made:
         yield made
-    finally:
-        made.close()
 
 
-def nodes_at_work(folder: Path) -> dict[str, set[str]]:
-    """Ids of nodes, with the trials they began."""
-    found: dict[str, set[str]] = {}
-    for trial_id, facts in Store(folder).trials().items():
-        for attempt in facts["attempts"]:
-            if "node_id" in attempt:
-                found.setdefault(attempt["node_id"], set()).add(trial_id)
-    return found
+def add_workers(cluster: Machines, head: str, names: list[str]) -> None:
+    """Each with one core and one GPU, which exists only in Ray's books."""
+    nodes = [cluster.add(name) for name in names]
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        list(pool.map(lambda node: start_worker(node, head, cpus=1, gpus=1), nodes))
 
 
-def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: ManyNodes) -> None:
-    plain = Run(case, tmp_path / "undisturbed", *FLAGS, *SHARDS, "--actors", "2")
+def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: Machines) -> None:
+    plain = Run(case, tmp_path / "undisturbed", *FLAGS, *SHARDS, "--actors", "2", "--no-dashboard")
     plain.wait()
-    where = ("--address", cluster.address, "--gpus-per-actor", "1")
-    run = Run(case, tmp_path / "results", *FLAGS, *SHARDS, *where, **LOOPBACK)
-    run.until_rows(1)
-    late = [cluster.add() for _ in range(LATE)]
-    run.until(lambda: len(nodes_at_work(run.folder).keys() & set(late)) >= VANISHING, "work on late nodes")
-    vanishing = sorted(nodes_at_work(run.folder).keys() & set(late))[:VANISHING]
-    for node in vanishing:
-        cluster.kill(node)
-    said = run.wait()
-    assert "(raylet)" not in said  # what Ray's own processes say of it
-    assert outcome(run.folder) == outcome(plain.folder)
-    assert set(cluster.nodes) <= nodes_at_work(run.folder).keys()
+    driver = cluster.add("driver")
+    head = start_head(driver)
+    first = [f"first-{number}" for number in range(FIRST)]
+    late = [f"late-{number}" for number in range(LATE)]
+    add_workers(cluster, head, first)
+    where = ("--model", str(case / "model"), "--data", str(case / "data"), "--address", head, "--gpus-per-actor", "1")
+    sweep = NodeSweep(driver, tmp_path, *where, *FLAGS, *SHARDS)
+    sweep.until_rows(1)
+    add_workers(cluster, head, late)
+    sweep.until(lambda: len(hosts_at_work(sweep.folder) & set(late)) >= DYING, "work on late nodes")
+    for name in sorted(hosts_at_work(sweep.folder) & set(late))[:DYING]:
+        cluster.nodes[name].kill()
+    output = sweep.wait()
+    assert "(raylet)" not in output, "a line of Ray's own"
+    assert "Traceback" not in output
+    assert outcome(sweep.folder) == outcome(plain.folder)
+    assert set(first) <= hosts_at_work(sweep.folder)

@@ -1,4 +1,9 @@
-"""A Slurm of two nodes in a cage: munge, one controller and two node daemons, each with one core. Knows no sweeps."""
+"""A Slurm cluster of a login node, which also runs the controller, and two compute nodes with one core each.
+
+All three are nodes of `node_namespaces`. They share one directory, as the nodes of real clusters do: it holds Slurm's
+configuration and the results. Spool directories, /tmp, TMPDIR and, unlike on most clusters, home directories are
+private.
+"""
 
 import secrets
 import subprocess
@@ -6,17 +11,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cage import HOST, Cage
+from node_namespaces import Machines, Node
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue")
 NODES = ("n1", "n2")
-WAIT = 60.0
-CONF = """
+LOGIN = "login"
+WAIT_SECONDS = 60.0
+MUNGE = "/run/munge"
+SPOOL = "/var/spool/slurm"
+CONFIGURATION = """
 ClusterName=two
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort=16817
+SlurmctldHost={login.name}({login.address})
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+AuthInfo=socket={munge}/socket
 SlurmUser=root
 SlurmdUser=root
 ProctrackType=proctrack/linuxproc
@@ -25,10 +32,10 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
+StateSaveLocation={spool}
+SlurmdSpoolDir={spool}
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
@@ -39,57 +46,63 @@ PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class TwoNodes:
-    """Started at birth; the cage ends it."""
+class TwoNodeSlurm:
+    """Runs from construction on, until its machines are closed."""
 
-    def __init__(self, cage: Cage, folder: Path) -> None:
-        self.cage, self.folder = cage, folder
-        folder.mkdir(mode=0o755)
-        for name in ("state", *(f"spool-{node}" for node in NODES)):
-            (folder / name).mkdir()
-        nodes = [
-            f"NodeName={name} NodeHostname={HOST} NodeAddr=127.0.0.1 Port={16821 + place} CPUs=1 RealMemory=500"
-            for place, name in enumerate(NODES)
-        ]
-        self.conf = folder / "slurm.conf"
-        self.conf.write_text(
-            CONF.format(host=HOST, folder=folder, nodes="\n".join(nodes), names=",".join(NODES)), encoding="ascii"
+    def __init__(self, machines: Machines, shared: Path) -> None:
+        self._folder = shared / "slurm"
+        self._folder.mkdir()
+        self.login = machines.add(LOGIN)
+        self.nodes = [machines.add(name) for name in NODES]
+        lines = [f"NodeName={node.name} NodeAddr={node.address} CPUs=1 RealMemory=500" for node in self.nodes]
+        self._configuration = self._folder / "slurm.conf"
+        self._configuration.write_text(
+            CONFIGURATION.format(
+                login=self.login, munge=MUNGE, spool=SPOOL, nodes="\n".join(lines), names=",".join(NODES)
+            ),
+            encoding="ascii",
         )
-        key = folder / "munge.key"
+        key = self._folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        socket = [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")]
-        self._daemon("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.sock", *socket)
-        self._until(lambda: (folder / "munge.sock").exists(), "munge")
-        self._daemon("slurmctld", "-D")
-        for name in NODES:
-            self._daemon("slurmd", "-D", "-N", name)
+        for node in (self.login, *self.nodes):
+            self._start_munge(node, key)
+        for node, daemon in ((self.login, "slurmctld"), *((node, "slurmd") for node in self.nodes)):
+            node.path(SPOOL).mkdir(parents=True)
+            self._start(node, daemon, "-D")
         self._until(lambda: self.run("sinfo", "-h", "-N", "-o", "%t").stdout.split() == ["idle"] * 2, "idle nodes")
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return self.cage.run(*command, SLURM_CONF=str(self.conf), **variables)
+        """On the login node."""
+        return self.login.run(*command, SLURM_CONF=str(self._configuration), **variables)
 
     def state(self, job: str) -> str:
-        """As squeue calls it; empty once it has gone."""
+        """As squeue names it; empty after the job has left the queue."""
         return self.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip()
 
     def details(self, job: str) -> dict[str, str]:
-        told = self.run("scontrol", "show", "job", job).stdout.split()
-        return dict(word.split("=", 1) for word in told if "=" in word)
+        words = self.run("scontrol", "show", "job", job).stdout.split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
 
     def until_ended(self, job: str, seconds: float = 900) -> str:
-        """The state it ended in."""
-        self._until(lambda: self.state(job) in ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), "its end", seconds)
+        """Waits for the job's end; its last state."""
+        ended = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+        self._until(lambda: self.state(job) in ended, f"end of job {job}", seconds)
         return self.details(job)["JobState"]
 
-    def _daemon(self, name: str, *arguments: str) -> None:
-        path = f"/usr/sbin/{name}"
-        output = self.folder / f"{name}{arguments[-1] if name == 'slurmd' else ''}.out"
-        self.cage.start(path, *arguments, output=output, SLURM_CONF=str(self.conf))
+    def _start_munge(self, node: Node, key: Path) -> None:
+        node.path(MUNGE).mkdir(mode=0o755)
+        files = [f"--{name}-file={MUNGE}/{name}" for name in ("pid", "log", "seed")]
+        self._start(node, "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={MUNGE}/socket", *files)
+        self._until(lambda: node.path(f"{MUNGE}/socket").exists(), f"munge on {node.name}")
 
-    def _until(self, reached: Callable[[], bool], what: str, seconds: float = WAIT) -> None:
+    def _start(self, node: Node, daemon: str, *arguments: str) -> None:
+        output = self._folder / f"{daemon}-{node.name}.out"
+        node.start(f"/usr/sbin/{daemon}", *arguments, output=output, SLURM_CONF=str(self._configuration))
+
+    def _until(self, reached: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
         until = time.monotonic() + seconds
         while not reached():
-            logs = [f"{path}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.out")]
-            assert time.monotonic() < until, f"no {what} in {seconds:.0f} s; {logs}"
+            logs = [f"{path}: {path.read_text(errors='replace')[-1500:]}" for path in self._folder.glob("*.out")]
+            assert time.monotonic() < until, f"no {what} after {seconds:.0f} s; {logs}"
             time.sleep(0.5)
