@@ -53,13 +53,13 @@ def _own_options(node: Node) -> tuple[str, ...]:
 class NodeSweep(Run):
     """One `python -m orchestrator.sweep` on a node, with its results in the home directory of that node."""
 
-    def __init__(self, node: Node, logs: Path, *flags: str) -> None:
+    def __init__(self, node: Node, logs: Path, *flags: str, **variables: str) -> None:
         self.folder = node.path("~/results/s")
         self.output = Path(tempfile.mkdtemp(prefix=f"sweep-{node.name}-", dir=logs)) / "output"
         self.arguments = ["--out", f"{node.home}/results", "--name", "s", "--no-dashboard", *flags]
         self.began = time.monotonic()
         command = (sys.executable, "-m", "orchestrator.sweep", *self.arguments)
-        self.process = node.start(*command, output=self.output, HF_TOKEN=SECRET, **ENVIRONMENT)
+        self.process = node.start(*command, output=self.output, HF_TOKEN=SECRET, **ENVIRONMENT, **variables)
 
 
 def attempts(folder: Path) -> list[Mapping[str, Any]]:

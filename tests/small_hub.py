@@ -43,7 +43,7 @@ class SmallHub:
         return sum(part in line for line in self.requests)
 
     @contextmanager
-    def serving(self) -> Iterator["SmallHub"]:
+    def serving(self, port: int = 0) -> Iterator["SmallHub"]:
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -55,7 +55,7 @@ class SmallHub:
             def log_message(self, *_: object) -> None:
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
