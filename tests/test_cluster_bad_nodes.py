@@ -1,4 +1,4 @@
-"""A node that cannot set up a worker costs a warning and no row; if all nodes fail, the sweep does. `make test-cluster`.
+"""A node that cannot set up a worker costs a warning, and no row; if all fail, the sweep ends. `make test-cluster`.
 
 Each node has its own file system, its own Hub and its own Hub cache, so each can lack or break what the others have.
 """
