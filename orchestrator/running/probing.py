@@ -1,0 +1,97 @@
+"""Asks every node that can hold an actor for its devices, before anything is loaded there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.planning.devices import DeviceFacts, common_dtype, visible_devices
+from orchestrator.planning.dry_run import size
+from orchestrator.planning.machine import Nodes, Placement
+from orchestrator.planning.room import check_devices
+from orchestrator.running.stop import Aborted
+from orchestrator.running.waiting import print_now
+
+PROBE_SECONDS = 180.0  # a node's first Python process reads torch from its disk, or from a shared one
+Look = Callable[[bool], list[DeviceFacts]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """The devices of all nodes that answered."""
+
+    devices: tuple[DeviceFacts, ...]
+    warnings: tuple[str, ...] = ()  # nodes that did not answer
+
+
+def look(gpus: bool) -> list[DeviceFacts]:
+    """Runs on a node, in a process that Ray has given no GPU and hidden none from."""
+    return visible_devices(gpus=gpus)
+
+
+def probe_devices(placement: Placement, *, look: Look = look, seconds: float = PROBE_SECONDS) -> Probe:
+    """All devices that an actor may get. Asks for no resources, so devices that are in use are seen too."""
+    nodes = {
+        node["NodeID"]: _name(node)
+        for node in ray.nodes()
+        if node["Alive"] and Nodes(resources=node["Resources"]).actors_each(placement.bundle)
+    }
+    probe = ray.remote(look).options(
+        name="probe the devices of a node",
+        num_cpus=0,
+        max_calls=1,  # its process ends, and with it what CUDA keeps on each GPU
+        runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},  # else Ray hides the GPUs from it
+    )
+    answers = {
+        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
+            placement.gpus_per_actor > 0
+        ): name
+        for node_id, name in nodes.items()
+    }
+    ready, late = ray.wait(list(answers), num_returns=len(answers), timeout=seconds) if answers else ([], [])
+    devices: list[DeviceFacts] = []
+    warnings = [f"{answers[answer]} has not reported its devices in {seconds:.0f} seconds" for answer in late]
+    for answer in ready:
+        try:
+            devices += [replace(device, node=answers[answer]) for device in ray.get(answer)]
+        except RayError as error:  # the node has gone, or cannot run this project
+            reason = str(error).strip().splitlines()[-1]
+            warnings.append(f"{answers[answer]} cannot report its devices: {reason}")
+    for answer in late:
+        ray.cancel(answer, force=True)
+    if nodes and not devices:
+        raise Aborted(f"no node reports its devices: {warnings[0]}")
+    return Probe(devices=tuple(devices), warnings=tuple(warnings))
+
+
+def _name(node: dict[str, str]) -> str:
+    return f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def sweep_dtype(probe: Probe, say: Callable[[str], None] = print_now) -> str:
+    """What --dtype auto means for all actors."""
+    dtype, why = common_dtype(probe.devices)
+    if why is not None:
+        say(why)
+    return dtype
+
+
+def check_probed(needed: int, probe: Probe, placement: Placement, say: Callable[[str], None] = print_now) -> None:
+    """Prints a warning for each node that is too small or silent; an InputError if no device can hold an actor."""
+    share = min(1.0, placement.gpus_per_actor or 1.0)
+    in_use = ray.available_resources().get("GPU", 0) < ray.cluster_resources().get("GPU", 0)
+    small = check_devices(needed, probe.devices, share=share, in_use=bool(placement.gpus_per_actor) and in_use)
+    for warning in (*probe.warnings, *too_small(small, needed)):
+        say(f"warning: {warning}")
+
+
+def too_small(devices: Sequence[DeviceFacts], needed: int) -> list[str]:
+    """One sentence for each node with devices that cannot hold an actor."""
+    by_node = {device.node: device for device in devices}
+    return [
+        f"{node} is too small for an actor, which needs about {size(needed)} of memory ({device.name} has "
+        f"{size(device.free)} free of {size(device.total)})"
+        for node, device in by_node.items()
+    ]
