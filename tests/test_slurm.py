@@ -127,7 +127,7 @@ def test_the_script_asks_for_what_was_asked_for(tmp_path: Path) -> None:
         ((*ASKED, "--", "--tasks", ""), "--tasks is empty"),
         ((*ASKED, "--", *SWEEP, "--k", "x"), "--k x"),
         ((*ASKED, "--", *SWEEP, "--address", "auto"), "--address names a Ray cluster"),
-        ((*ASKED, "--", *SWEEP, "--gpus-per-actor", "2"), "--gpus-per-actor 2: no machine here has more than 0"),
+        ((*ASKED, "--", *SWEEP, "--gpus-per-actor", "1"), "--gpus-per-actor 1: no machine here has more than 0"),
         ((*ASKED, "--", *SWEEP, "--actors", "3"), "--actors 3: with 1 CPU each there is room for 2"),
         ((*ASKED, "--", "--tasks", "gsm8k"), "has no GPU"),
         ((*ASKED, "--", *SWEEP, "--out", "50%"), "a path without %"),

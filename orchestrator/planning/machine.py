@@ -112,8 +112,8 @@ def resolve_model(model: str, machine: Machine, address: str | None) -> str:
     if address is None:
         return BUNDLED_MODEL
     raise InputError(
-        f"--model auto needs GPUs, and the cluster at {address} has none and cannot add any; "
-        "name a model that runs on CPUs, such as --model tiny"
+        f"--model auto: the cluster at {address} has no GPU, and as far as is known it cannot add one; "
+        "name a model that runs on CPUs, such as --model tiny, or wait for GPUs with --gpus-per-actor 1"
     )
 
 
