@@ -150,8 +150,8 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
 def _check_folder(out: Path) -> None:
     if any(pair == UPLOADED for pair in pairwise(out.resolve().parts)):
         raise InputError(
-            f"--out {out} is in the working directory that `ray job submit` has uploaded, and Ray deletes that after "
-            "the job; give an absolute path elsewhere, such as --out /data/results"
+            "--out must be outside the working directory that `ray job submit` uploads, because Ray deletes it after "
+            f"the job: give an absolute path such as --out /data/results (got {out})"
         )
     nearest = existing(out)
     if not nearest.is_dir():

@@ -58,7 +58,7 @@ def run_trials(
     watch = Watch(results=results, labels={trial.trial_id: trial.label for trial in trials}, notes=notes, stop=stop)
     trainable = tune.with_resources(
         tune.with_parameters(worker, results=results, settings=settings, sweep=sweep, access=Access.of_this_process()),
-        {"cpu": placement.cpus_per_actor, "gpu": placement.gpus_per_actor},
+        tune.PlacementGroupFactory([placement.bundle]),
     )
     trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, and not Tune's wrappers
     with tempfile.TemporaryDirectory(prefix="reuse-tune-", ignore_cleanup_errors=True) as scratch:

@@ -38,18 +38,14 @@ def probe_devices(placement: Placement, *, look: Look = look, seconds: float = P
         for node in ray.nodes()
         if node["Alive"] and Nodes(resources=node["Resources"]).actors_each(placement.bundle)
     }
-    probe = ray.remote(look).options(
-        name="probe the devices of a node",
-        num_cpus=0,
-        max_calls=1,  # its process ends, and with it what CUDA keeps on each GPU
-        runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},  # else Ray hides the GPUs from it
-    )
-    answers = {
-        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
-            placement.gpus_per_actor > 0
-        ): name
-        for node_id, name in nodes.items()
-    }
+    # Its process ends with it (max_calls), and so does what CUDA keeps on each GPU; Ray must not hide GPUs from it.
+    shows_gpus = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
+    probe = ray.remote(num_cpus=0, max_calls=1, runtime_env=shows_gpus)(look)
+    answers = {}
+    for node_id, name in nodes.items():
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task = probe.options(name="probe the devices of a node", scheduling_strategy=there)
+        answers[task.remote(placement.gpus_per_actor > 0)] = name
     ready, late = ray.wait(list(answers), num_returns=len(answers), timeout=seconds) if answers else ([], [])
     devices: list[DeviceFacts] = []
     warnings = [f"{answers[answer]} has not reported its devices in {seconds:.0f} seconds" for answer in late]
