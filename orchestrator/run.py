@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.planning.dry_run import describe
 from orchestrator.planning.estimate import measured_seconds
 from orchestrator.planning.flags import Command
-from orchestrator.planning.machine import Machine, place
+from orchestrator.planning.machine import Machine, Placement, place
 from orchestrator.planning.preflight import prepare, sweep_folder
 from orchestrator.planning.prepared import Prepared
 from orchestrator.planning.room import check_room
 from orchestrator.planning.setting_up import SetUp, set_up, write_down
+from orchestrator.planning.settings import SweepSettings
 from orchestrator.report.write import write_report
+from orchestrator.running.nodes import NodeHealth
 from orchestrator.running.stop import Stop
 from orchestrator.running.trial_board import DashboardTrials
 from orchestrator.store import Store
@@ -22,6 +24,9 @@ from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.stored import stored_progress
 from orchestrator.watching.view import SweepView
 from sampler.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.running.probing import Probe
 
 
 def run(command: Command, arguments: list[str], stop: Stop) -> int:
@@ -31,18 +36,19 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
     with ExitStack() as stack:
         dashboard = None
         if settings.address is not None:
-            from orchestrator.running import cluster  # only now: the environment is prepared
+            from orchestrator.running import cluster, waiting  # only now: the environment is prepared
 
             with stop.kept():
                 dashboard = stack.enter_context(cluster.joined(settings.address))
-            machine = cluster.machine()
+            machine = waiting.with_expected_nodes(settings, cluster.machine())
         else:
             machine = Machine.here()
         folder = sweep_folder(settings, machine)
         stored = Store(folder).read_request()
-        if settings.address is not None and settings.dtype == "auto" and stored is None:
-            prepare(settings, machine)  # whatever is wrong is told first: a worker may have to be brought
-            machine = replace(machine, dtype=cluster.device_of_an_actor(place(settings, machine)).dtype)
+        probe = None
+        if settings.address is not None and stored is None:
+            prepare(settings, machine)  # reports all problems before a node is waited for
+            machine, probe = _wait_and_probe(settings, machine, place(settings, machine))
         prepared = prepare(settings, machine, stored)
         if command.dry_run:
             _print_dry_run(prepared)
@@ -61,17 +67,52 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
                     here = cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
                     with stop.kept():
                         dashboard = stack.enter_context(here)
-                if machine.memory is None or prepared.placement.gpus_per_actor:
-                    cluster.check_device(prepared.memory, prepared.placement)
+                health = _check_devices(prepared, machine, probe)
                 write_down(prepared, writer, made, arguments=arguments)
         if not made.trials:
             print(*made.notices, f"{made.plan.sweep} is finished: nothing to do", sep="\n")
             _print_end(made)
             return 0
-        return _decode(prepared, made, stop, dashboard, callbacks)
+        return _decode(prepared, made, stop, dashboard, health=health, callbacks=callbacks)
 
 
-def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None, callbacks: Sequence[Any]) -> int:
+def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placement) -> "tuple[Machine, Probe]":
+    """Of a joined cluster, once a node can hold an actor: its nodes now, and their devices."""
+    from orchestrator.running import cluster, probing, waiting
+
+    waiting.wait_for_node(placement, seconds=settings.wait_for_nodes, machine=cluster.machine)
+    probe = probing.probe_devices(placement)
+    dtype = probing.sweep_dtype(probe) if settings.dtype == "auto" else machine.dtype
+    now = cluster.machine()
+    return replace(now, growth=machine.growth if machine.growth.open_ended else now.growth, dtype=dtype), probe
+
+
+def _check_devices(prepared: Prepared, machine: Machine, probe: "Probe | None") -> NodeHealth:
+    """Checks that the model fits into the devices' memory (this machine's CPU was checked before); bad nodes."""
+    from orchestrator.running import probing
+
+    placement = prepared.placement
+    if probe is None and prepared.settings.address is not None:
+        _, probe = _wait_and_probe(prepared.settings, machine, placement)
+    elif probe is None and placement.gpus_per_actor:
+        probe = probing.probe_devices(placement)
+    health = NodeHealth()
+    if probe is not None:
+        probing.check_probed(prepared.memory, probe, placement)
+        for failure in probe.failures:
+            print(health.exclude(failure), flush=True)
+    return health
+
+
+def _decode(
+    prepared: Prepared,
+    made: SetUp,
+    stop: Stop,
+    dashboard: str | None,
+    *,
+    health: NodeHealth,
+    callbacks: Sequence[Any],
+) -> int:
     from orchestrator.running import cluster, driver
 
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
@@ -94,6 +135,7 @@ def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None, 
             view=view,
             stop=stop,
             capacity=None if fixed else cluster.Room(placement),
+            health=health,
             dashboard=DashboardTrials(board),
             callbacks=callbacks,
         )

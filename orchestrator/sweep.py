@@ -7,11 +7,12 @@ if __name__ == "__main__":
 
 import shlex
 import sys
+from dataclasses import replace
 
 from orchestrator.planning import config_file
 from orchestrator.planning.flags import parse, without_force
 from orchestrator.running import environment
-from orchestrator.running.reach import asks_for_token, check_listening, only_on_loopback
+from orchestrator.running.reach import check_listening, is_this_machine, only_on_loopback
 from orchestrator.running.stop import Aborted, Stop
 from orchestrator.store.errors import StoreError
 from sampler.cli import run_command
@@ -26,13 +27,14 @@ def main() -> None:
     repeated = shlex.join([*started_by, *without_force(arguments)])
     stop = Stop(farewell=f"stopped; continue with: {repeated}")
     stop.install()
-    address = command.settings.address
+    address = environment.cluster_address(command.settings.address)
+    command = replace(command, settings=replace(command.settings, address=address))
     try:
         if address is None:
             environment.prepare(local=True)
         else:
             check_listening(address)
-            environment.prepare(local=only_on_loopback(address), token=asks_for_token(address))
+            environment.prepare(local=only_on_loopback(address), token=is_this_machine(address))
         from orchestrator.run import run  # only now: help and a wrong flag are answered before torch is there
 
         failed = run(command, arguments, stop)

@@ -11,7 +11,7 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 from orchestrator.analysis.columns import fingerprints
 from orchestrator.analysis.findings import Evidence, Finding
 from orchestrator.analysis.gates import GATES, check
-from orchestrator.analysis.gates_rows import cold_start
+from orchestrator.analysis.gates_rows import cold_start, own_device
 from orchestrator.analysis.pairs import split
 from orchestrator.analysis.shapes import Trial, timeline
 
@@ -261,3 +261,58 @@ def test_versions_of_trials_count_before_those_of_commands(clean: pa.Table) -> N
     assert [finding.gate for finding in found] == ["one version", "one version"]
     assert found[0].trials == ("k2_first-0-001",)
     assert "2 revisions of the model: abc, other" in found[1].sentence
+
+
+@pytest.mark.parametrize(("share", "holds"), [(None, True), (0, True), (1.0, True), (0.5, False), (0.01, False)])
+def test_a_fraction_of_a_gpu_takes_the_verdicts_away(clean: pa.Table, share: float | None, holds: bool) -> None:
+    found = check(evidence(clean, request={"settings": {"gpus_per_actor": share}}))
+    assert failures(found) == (set() if holds else {"own device"})
+    if not holds:
+        (finding,) = (finding for finding in found if not finding.ok)
+        assert finding.withholds
+        assert finding.sentence == (
+            f"each actor had {share:g} of a GPU, and neighbours share the device: speeds are not comparable."
+        )
+
+
+@pytest.mark.parametrize(
+    ("second", "holds"),
+    [
+        ({}, False),
+        ({"started_at": 10.0}, True),  # the first had ended, and its actor was replaced
+        ({"actor": "worker-1"}, True),
+        ({"gpus": ["1"]}, True),
+        ({"node_id": "other"}, True),
+        ({"gpus": []}, True),
+    ],
+)
+def test_actors_on_one_gpu_at_a_time(second: dict[str, Any], holds: bool) -> None:
+    """The first decodes from 0 to 10 seconds on GPU 0 of its node, the second from 5 on."""
+    attempts = [
+        {"actor": "worker-1", "node_id": "a", "gpus": ["0"], "started_at": 0.0},
+        {"actor": "worker-2", "node_id": "a", "gpus": ["0"], "started_at": 5.0, **second},
+    ]
+    timeline = [
+        Trial(
+            trial_id=f"t{number}",
+            attempt=0,
+            task="gsm8k",
+            label="k1",
+            settings=(0.95, 8, True),
+            actor=attempt["actor"],
+            device="A100",
+            started_at=attempt["started_at"],
+            documents=50,
+            tokens=1000,
+            seconds=10.0,
+            tokens_per_second=100.0,
+            calibration=1.0,
+            work_per_pass=1.0,
+            work_per_layer=1.0,
+            first_of_actor=False,
+        )
+        for number, attempt in enumerate(attempts)
+    ]
+    trials = {f"t{number}": {"attempts": [attempt]} for number, attempt in enumerate(attempts)}
+    found = list(own_device(Evidence(table=None, tasks=(), timeline=timeline, documents={}, request={}, trials=trials)))
+    assert [finding.trials for finding in found] == ([] if holds else [("t0", "t1")])

@@ -27,16 +27,14 @@ ENTER_TOKEN = """(token => {
     return true;
 })"""
 RETRY = "/Query Error/.test(document.body.innerText) && location.reload()"  # a busy head answers late
-# Opens the progress bar's groups, each by the arrow in front of its "3 / 20".
+# Opens the job's progress bar, and in it the board's, each by the arrow in front of its "3 / 20".
 EXPAND = """(() => {
     const counts = [...document.querySelectorAll('*')].filter(
         e => e.children.length === 0 && /^[0-9]+ \\/ [0-9]+$/.test(e.textContent.trim()));
-    for (const count of counts.slice(0, 3)) {
-        let row = count;
-        while (row && !row.querySelector('svg')) row = row.parentElement;
-        row?.querySelector('svg').dispatchEvent(new MouseEvent('click', {bubbles: true}));
-    }
-    return counts.length;
+    if (counts.length > 2) return;
+    let row = counts.at(-1);
+    while (row && !row.querySelector('svg')) row = row.parentElement;
+    row?.querySelector('svg').dispatchEvent(new MouseEvent('click', {bubbles: true}));
 })()"""
 
 

@@ -1,17 +1,15 @@
-"""Addresses where a cluster is, or is not, are told apart at once."""
+"""Which cluster is joined; addresses where there is one, and where there is none, are told apart at once."""
 
 import os
 import re
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-import grpc
 import pytest
 
 from orchestrator.running import environment, reach
-from orchestrator.running.reach import asks_for_token, check_listening, only_on_loopback
+from orchestrator.running.reach import check_listening, is_this_machine, only_on_loopback
 from sampler import InputError
 
 
@@ -29,7 +27,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_somebody_listens(own: str) -> None:
     with ExitStack() as stack:
         port = stack.enter_context(listener("127.0.0.1")).getsockname()[1]
-        for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"ray://127.0.0.1:{port}"):
+        for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
             check_listening(address)
             assert only_on_loopback(address)
         everywhere = stack.enter_context(listener("0.0.0.0")).getsockname()[1]
@@ -39,9 +37,7 @@ def test_somebody_listens(own: str) -> None:
         assert not only_on_loopback(f"127.0.0.1:{elsewhere}"), "where Ray looks for it"
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:1", "[::1]:1", "ray://127.0.0.1:1", "127.0.0.1:99999999", f"{'a' * 70}:1"]
-)
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999999", f"{'a' * 70}:1"])
 def test_nobody_listens(address: str, own: str) -> None:
     del own
     with pytest.raises(InputError, match=re.escape(f"--address {address}: no Ray cluster can be joined there (")):
@@ -55,35 +51,12 @@ def test_what_is_left_to_ray(address: str) -> None:
     assert not only_on_loopback(address)
 
 
-class Locked(grpc.GenericRpcHandler):
-    """A cluster's server that answers everybody, or nobody without a token."""
-
-    def __init__(self, locked: bool) -> None:
-        self._locked = locked
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        del handler_call_details
-        return grpc.unary_unary_rpc_method_handler(self._answer)
-
-    def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        if self._locked:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
-        return request
+def test_addresses_of_this_machine(own: str) -> None:
+    assert all(is_this_machine(f"{host}:6379") for host in ("127.0.0.1", "localhost", "[::1]", own))
+    assert not any(is_this_machine(address) for address in ("192.0.2.9:6379", "auto", "head:6379", own))
 
 
-@pytest.mark.parametrize("locked", [True, False])
-def test_whether_a_cluster_of_this_machine_asks_for_a_token(locked: bool) -> None:
-    server = grpc.server(ThreadPoolExecutor(1), handlers=[Locked(locked)])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        assert asks_for_token(f"127.0.0.1:{port}") is locked
-        assert not any(asks_for_token(address) for address in ("192.0.2.9:6379", "auto", "head:6379"))
-    finally:
-        server.stop(None).wait()
-
-
-def test_the_token_is_shown_to_a_cluster_of_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_to_a_cluster_of_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
     environment.prepare(local=False, token=True)
     assert "RAY_AUTH_MODE" not in os.environ, "there is none"
@@ -93,3 +66,32 @@ def test_the_token_is_shown_to_a_cluster_of_this_machine_alone(tmp_path: Path, m
     assert "RAY_AUTH_MODE" not in os.environ
     environment.prepare(local=False, token=True)
     assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "address"),
+    [
+        (None, None, None),
+        (None, "", None),
+        (None, "local", None),
+        (None, "10.0.0.1:6379", "10.0.0.1:6379"),
+        (None, "auto", "auto"),
+        (None, "http://127.0.0.1:8265", None),
+        (None, "https://ray.example.org", None),
+        ("auto", "10.0.0.1:6379", "auto"),
+        ("local", "10.0.0.1:6379", None),
+        ("10.0.0.2:6379", "http://127.0.0.1:8265", "10.0.0.2:6379"),
+    ],
+)
+def test_the_cluster_that_is_joined(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, variable: str | None, address: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", {} if variable is None else {"RAY_ADDRESS": variable})
+    assert environment.cluster_address(given) == address
+
+
+def test_ray_client_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"RAY_ADDRESS": "ray://head:10001"})
+    with pytest.raises(InputError, match="RAY_ADDRESS=ray://head:10001: Ray Client is not supported; run the sweep on"):
+        environment.cluster_address(None)
+    assert environment.cluster_address("auto") == "auto"

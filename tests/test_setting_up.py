@@ -12,7 +12,7 @@ from sweep_cases import DOCUMENTS, write_case
 
 from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.planning.flags import parse
-from orchestrator.planning.machine import Machine
+from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.prepared import Prepared
 from orchestrator.planning.setting_up import SetUp, set_up, write_down
@@ -21,7 +21,7 @@ from orchestrator.store.schema import ROWS
 from orchestrator.store.writer import StoreWriter
 from sampler import InputError
 
-MACHINE = Machine(cpus=2)
+MACHINE = Machine(nodes=(Nodes(resources={"CPU": 2}),))
 
 
 @pytest.fixture(scope="module")

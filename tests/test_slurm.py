@@ -182,7 +182,7 @@ def test_values_of_a_repeated_list_option_are_joined() -> None:
         ((*SLURM, "--", "--tasks", ""), "--tasks is empty"),
         ((*SLURM, "--", *SWEEP, "--k", "x"), "--k x"),
         ((*SLURM, "--", *SWEEP, "--address", "auto"), "--address names a running Ray cluster"),
-        ((*SLURM, "--", *SWEEP, "--gpus-per-actor", "2"), "--gpus-per-actor 2"),
+        ((*SLURM, "--", *SWEEP, "--gpus-per-actor", "1"), "--gpus-per-actor 1: no machine here has more than 0"),
         ((*SLURM, "--", *SWEEP, "--actors", "3"), "--actors 3"),
         ((*SLURM, "--", "--tasks", "gsm8k"), "has no GPU"),
         ((*SLURM, "--", *SWEEP, "--out", "50%"), "a path without %"),

@@ -12,11 +12,9 @@ from sweep_cases import write_case
 from sweep_runs import Run
 
 from orchestrator.running import provenance
-from orchestrator.running.environment import LOOPBACK  # else Ray looks for its head at another address of this machine
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
-JOINING = {**LOOPBACK, "RAY_AUTH_MODE": "token"}  # to an address that was named Ray sends no token unless it is told
 POLICIES = "k1,k2_middle,k3_last,k2_first"
 FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--max-new-tokens", "40", "--shard-size", "2")
 HEAD = """
@@ -25,7 +23,8 @@ from orchestrator.running.environment import prepare
 prepare(local=True)
 import ray
 here = {"_node_ip_address": "127.0.0.1", "_temp_dir": sys.argv[1]}
-ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, **here)
+size = {"num_cpus": 4, "num_gpus": 4, "resources": {"accelerator_type:T4": 1, "highmem": 4}}
+ray.init(address="local", include_dashboard=False, log_to_driver=False, **size, **here)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """
@@ -64,7 +63,7 @@ def test_actors_get_their_share_of_the_gpus(
     """torch finds no GPU behind the name, so the actors say that they ran on the processor."""
     enough = ("--repeats", "8")  # that the last actor finds work left, however late it is ready
     where = ("--address", address, "--gpus-per-actor", share, "--actors", str(actors), *enough)
-    run = Run(case, tmp_path / "results", *FLAGS, *where, **JOINING)
+    run = Run(case, tmp_path / "results", *FLAGS, *where)
     run.wait()
     attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
     given = {attempt["actor"]: tuple(attempt["gpus"]) for attempt in attempts}
@@ -74,11 +73,48 @@ def test_actors_get_their_share_of_the_gpus(
     assert {attempt["device"]["name"] for attempt in attempts} == {provenance.device("cpu")["name"]}
 
 
-def test_what_the_cluster_cannot_bring_is_said_at_once(case: Path, tmp_path: Path, address: str) -> None:
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "8", **JOINING)
+def test_actors_get_the_accelerator_and_the_resources_they_ask_for(case: Path, tmp_path: Path, address: str) -> None:
+    """Of four GPUs two are used: each actor takes half of the node's custom resource."""
+    asked = ("--accelerator-type", "T4", "--resources", "highmem=2")
+    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, *asked)
+    text = run.wait()
+    assert "on 2 actors (1 GPU (T4), 1 CPU and 2 highmem each)" in text
+    attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
+    assert len({attempt["actor"] for attempt in attempts}) <= 2
+
+
+def test_a_fraction_of_a_gpu_is_in_the_report(case: Path, tmp_path: Path, address: str) -> None:
+    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "0.5", "--actors", "2")
+    run.wait()
+    report = (run.folder / "results.md").read_text()
+    assert "each actor had 0.5 of a GPU, and neighbours share the device: speeds are not comparable." in report
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (("--accelerator-type", "H100"), "--accelerator-type H100: no node of the cluster has that; the cluster has"),
+        (("--resources", "highmem=5"), "4 CPU, 4 GPU (T4) and 4 highmem"),
+        (("--cpus-per-actor", "8"), "--cpus-per-actor 8: no machine here has more than 4"),
+    ],
+)
+def test_what_the_cluster_cannot_bring_is_refused_at_once(
+    case: Path, tmp_path: Path, address: str, asked: tuple[str, ...], sentence: str
+) -> None:
+    """It has no autoscaler, and says so; nothing is waited for."""
+    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, *asked)
     text = run.wait(2)
-    assert "--gpus-per-actor 8" in text
+    assert sentence in text
+    assert "waiting" not in text
     assert not run.folder.exists()
+
+
+def test_ray_client_is_refused_before_ray_is_imported(case: Path, tmp_path: Path) -> None:
+    run = Run(case, tmp_path / "results", *FLAGS, "--address", "ray://127.0.0.1:10001")
+    assert run.wait(2) == (
+        "error: --address ray://127.0.0.1:10001: Ray Client is not supported; run the sweep on the cluster with "
+        "`ray job submit`, or give the address of its head, such as HOST:6379\n"
+    )
 
 
 def test_an_address_where_nothing_is(case: Path, tmp_path: Path) -> None:

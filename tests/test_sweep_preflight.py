@@ -16,7 +16,7 @@ from test_tasks_sources import gsm8k_folder, write_dataset
 import orchestrator.planning.room
 import sampler.loading
 from orchestrator.planning.fingerprint import PIECE, WHOLE, folder_revision
-from orchestrator.planning.machine import Machine
+from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare, sweep_folder
 from orchestrator.planning.prepared import Prepared, default_name
 from orchestrator.planning.request import combine
@@ -26,7 +26,7 @@ from orchestrator.store.schema import DOCUMENTS
 from sampler import InputError
 from tasks.opening import open_task
 
-TWO = Machine(cpus=2)
+TWO = Machine(nodes=(Nodes(resources={"CPU": 2}),))
 Prepare = Callable[..., Prepared]
 
 
@@ -167,7 +167,7 @@ def test_a_gpu_and_no_network(prepared: Prepare, monkeypatch: pytest.MonkeyPatch
     """Whoever named no model hears why it is that one, and what would run."""
     monkeypatch.setattr(sampler.loading, "model_info", _no_network)
     monkeypatch.setattr(sampler.loading, "snapshot_download", _no_network)
-    gpu = Machine(cpus=4, gpus=1, driver_gpus=1, dtype="bfloat16")
+    gpu = Machine(nodes=(Nodes(resources={"CPU": 4, "GPU": 1}),), driver_gpus=1, dtype="bfloat16")
     (told,) = sentences(prepared, machine=gpu, model="auto")
     assert told.startswith("model 'Efficient-Large-Model/Fast_dLLM_v2_7B' is not a local folder, and the Hub cannot be")
     assert told.endswith(
@@ -224,6 +224,21 @@ def test_a_folder_that_cannot_be_written(prepared: Prepare, tmp_path: Path, monk
     assert sentence.endswith(f"{tmp_path} cannot be written to; a folder of your own is allowed")
 
 
+@pytest.mark.parametrize("out", ["results", "a/b"])
+def test_a_folder_that_ray_deletes_with_its_job(
+    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    """`ray job submit --working-dir .` runs the driver in a copy of that directory."""
+    copy = tmp_path / "session_latest" / "runtime_resources" / "working_dir_files" / "_ray_pkg_0123456789abcdef"
+    copy.mkdir(parents=True)
+    (tmp_path / "elsewhere").symlink_to(copy)
+    for folder in (copy, tmp_path / "elsewhere"):
+        monkeypatch.chdir(folder)
+        (sentence,) = sentences(prepared, out=out)
+        assert sentence.startswith("--out must be outside the working directory that `ray job submit` uploads, because")
+    assert prepared(out=str(tmp_path / "kept")).folder == tmp_path / "kept" / "small"
+
+
 def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = combine(None, prepared().request())
     usage = shutil.disk_usage("/")._replace(free=1000)
@@ -243,11 +258,11 @@ def test_a_model_that_memory_cannot_hold(prepared: Prepare) -> None:
     little = replace(TWO, memory=2 * needed - 2)
     (sentence,) = sentences(prepared, machine=little)
     assert sentence.startswith("each actor needs about ")
-    assert sentence.endswith("free on its cpu: a smaller --batch-size or fewer --actors are allowed")
+    assert sentence.endswith(": use a smaller --batch-size or fewer --actors")
     assert prepared(little, actors=1).placement.actors == 1
     assert prepared(little, policies=("k1",), limit=3).placement.actors == 2, "of which one has a trial"
     assert len(sentences(prepared, machine=little, small_block=(5,))) == 2, "beside what else is wrong"
-    gpu = Machine(cpus=2, gpus=2, memory=1)
+    gpu = Machine(nodes=(Nodes(resources={"CPU": 2, "GPU": 2}),), memory=1)
     assert prepared(gpu).placement.gpus_per_actor == 1, "whose memory a worker is asked for"
 
 
@@ -262,7 +277,7 @@ def test_what_the_folder_says_is_compared(prepared: Prepare) -> None:
 
 
 def test_what_auto_means_for_dtype(prepared: Prepare) -> None:
-    gpu = Machine(cpus=4, gpus=1, dtype="bfloat16")
+    gpu = Machine(nodes=(Nodes(resources={"CPU": 4, "GPU": 1}),), dtype="bfloat16")
     assert prepared(gpu).identity.dtype == "bfloat16"
     assert prepared(gpu, gpus_per_actor=0.0).identity.dtype == "float32"
     assert prepared(gpu, dtype="float16").identity.dtype == "float16"
@@ -335,4 +350,6 @@ def test_where_a_sweep_lies() -> None:
     assert sweep_folder(replace(settings, name="mine"), TWO) == Path("/x/mine")
     assert sweep_folder(replace(settings, model="owner/name@v2"), TWO) == Path("/x/name")
     assert sweep_folder(settings, TWO) == Path("/x/tiny")
-    assert sweep_folder(settings, replace(TWO, gpus=1)) == Path("/x/Fast_dLLM_v2_7B")
+    assert sweep_folder(settings, replace(TWO, nodes=(Nodes(resources={"CPU": 2, "GPU": 1}),))) == Path(
+        "/x/Fast_dLLM_v2_7B"
+    )

@@ -97,12 +97,19 @@ def test_a_grid_that_cannot_be(arguments: Any, sentence: str) -> None:
         ({"shard_size": 0}, "--shard-size 0: a whole number of at least 1 is allowed"),
         ({"actors": 0}, "--actors 0: a whole number of at least 1 is allowed"),
         ({"threads_per_actor": 0}, "--threads-per-actor 0: a whole number of at least 1 is allowed"),
-        ({"gpus_per_actor": -1}, "--gpus-per-actor -1: 0, a fraction from 0.01 to 1 or a whole number is allowed"),
-        ({"gpus_per_actor": 1.5}, "--gpus-per-actor 1.5: 0, a fraction from 0.01 to 1 or a whole number is allowed"),
-        ({"gpus_per_actor": float("inf")}, "--gpus-per-actor inf: 0, a fraction"),
+        ({"gpus_per_actor": -1}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got -1): an actor decodes on one"),
+        ({"gpus_per_actor": 1.5}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got 1.5): an actor decodes on"),
+        ({"gpus_per_actor": 2}, "(got 2): an actor decodes on one device, and several actors use several"),
+        ({"gpus_per_actor": float("inf")}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got inf)"),
+        ({"gpus_per_actor": 0, "accelerator_type": "T4"}, "--accelerator-type T4 needs --gpus-per-actor above 0"),
+        (
+            {"address": "ray://head:10001"},
+            "--address ray://head:10001: Ray Client is not supported; run the sweep on the cluster with "
+            "`ray job submit`, or give the address of its head, such as HOST:6379",
+        ),
         ({"cpus_per_actor": 0}, "--cpus-per-actor 0: a number of at least 0.01 is allowed"),
         ({"cpus_per_actor": 1e-9}, "--cpus-per-actor 1e-09: a number of at least 0.01 is allowed"),
-        ({"gpus_per_actor": 1e-9}, "--gpus-per-actor 1e-09: 0, a fraction from 0.01"),
+        ({"gpus_per_actor": 1e-9}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got 1e-09)"),
         ({"repeats": 10**9}, "--repeats 1000000000: a whole number up to 1,000 is allowed"),
         ({"seed": 2**32}, "--seed 4294967296: a whole number up to 4,294,967,295 is allowed"),
         ({"batch_size": 10**400}, "0000...: a whole number up to 10,000 is allowed"),
@@ -154,3 +161,8 @@ def test_settings_survive_json() -> None:
 def test_every_list_is_checked() -> None:
     plural = {name for name, value in settings().as_dict().items() if isinstance(value, list)}
     assert plural == {*LISTS, "resources", "callback"}, "these two may be empty"
+
+
+def test_settings_of_an_older_version_with_more_than_one_gpu_stay_readable() -> None:
+    stored = {**SweepSettings(tasks=("gsm8k",)).as_dict(), "gpus_per_actor": 2.0}
+    assert SweepSettings.from_dict(stored).gpus_per_actor == 1

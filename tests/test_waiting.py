@@ -1,28 +1,160 @@
-"""Workers that do not start, or are not ready, are spoken of once and in words that help."""
+"""Nodes that are waited for, and workers that do not start or are not ready: what is printed, and when it ends."""
 
 import io
 import queue
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from orchestrator.planning.machine import Placement
+from orchestrator.planning.machine import Growth, Machine, Nodes, Placement
+from orchestrator.planning.settings import SweepSettings
 from orchestrator.running import driver
 from orchestrator.running.driver import LOAD_NOTICE_SECONDS, START_NOTICE_SECONDS, ProgressPoller
-from orchestrator.running.waiting import asked_and_free
+from orchestrator.running.growth import AutoscalerReport, Prospect
+from orchestrator.running.stop import Aborted
+from orchestrator.running.waiting import REFUSALS, asked_and_free, wait_for_node, with_expected_nodes
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.view import SweepView
+from sampler import InputError
 
 CORE = Placement(actors=2, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)
 HALF = Placement(actors=2, gpus_per_actor=0.5, cpus_per_actor=1, threads_per_actor=1)
-FREE, THERE = {"GPU": 2.0, "memory": 5.0}, {"CPU": 4.0, "GPU": 2.0}
+ONE = Placement(actors=1, gpus_per_actor=1, cpus_per_actor=1, threads_per_actor=1)
+TYPED = Placement(
+    actors=1, gpus_per_actor=1, cpus_per_actor=1, threads_per_actor=1, accelerator_type="A100", resources={"fast": 1}
+)
+FREE, THERE = {"GPU": 2.0, "memory": 5.0}, {"CPU": 4.0, "GPU": 2.0, "fast": 1.0}
+HEAD = Machine(nodes=(Nodes(resources={"CPU": 0}),))
+CPUS = Machine(nodes=(Nodes(resources={"CPU": 8}),))
+GPUS = Machine(nodes=(Nodes(resources={"CPU": 8, "GPU": 1}),))
+SILENT = AutoscalerReport(prospect=Prospect.UNKNOWN, starting={})
+COMING = AutoscalerReport(prospect=Prospect.COMING, starting={"gpu": 1}, elastic=True)
+NEVER = AutoscalerReport(prospect=Prospect.NEVER, starting={})
 
 
 def test_what_is_asked_and_what_is_there() -> None:
-    assert asked_and_free(CORE, free=FREE, there=THERE) == "each asks for 1 CPU, and the cluster has 0 of 4 CPU free"
-    assert asked_and_free(HALF, free=FREE, there=THERE) == (
-        "each asks for 1 CPU and 0.5 GPU, and the cluster has 0 of 4 CPU and 2 of 2 GPU free"
+    assert asked_and_free(CORE, free=FREE, there=THERE) == (
+        "each actor asks for 1 CPU, and the cluster has 0 of 4 CPU free"
     )
+    assert asked_and_free(HALF, free=FREE, there=THERE) == (
+        "each actor asks for 0.5 GPU and 1 CPU, and the cluster has 2 of 2 GPU and 0 of 4 CPU free"
+    )
+    assert asked_and_free(TYPED, free=FREE, there=THERE) == (
+        "each actor asks for 1 GPU (A100), 1 CPU and 1 fast, "
+        "and the cluster has 2 of 2 GPU and 0 of 4 CPU and 0 of 1 fast free"
+    )
+
+
+def expected(machine: Machine, *reports: AutoscalerReport, **changes: Any) -> Growth:
+    """What a sweep may wait for, if the autoscaler answers its requests with these reports."""
+    answers = iter(reports)
+    settings = SweepSettings(tasks=("gsm8k",), address="auto", **changes)
+    growth = with_expected_nodes(settings, machine, report=lambda _: next(answers)).growth
+    assert next(answers, None) is None, "fewer requests than expected"
+    return growth
+
+
+def test_a_cluster_that_has_gpus_is_not_asked_for_more() -> None:
+    assert expected(GPUS) == Growth()
+    assert expected(GPUS, gpus_per_actor=1.0) == Growth()
+    assert expected(CPUS, gpus_per_actor=0.0) == Growth()
+
+
+@pytest.mark.parametrize("machine", [HEAD, CPUS])
+def test_gpus_that_are_coming_are_expected(machine: Machine) -> None:
+    growth = expected(machine, COMING)
+    assert growth.open_ended
+    assert growth.actors(ONE.bundle) == 1
+    typed = expected(machine, COMING, accelerator_type="A100", resources=("fast=1",))
+    assert typed.actors(TYPED.bundle) == 1
+
+
+def test_without_an_answer_gpus_are_expected_if_they_were_requested() -> None:
+    assert expected(CPUS, SILENT) == Growth(), "its processors will do"
+    for requested in ({"gpus_per_actor": 1.0}, {"gpus_per_actor": 0.5}, {"accelerator_type": "A100"}):
+        assert expected(CPUS, SILENT, **requested).open_ended
+        assert expected(CPUS, NEVER, **requested) == Growth()
+        assert expected(CPUS, wait_for_nodes=0.0, **requested) == Growth()
+
+
+def test_a_cluster_without_any_worker_may_get_one_without_gpus() -> None:
+    assert expected(HEAD, NEVER, COMING).actors(CORE.bundle) == 1
+    assert expected(HEAD, NEVER, SILENT).actors(CORE.bundle) == 1, "there is nothing else to run on"
+    assert expected(HEAD, NEVER, NEVER) == Growth()
+    assert expected(HEAD, COMING, gpus_per_actor=0.0).actors(CORE.bundle) == 1
+
+
+def test_more_actors_than_fit_are_left_to_an_autoscaler() -> None:
+    assert expected(GPUS, actors=1) == Growth()
+    assert expected(GPUS, NEVER, actors=4) == Growth()
+    assert expected(GPUS, COMING, actors=4).open_ended
+
+
+class Time:
+    """A clock that stands still but for those who sleep."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def waited(machines: Iterator[Machine], reports: AutoscalerReport, seconds: float = 1800.0) -> list[str]:
+    said: list[str] = []
+    time = Time()
+    wait_for_node(
+        ONE,
+        seconds=seconds,
+        machine=lambda: next(machines),
+        report=lambda: reports,
+        say=said.append,
+        sleep=time.sleep,
+        clock=time.clock,
+    )
+    return said
+
+
+def coming_after(polls: int) -> Iterator[Machine]:
+    yield from [CPUS] * (polls + 1)
+    yield from [GPUS] * 2
+
+
+def test_a_node_that_is_there_is_not_waited_for() -> None:
+    assert waited(iter([GPUS]), SILENT, seconds=0) == []
+
+
+def test_a_line_every_thirty_seconds_until_the_node_is_there() -> None:
+    assert waited(coming_after(45), COMING) == [
+        "waiting for a node with 1 GPU and 1 CPU, 0 of 1800 s: starting 1 gpu",
+        "waiting for a node with 1 GPU and 1 CPU, 30 of 1800 s: starting 1 gpu",
+        "waiting for a node with 1 GPU and 1 CPU, 60 of 1800 s: starting 1 gpu",
+    ]
+    failing = AutoscalerReport(prospect=Prospect.UNKNOWN, starting={}, failures=("gpu: quota exceeded",))
+    assert waited(coming_after(1), failing) == [
+        "waiting for a node with 1 GPU and 1 CPU, 0 of 1800 s: the autoscaler has not started one yet "
+        "(failed before: gpu: quota exceeded)"
+    ]
+
+
+def test_a_node_that_does_not_come_in_time() -> None:
+    with pytest.raises(Aborted, match=r"no node with 1 GPU and 1 CPU has come in 60 seconds; --wait-for-nodes sets"):
+        waited(coming_after(100), SILENT, seconds=60)
+
+
+def test_a_node_that_will_never_come() -> None:
+    with pytest.raises(Aborted, match="will come: the cluster has 8 CPU and 0 GPU, and cannot add one"):
+        waited(coming_after(100), NEVER)
+    assert waited(coming_after(REFUSALS - 1), NEVER), "an autoscaler may say so before it has seen all its groups"
+
+
+def test_no_time_to_wait() -> None:
+    with pytest.raises(InputError, match=r"no node has 1 GPU and 1 CPU for an actor now \(the cluster has 8 CPU and"):
+        waited(coming_after(5), COMING, seconds=0)
 
 
 def told(monkeypatch: pytest.MonkeyPatch, *moments: tuple[float, int, int]) -> list[str]:
@@ -43,7 +175,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *moments: tuple[float, int, int]) -> l
 def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(
         monkeypatch, (1, 0, 0), (START_NOTICE_SECONDS + 1, 0, 0), (START_NOTICE_SECONDS + 2, 0, 0), (900, 0, 0)
-    ) == ["no worker has started after 31 s: each asks for 1 CPU, and the cluster has 0 of 4 CPU free"]
+    ) == ["no worker has started after 31 s: each actor asks for 1 CPU, and the cluster has 0 of 4 CPU free"]
 
 
 def test_workers_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from orchestrator.analysis.findings import Evidence, Finding
 from orchestrator.analysis.gates_answers import baseline_agreement, length, output_mode, replay
-from orchestrator.analysis.gates_rows import cold_start, every_document, metrics, one_version, settings
+from orchestrator.analysis.gates_rows import cold_start, every_document, metrics, one_version, own_device, settings
 
 Gate = Callable[[Evidence], Iterator[Finding]]
 GATES: dict[str, tuple[Gate, str]] = {
@@ -16,6 +16,7 @@ GATES: dict[str, tuple[Gate, str]] = {
     "output length": (length, "Output lengths are those of k=1."),
     "every document once": (every_document, "Every run has every document exactly once."),
     "cold start": (cold_start, "No actor's first trial was off its calibrated peers."),
+    "own device": (own_device, "No two actors shared a GPU."),
     "metrics": (metrics, "Every row has a finite score, time and calibration."),
 }
 

@@ -1,6 +1,7 @@
 """Gates about how rows came to be: versions, settings, documents, cold starts, numbers that are none."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,40 @@ def _cold(trial: Trial, ratio: float) -> str:
     else:
         said = f"ran {1 / ratio:.1f} times faster per pass than its peers, as if it had been calibrated cold"
     return f"{trial.task} {trial.label}: the first trial of {trial.actor} {said}."
+
+
+def own_device(evidence: Evidence) -> Iterator[Finding]:
+    """No two actors share a GPU: neither by a fractional request, nor by what the trials recorded."""
+    share = evidence.request.get("settings", {}).get("gpus_per_actor")
+    if isinstance(share, int | float) and 0 < share < 1:
+        said = f"each actor had {share:g} of a GPU, and neighbours share the device: speeds are not comparable."
+        yield Finding(gate="own device", ok=False, sentence=said, withholds=True)
+        return
+    shared = _on_one_device(evidence)
+    if shared:
+        (first, second), *_ = shared
+        said = f"{first.actor} and {second.actor} decoded on the same GPU at the same time: speeds are not comparable."
+        trials = tuple(sorted({trial.trial_id for pair in shared for trial in pair}))
+        yield Finding(gate="own device", ok=False, sentence=said, trials=trials, withholds=True)
+
+
+def _on_one_device(evidence: Evidence) -> list[tuple[Trial, Trial]]:
+    """Attempts of different actors on one GPU, of which the second began before the first had ended."""
+    attempts = [attempt for trial in evidence.trials.values() for attempt in trial.get("attempts", ())]
+    devices = {
+        str(attempt.get("actor")): [(str(attempt.get("node_id")), str(gpu)) for gpu in attempt.get("gpus") or ()]
+        for attempt in attempts
+    }
+    by_device: dict[tuple[str, str], list[Trial]] = {}
+    for trial in sorted(evidence.timeline, key=lambda trial: trial.started_at):
+        for device in devices.get(trial.actor, ()):
+            by_device.setdefault(device, []).append(trial)
+    return [
+        (first, second)
+        for trials in by_device.values()
+        for first, second in pairwise(trials)
+        if first.actor != second.actor and second.started_at < first.started_at + first.seconds
+    ]
 
 
 def metrics(evidence: Evidence) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sampler.subsets import checked_subset_size
 from tasks.opening import open_task
 from tasks.sources import resolve_auto
 
+UPLOADED = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directories of jobs
 STAND_IN = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # so that checks go on
 
 
@@ -99,7 +101,7 @@ def _named(settings: SweepSettings) -> SweepSettings:
 
 
 def _check_dtype(settings: SweepSettings, machine: Machine) -> None:
-    if settings.dtype == "float16" and (machine.all_gpus == 0 or settings.gpus_per_actor == 0):
+    if settings.dtype == "float16" and (machine.most("GPU") == 0 or settings.gpus_per_actor == 0):
         raise InputError("--dtype float16 is not supported on a CPU: float32 and bfloat16 are allowed")
 
 
@@ -146,6 +148,11 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
 
 
 def _check_folder(out: Path) -> None:
+    if any(pair == UPLOADED for pair in pairwise(out.resolve().parts)):
+        raise InputError(
+            "--out must be outside the working directory that `ray job submit` uploads, because Ray deletes it after "
+            f"the job: give an absolute path such as --out /data/results (got {out})"
+        )
     nearest = existing(out)
     if not nearest.is_dir():
         raise InputError(f"--out {out}: {nearest} is a file; a folder is allowed")

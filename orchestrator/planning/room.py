@@ -1,9 +1,10 @@
-"""Whether disk and memory hold what is still to run, before anything of it is begun. Knows no Ray."""
+"""Checks before a run that disk and memory suffice for the trials that are left."""
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.planning.devices import DeviceFacts
 from orchestrator.planning.dry_run import size
 from orchestrator.planning.estimate import disk_needed
 from orchestrator.planning.grid import TrialSpec
@@ -14,23 +15,41 @@ from sampler.errors import InputError
 
 
 def check_room(prepared: Prepared, machine: Machine, trials: Sequence[TrialSpec]) -> None:
-    """All that is lacking for these trials. The memory of a GPU, or of another machine, has to be asked there."""
+    """An InputError with all that is lacking. Memory of GPUs and of other machines is checked by `check_devices`."""
     problems = Problems()
     with problems.noted():
         _check_disk(prepared, trials)
     with problems.noted():
         if machine.memory is not None and not prepared.placement.gpus_per_actor:
             actors = max(1, min(prepared.placement.actors, len(trials)))
-            check_memory(prepared.memory, machine.memory / actors, "cpu")
+            _check_memory(prepared.memory, machine.memory, actors)
     problems.check()
 
 
-def check_memory(needed: int, free: float, kind: str) -> None:
-    if needed > free:
+def _check_memory(needed: int, free: int, actors: int) -> None:
+    if needed * actors > free:
         raise InputError(
-            f"each actor needs about {size(needed)} of memory and has {size(free)} free on its {kind}: "
-            "a smaller --batch-size or fewer --actors are allowed"
+            f"each actor needs about {size(needed)} of memory, and with {size(free)} free each of {actors} has "
+            f"{size(free / actors)}: use a smaller --batch-size or fewer --actors"
         )
+
+
+def check_devices(
+    needed: int, devices: Sequence[DeviceFacts], *, share: float = 1.0, in_use: bool = False
+) -> list[DeviceFacts]:
+    """Devices too small for an actor; an InputError if all are. `in_use`: other programs may give memory back."""
+
+    def bytes_of(device: DeviceFacts) -> float:
+        return (device.total if in_use else device.free) * share
+
+    small = [device for device in devices if bytes_of(device) < needed]
+    if devices and len(small) == len(devices):
+        largest = max(devices, key=bytes_of)
+        raise InputError(
+            f"each actor needs about {size(needed)} of memory, and the largest device ({largest.label}) has "
+            f"{size(bytes_of(largest))} for it: use a smaller --batch-size"
+        )
+    return small
 
 
 def _check_disk(prepared: Prepared, trials: Sequence[TrialSpec]) -> None:

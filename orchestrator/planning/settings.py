@@ -152,8 +152,13 @@ class SweepSettings:
         if self.limit is not None and self.sample is not None:
             yield "--limit and --sample exclude each other: the first N documents or a random N"
         gpus, cpus = self.gpus_per_actor, self.cpus_per_actor
-        if gpus is not None and not (gpus == 0 or SHARE <= gpus <= 1 or (1 < gpus < math.inf and gpus == int(gpus))):
-            yield f"--gpus-per-actor {gpus}: 0, a fraction from {SHARE} to 1 or a whole number is allowed"
+        if gpus is not None and not (gpus == 0 or SHARE <= gpus <= 1):
+            yield (
+                f"--gpus-per-actor must be 0 or between {SHARE} and 1 (got {shown(gpus)}): "
+                "an actor decodes on one device, and several actors use several"
+            )
+        if gpus == 0 and self.accelerator_type is not None:
+            yield f"--accelerator-type {self.accelerator_type} needs --gpus-per-actor above 0 (got 0)"
         if cpus is not None and not SHARE <= cpus < math.inf:
             yield f"--cpus-per-actor {cpus}: a number of at least {SHARE} is allowed"
         if not 1 <= self.worker_timeout <= WEEK:
@@ -178,6 +183,11 @@ class SweepSettings:
         for callback in self.callback:
             if not CALLBACK.fullmatch(callback):
                 yield f"--callback must be MODULE:CLASS, such as my_package.callbacks:MyCallback (got {callback!r})"
+        if self.address is not None and self.address.startswith("ray://"):
+            yield (
+                f"--address {self.address}: Ray Client is not supported; run the sweep on the cluster with "
+                "`ray job submit`, or give the address of its head, such as HOST:6379"
+            )
         if self.dtype not in DTYPES:
             yield f"--dtype {self.dtype}: {', '.join(DTYPES)} are allowed"
         if self.name is not None and not NAME.fullmatch(self.name):
@@ -203,6 +213,8 @@ class SweepSettings:
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
+        if (plain.get("gpus_per_actor") or 0) > 1:  # older versions allowed it, and used one device all the same
+            plain["gpus_per_actor"] = 1.0
         return cls(**plain)
 
 

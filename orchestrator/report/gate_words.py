@@ -45,6 +45,11 @@ MEANING = {
         "configuration's documents, that configuration looks slower (or, where the calibration was the cold "
         "part, faster) than it is."
     ),
+    "own device": (
+        "Actors that share a GPU slow each other down, and by how much depends on what the neighbour runs at the "
+        "moment. A configuration may look faster because its neighbours were idle. Accuracies are not affected; for "
+        "speeds, run the sweep with one actor on each GPU (--gpus-per-actor 1)."
+    ),
     "metrics": ("Rows without a finite score or time cannot enter any mean."),
 }
 OK, WARNING, FAILED = "held", "warning", "failed"

@@ -1,4 +1,4 @@
-"""Ray for one sweep: started on this machine, loopback only, or joined by address. Knows no trials.
+"""Ray for one sweep: started on this machine, on the loopback device only, or joined by address.
 
 `environment.prepare` comes before this module is imported: Ray reads most of its switches at import.
 """
@@ -11,33 +11,30 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.planning.machine import Machine, Placement, free_memory, room_in
+from orchestrator.planning.machine import Machine, Nodes, Placement, Resources
 from orchestrator.planning.plan import Plan
-from orchestrator.planning.room import check_memory
 from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TUNE
-from orchestrator.running.growth import FILE, Growth, growth_of
+from orchestrator.running.growth import AutoscalerReport, Prospect, growth_of, report_on
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
 from orchestrator.running.trial_board import MAX_TRIALS, TrialBoard
-from orchestrator.running.waiting import asked_and_free
 from orchestrator.store.errors import StoreError
 from sampler.errors import InputError
-from sampler.loading import pick_device, pick_dtype
 
-PATIENCE = 20.0  # seconds until it is said that a worker is waited for
-PROBE_SECONDS = 1800.0  # an autoscaler may have to bring a machine first, and install everything on it
 ROOM_SECONDS = 5.0
+WAITING_ACTORS = 8  # requested beyond those that fit, where an autoscaler's limit is not known
+HEAD_RESOURCE = "node:__internal_head__"
+TOKEN_SECONDS = 60.0
 RESULT_SECONDS = 600.0  # it reads every finished trial first
 RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
 
@@ -45,7 +42,7 @@ RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
 @contextmanager
 def local(placement: Placement, machine: Machine, *, dashboard: bool) -> Iterator[str | None]:
     """A cluster of this machine alone, gone at the end; the dashboard's address where there is one."""
-    cores = max(1, math.ceil(machine.cpus), math.ceil(placement.actors * placement.cpus_per_actor))
+    cores = max(1, math.ceil(machine.present("CPU")), math.ceil(placement.actors * placement.cpus_per_actor))
     temporary = Path(tempfile.mkdtemp(prefix="reuse-sweep-", dir=_short_folder()))
     try:
         yield _start(temporary, cores=cores, dashboard=dashboard)
@@ -103,95 +100,80 @@ def joined(address: str) -> Iterator[str | None]:
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for Ray's token needs RAY_AUTH_MODE=token"
+        token = "" if "RAY_AUTH_MODE" in os.environ else "; if it requires a token, set RAY_AUTH_MODE=token"
         raise InputError(f"--address {address}: no Ray cluster can be joined there ({reason}){token}") from None
+    if uses_token() and not _token_is_checked():
+        ray.shutdown()
+        _restart(RAY_AUTH_MODE="disabled")
     try:
         yield context.dashboard_url or None
     finally:
         ray.shutdown()
 
 
+def _token_is_checked() -> bool:
+    """False if the cluster's own processes send no token: then they cannot fetch anything that this process owns."""
+    fetch, value = (ray.remote(task).options(num_cpus=0, max_retries=0) for task in (_fetch, _value))
+    try:
+        ray.get(fetch.remote([value.remote()]), timeout=TOKEN_SECONDS)
+    except OwnerDiedError:
+        return False
+    except GetTimeoutError:  # a cluster this busy is left to Tune, which waits longer
+        return True
+    return True
+
+
+def _value() -> int:
+    return 1
+
+
+def _fetch(references: list[Any]) -> Any:
+    return ray.get(references[0])
+
+
+def _restart(**variables: str) -> NoReturn:
+    """This command again, in this process: Ray reads these variables only once."""
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})
+
+
+def uses_token() -> bool:
+    """Whether the cluster that was started or joined asks for a token, its dashboard too. After `local` or `joined`."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+
+
 def machine() -> Machine:
-    """What the joined cluster has, and what its autoscaler may bring."""
+    """What the joined cluster has, and what its autoscaler may add."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    present, growth = ray.cluster_resources(), _growth(nodes)
-    largest = {
-        kind: max(growth.largest(kind), *(node["Resources"].get(kind, 0) for node in nodes)) for kind in ("CPU", "GPU")
-    }
+    here = ray.get_runtime_context().get_node_id()
+    on_head = any(node["NodeID"] == here and HEAD_RESOURCE in node["Resources"] for node in nodes)
     return Machine(
-        cpus=present.get("CPU", 0),
-        gpus=present.get("GPU", 0),
-        most_cpus=growth.most("CPU") or None,
-        most_gpus=growth.most("GPU") or None,
-        node_cpus=largest["CPU"],
-        node_gpus=largest["GPU"],
+        nodes=tuple(Nodes(resources=node["Resources"]) for node in nodes),
+        growth=growth_of(on_head=on_head),
         driver_gpus=torch.cuda.device_count(),
     )
 
 
-def _growth(nodes: list[dict[str, Any]]) -> Growth:
-    """Known on the head alone, where `ray submit` runs a sweep; elsewhere such a file would be another cluster's."""
-    here = ray.get_runtime_context().get_node_id()
-    on_head = any(node["NodeID"] == here and "node:__internal_head__" in node["Resources"] for node in nodes)
-    return growth_of(FILE) if on_head else Growth()
-
-
 class Room:
-    """How many actors the joined cluster holds now: nodes come late, and go. Asked often, it looks now and then."""
+    """How many actors may run in the joined cluster now: nodes come late, and go. Looks at most every few seconds."""
 
     def __init__(self, placement: Placement) -> None:
-        self._placement, self._looked, self._actors = placement, time.monotonic(), placement.actors
+        self._bundle, self._looked, self._actors = placement.bundle, time.monotonic(), placement.actors
 
     def __call__(self) -> int:
         """At least one: a cluster that has lost its last worker may get another."""
         if time.monotonic() - self._looked > ROOM_SECONDS:
-            each = self._placement
-            self._actors = max(1, room_in(machine(), each.gpus_per_actor, each.cpus_per_actor))
+            now = machine()
+            self._actors = max(1, actors_to_request(now, self._bundle, report_on(self._bundle)))
             self._looked = time.monotonic()
         return self._actors
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """Where an actor would run."""
-
-    kind: str
-    dtype: str  # what auto means there
-    memory: int  # bytes, free now
-
-
-def device_of_an_actor(placement: Placement, say: Callable[[str], None] = print) -> Device:
-    """Asked on a worker, with the resources that an actor gets. Others may hold them, or they have to be brought."""
-    each = {"num_cpus": placement.cpus_per_actor, "num_gpus": placement.gpus_per_actor}
-    answer = ray.remote(_probe).options(**each, name="device of an actor").remote()
-    if not ray.wait([answer], timeout=PATIENCE)[0]:
-        say(f"waiting for a worker to start, which an autoscaler may need minutes for: {_why(placement)}")
-    try:
-        kind, dtype, memory = ray.get(answer, timeout=PROBE_SECONDS)
-    except GetTimeoutError:
-        late = f"no worker has started in {PROBE_SECONDS / 60:.0f} minutes: {_why(placement)}"
-        raise Aborted(f"{late}; `ray status` on the head says why no more comes") from None
-    except RayError as error:
-        raise Aborted(f"no worker could be started: {str(error).strip().splitlines()[-1]}") from None
-    return Device(kind=kind, dtype=dtype, memory=memory)
-
-
-def _why(placement: Placement) -> str:
-    return asked_and_free(placement, free=ray.available_resources(), there=ray.cluster_resources())
-
-
-def _probe() -> tuple[str, str, int]:
-    device = pick_device("auto")
-    dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
-    if device.type == "cuda":
-        return "cuda", dtype, torch.cuda.mem_get_info(device)[0]
-    return "cpu", dtype, free_memory()
-
-
-def check_device(needed: int, placement: Placement) -> None:
-    """An InputError if an actor's device, which a worker is asked for, cannot hold the model."""
-    device = device_of_an_actor(placement)
-    check_memory(needed, device.memory * min(1.0, placement.gpus_per_actor or 1.0), device.kind)
+def actors_to_request(machine: Machine, bundle: Resources, report: AutoscalerReport) -> int:
+    """As many as fit, and some more where an autoscaler may add nodes: it adds them only if actors wait for them."""
+    if machine.growth.groups or not report.elastic or report.prospect is Prospect.NEVER:
+        return machine.capacity(bundle)
+    return machine.holds_now(bundle) + WAITING_ACTORS
 
 
 def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:

@@ -128,9 +128,8 @@ def run_all(plan: Plan, trials: Sequence[TrialSpec], *, results: Any, view: Swee
     """`run_trials`, again for trials whose rows were found corrupted after they had ended; ids of those not done."""
     not_done: set[str] = set()
     reported: set[str] = set()
-    health = NodeHealth()
     for _ in range(ROUNDS):
-        not_done |= run_trials(trials, results=results, view=view, sweep=plan.sweep, health=health, **how)
+        not_done |= run_trials(trials, results=results, view=view, sweep=plan.sweep, **how)
         unfinished, damage = _call(results.unfinished.remote())
         for found in damage:
             if found not in reported:

@@ -1,7 +1,9 @@
-"""Switches that Ray and Tune read from the environment, most of them at import. Imports neither."""
+"""Variables that Ray and Tune read from the environment, most of them at import. Imports neither."""
 
 import os
 from pathlib import Path
+
+from sampler.errors import InputError
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
@@ -32,9 +34,29 @@ TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
 def prepare(*, local: bool, token: bool = False) -> None:
-    """To be called before Ray is imported. What somebody has set stays as it is, but for what keeps a port shut."""
-    shows_token = token and (Path.home() / ".ray" / "auth_token").is_file()
-    for name, value in (QUIET | TUNE | (TOKEN if shows_token else {})).items():
+    """To be called before Ray is imported. Variables that are set stay as they are, but for LOOPBACK.
+
+    `token`: the cluster is on this machine. `ray start` makes it ask for this user's token where there is one, but Ray
+    sends it to the address `auto` only. To clusters elsewhere it is sent if RAY_AUTH_MODE says so.
+    """
+    sends_token = token and (Path.home() / ".ray" / "auth_token").is_file()
+    for name, value in (QUIET | TUNE | (TOKEN if sends_token else {})).items():
         os.environ.setdefault(name, value)
     if local:
         os.environ.update(LOOPBACK)
+
+
+def cluster_address(given: str | None) -> str | None:
+    """The cluster to join: --address, else Ray's own RAY_ADDRESS, which every `ray job` has; None for a new one here.
+
+    `local` is a new one too. RAY_ADDRESS may also be a dashboard's URL, for `ray job submit`: no sweep can join that.
+    """
+    address = given or os.environ.get("RAY_ADDRESS") or "local"
+    if given is None and address.startswith(("http://", "https://")):
+        return None
+    if given is None and address.startswith("ray://"):
+        raise InputError(
+            f"RAY_ADDRESS={address}: Ray Client is not supported; run the sweep on the cluster with `ray job submit`, "
+            "or give the address of its head, such as --address HOST:6379"
+        )
+    return None if address == "local" else address

@@ -1,6 +1,6 @@
 """Which nodes can run workers. A node where three set-ups in a row failed is excluded for the rest of the run."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.running.stop import Aborted
@@ -42,6 +42,13 @@ class NodeHealth:
         self._set_up_then: dict[str, int] = {}
         self._reported: set[tuple[str, str]] = set()
 
+    def exclude(self, failure: FailedSetup) -> str:
+        """Excludes a node that failed before the first worker was placed; returns a warning."""
+        self.excluded.add(failure.node.node_id)
+        self._failures[failure.node.node_id] = [failure]
+        self._reported.add((failure.node.node_id, failure.reason))
+        return _warning(failure)
+
     def record(self, failure: FailedSetup, counts: WorkerCounts, usable: Collection[str]) -> list[str]:
         """Returns what to tell the user; raises Aborted if no node can run the sweep.
 
@@ -58,7 +65,7 @@ class NodeHealth:
         notices = []
         if (node.node_id, failure.reason) not in self._reported:
             self._reported.add((node.node_id, failure.reason))
-            notices.append(f"warning: node {node.host} could not set up a worker: {failure.reason}")
+            notices.append(_warning(failure))
         if len(failures) == MAX_FAILED_SETUPS:
             self.excluded.add(node.node_id)
             notices.append(f"node {node.host} is not used again in this run: {len(failures)} set-ups failed in a row")
@@ -68,7 +75,7 @@ class NodeHealth:
     def check(self, counts: WorkerCounts, usable: Collection[str]) -> None:
         """Raises Aborted if every usable node is excluded and no worker is left."""
         if usable and not counts.alive and set(usable) <= self.excluded:
-            raise Aborted(*self._reasons())
+            raise Aborted(*failure_sentences([failure for failures in self._failures.values() for failure in failures]))
 
     def _is_same_everywhere(self, failure: FailedSetup, usable: Collection[str]) -> bool:
         """Whether another node failed for the same reason, or there is no other node."""
@@ -80,13 +87,17 @@ class NodeHealth:
             if node_id != failure.node.node_id
         )
 
-    def _reasons(self) -> list[str]:
-        """One sentence for each distinct reason, with the nodes it was seen on."""
-        hosts: dict[str, dict[str, None]] = {}
-        for failures in self._failures.values():
-            for failure in failures:
-                hosts.setdefault(failure.reason, {})[failure.node.host] = None
-        return [
-            f"no worker could be set up on node{'s' * (len(where) > 1)} {', '.join(where)}: {reason}"
-            for reason, where in hosts.items()
-        ]
+
+def failure_sentences(failures: Iterable[FailedSetup]) -> list[str]:
+    """One sentence for each distinct reason, with the nodes it was seen on."""
+    hosts: dict[str, dict[str, None]] = {}
+    for failure in failures:
+        hosts.setdefault(failure.reason, {})[failure.node.host] = None
+    return [
+        f"no worker could be set up on node{'s' * (len(where) > 1)} {', '.join(where)}: {reason}"
+        for reason, where in hosts.items()
+    ]
+
+
+def _warning(failure: FailedSetup) -> str:
+    return f"warning: node {failure.node.host} could not set up a worker: {failure.reason}"

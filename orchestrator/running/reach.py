@@ -1,20 +1,19 @@
-"""Whether anybody listens at a cluster's address, asked before Ray is imported. Knows no Ray.
+"""Whether a program listens at a cluster's address, checked before Ray is imported.
 
-Ray itself would try for minutes, and log each time. It also takes a loopback address for the machine's own one, so that
-a cluster that is kept to the loopback device (as a sweep's own is) is not found, unless Ray is told to stay there too.
+Ray itself would try for minutes, and log each time. It also replaces a loopback address by the machine's own one, so
+that a cluster that is kept to the loopback device (as a sweep's own is) is not found, unless Ray is told to stay there.
 """
 
 import socket
 
 from sampler.errors import InputError
 
-SECONDS = 5.0
-HARMLESS = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # a question that every cluster answers, if it answers at all
-ELSEWHERE = ("192.0.2.1", 9)  # nobody has it, nothing is sent: the kernel says which of its own it would use
+CONNECT_TIMEOUT_SECONDS = 5.0
+ELSEWHERE = ("192.0.2.1", 9)  # a reserved address; nothing is sent: the kernel picks the own address it would use
 
 
 def check_listening(address: str) -> None:
-    """An InputError where nobody does; `auto` and what is no HOST:PORT is left to Ray."""
+    """An InputError where none does; `auto` and what is not HOST:PORT is left to Ray."""
     place = _place(address)
     if place is None:
         return
@@ -23,16 +22,10 @@ def check_listening(address: str) -> None:
         raise InputError(f"--address {address}: no Ray cluster can be joined there ({reasons[0]})")
 
 
-def asks_for_token(address: str) -> bool:
-    """Whether it is a cluster of this machine that wants this user's token; one elsewhere is not asked or shown one.
-
-    `ray start` makes such clusters wherever there is a token, and Ray shows it where the address is auto, nowhere else.
-    To a cluster that wants none it must not be shown: then this process would want one from the cluster, in vain.
-    """
+def is_this_machine(address: str) -> bool:
+    """Whether the address is one of this machine's; what is not HOST:PORT is not."""
     place = _place(address)
-    if place is None or not (_is_loopback(place[0]) or place[0] == _own_address()):
-        return False
-    return any(_is_locked(host, place[1]) for host in _hosts(place[0]))
+    return place is not None and (_is_loopback(place[0]) or place[0] == _own_address())
 
 
 def only_on_loopback(address: str) -> bool:
@@ -67,18 +60,7 @@ def _own_address() -> str:
 
 def _refusal(host: str, port: int) -> str | None:
     try:
-        socket.create_connection((host, port), timeout=SECONDS).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:  # also a port or a name that cannot be
         return getattr(error, "strerror", None) or str(error)
     return None
-
-
-def _is_locked(host: str, port: int) -> bool:
-    import grpc  # only now: most sweeps join nothing
-
-    with grpc.insecure_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}") as channel:
-        try:
-            channel.unary_unary(HARMLESS)(b"", timeout=SECONDS)
-        except grpc.RpcError as error:
-            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
-    return False

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.planning import flags as sweep_flags
 from orchestrator.planning import values
-from orchestrator.planning.machine import Machine, place
+from orchestrator.planning.machine import Machine, Nodes, place
 from orchestrator.planning.preflight import sweep_folder
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.slurm.job import UNSAFE, Job, parse_gpus
@@ -129,12 +129,8 @@ def _settings(arguments: Sequence[str], job: Job) -> SweepSettings:
 
 
 def _machine(job: Job) -> Machine:
-    return Machine(
-        cpus=job.nodes * job.cpus,
-        gpus=job.nodes * job.gpus_per_node,
-        node_cpus=job.cpus,
-        node_gpus=job.gpus_per_node,
-    )
+    resources = {"CPU": job.cpus, "GPU": job.gpus_per_node}
+    return Machine(nodes=(Nodes(resources=resources, count=job.nodes),), names_all=False)
 
 
 def _parser() -> Parser:
