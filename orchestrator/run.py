@@ -1,5 +1,6 @@
 """A sweep from its parsed flags to its report: prepared, written down, decoded, shown. Decides none of this itself."""
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -123,7 +124,11 @@ def _decode(
         actors = f"{placement.actors} actors ({placement.each}) in {prepared.identity.dtype}"
         view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {actors}")
         if dashboard is not None:
-            view.note(f"dashboard: http://{dashboard} (its token is in ~/.ray/auth_token)")
+            # A job on Slurm has the token in its environment, and prints where its user finds it.
+            asks = cluster.uses_token() and "RAY_AUTH_TOKEN" not in os.environ
+            view.note(
+                f"dashboard: http://{dashboard}" + asks * " (it asks for the token that `ray get-auth-token` prints)"
+            )
         results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)
         board = cluster.start_trial_board() if dashboard is not None else None
         failed = driver.run_all(

@@ -113,7 +113,8 @@ def joined(address: str) -> Iterator[str | None]:
 
 def _token_is_checked() -> bool:
     """False if the cluster's own processes send no token: then they cannot fetch anything that this process owns."""
-    fetch, value = (ray.remote(task).options(num_cpus=0, max_retries=0) for task in (_fetch, _value))
+    options = {"num_cpus": 0, "max_retries": 0, "enable_task_events": False}
+    fetch, value = (ray.remote(task).options(**options) for task in (_fetch, _value))
     try:
         ray.get(fetch.remote([value.remote()]), timeout=TOKEN_SECONDS)
     except OwnerDiedError:
