@@ -26,7 +26,7 @@ test-cluster: $(VENV)/installed-dev
 	@if [ -f /etc/debian_version ] && [ "$$(id -u)" = 0 ] && ! dpkg -s $(CLUSTER_PACKAGES) >/dev/null 2>&1; then \
 		apt-get update -q && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
 			apt-get install -qy --no-install-recommends $(CLUSTER_PACKAGES); fi
-	$(BIN)/python -m pytest -m cluster -n 0 -rs
+	$(BIN)/python -m pytest -m cluster -n 2 --dist loadfile -rs
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

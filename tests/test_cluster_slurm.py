@@ -153,7 +153,8 @@ def test_the_warning_before_the_time_limit_stops_and_requeues(
         time.sleep(0.5)
     assert "stopped; continue with" in sweep.log()
     assert len(outcome(sweep.folder)) < len(undisturbed)
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait for two minutes
+    # Slurm would wait for two minutes. In the second in which a job ends, nodes reject its next start.
+    assert slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+5seconds").returncode == 0
     assert slurm.until_ended(job) == "COMPLETED", sweep.log()
     assert slurm.details(job)["Restarts"] == "1"
     assert outcome(sweep.folder) == undisturbed
