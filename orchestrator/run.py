@@ -14,7 +14,9 @@ from orchestrator.planning.room import check_room
 from orchestrator.planning.setting_up import SetUp, set_up, write_down
 from orchestrator.report.write import write_report
 from orchestrator.running.stop import Stop
+from orchestrator.running.uploader import Uploader, finish_upload
 from orchestrator.store import Store
+from orchestrator.store.remote_copy import RemoteCopy, open_copy
 from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.stored import stored_progress
 from orchestrator.watching.view import SweepView
@@ -35,6 +37,9 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         else:
             machine = Machine.here()
         folder = sweep_folder(settings, machine)
+        copy = None
+        if settings.upload is not None:
+            copy = open_copy(settings.upload, folder, dry_run=command.dry_run, note=SweepView().note)
         stored = Store(folder).read_request()
         if settings.address is not None and settings.dtype == "auto" and stored is None:
             prepare(settings, machine)  # whatever is wrong is told first: a worker may have to be brought
@@ -63,16 +68,20 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         if not made.trials:
             print(*made.notices, f"{made.plan.sweep} is finished: nothing to do", sep="\n")
             _print_end(made)
-            return 0
-        return _decode(prepared, made, stop, dashboard)
+            failed = 0
+        else:
+            failed = _decode(prepared, made, stop, dashboard, copy)
+    if copy is not None:
+        finish_upload(copy, failed=failed)
+    return failed
 
 
-def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None) -> int:
+def _decode(prepared: Prepared, made: SetUp, stop: Stop, dashboard: str | None, copy: RemoteCopy | None) -> int:
     from orchestrator.running import cluster, driver
 
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
     fixed = prepared.settings.address is None or prepared.settings.actors is not None
-    with SweepView(quiet=prepared.settings.quiet) as view:
+    with SweepView(quiet=prepared.settings.quiet) as view, Uploader(copy, view.note):
         for notice in made.notices:
             view.note(notice)
         actors = f"{placement.actors} actors ({placement.each}) in {prepared.identity.dtype}"
