@@ -26,6 +26,7 @@ from orchestrator.store.errors import Damaged
 from orchestrator.store.folder_checks import COPY, FETCHING, REQUEST
 from orchestrator.store.lock import FolderLock
 from orchestrator.store.reader import Store
+from orchestrator.store.recovery import remove_leftovers
 from orchestrator.store.remote_folder import CopyFailed, RemoteFolder, is_temporary
 from orchestrator.store.sealed_json import decode_object
 from orchestrator.store.trial_folder import FACTS, SEGMENT, TABLE
@@ -75,6 +76,8 @@ class RemoteCopy:
         try:
             if not (self.folder / FETCHING).exists() and folder_checks.read_request(self.folder) is not None:
                 raise InputError(f"{self.folder} was begun by another process meanwhile; repeat the command")
+            for parent, _, _ in os.walk(self.folder):
+                remove_leftovers(Path(parent))
             write_file(DISK, self.folder / FETCHING, json.dumps({"from": self.url}).encode() + b"\n")
             names = [name for name in self._fetchable() if not self._is_current(name, _state(self.folder / name))]
             _each(self._fetch_file, [name for name in names if name not in (REQUEST, COPY)])

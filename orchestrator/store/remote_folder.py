@@ -7,7 +7,7 @@ written under a temporary name, flushed and renamed.
 import mimetypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -73,9 +73,10 @@ class RemoteFolder:
                 file.write(data)
 
     def delete(self, name: str) -> None:
-        with _explained("delete", f"{self.url}/{name}"):
+        """A file that is gone already is no failure."""
+        with _explained("delete", f"{self.url}/{name}"), suppress(FileNotFoundError):
             if self.local is not None:
-                (self.local / name).unlink(missing_ok=True)
+                (self.local / name).unlink()
             else:
                 self._system.delete_file(f"{self._root}/{name}")
 
