@@ -19,7 +19,8 @@ from orchestrator.running import uploader
 from orchestrator.running.uploader import Uploader, UploadIncomplete, finish_upload
 from orchestrator.store import Store
 from orchestrator.store.remote_copy import RemoteCopy, open_copy
-from orchestrator.store.remote_folder import RemoteFolder
+from orchestrator.store.remote_folder import CopyFailed, RemoteFolder
+from orchestrator.store.sealed_parquet import hash_file
 from orchestrator.store.writer import StoreWriter
 from sampler.errors import InputError
 from tests.upload_processes import kill_upload
@@ -155,6 +156,34 @@ def test_trials_that_have_changed_are_copied_again(url: str, tmp_path: Path, wri
     assert list((folder / "set-aside").iterdir()), "which stays here"
 
 
+def test_changed_rows_are_never_in_the_copy_with_the_old_trial_json(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload that ends between the two leaves a trial that is not fetched, and runs again."""
+    here, there = tmp_path / "here" / "s", tmp_path / "there" / "s"
+    run_trials(small_sweep(here))
+    upload(url, here)
+    run_trials(small_sweep(here, documents=30))
+    write = RemoteFolder.write
+
+    def refuse_facts(self: RemoteFolder, name: str, data: bytes) -> None:
+        if name.endswith("trial.json"):
+            raise CopyFailed("no network")
+        write(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "write", refuse_facts)
+        outcome = opened(url, here).copy_all()
+    assert outcome.problem == "no network"
+    assert set(outcome.missing) > {"the report"}
+    opened(url, there)
+    gone = set(Store(here).trial_ids()) - set(Store(there).trial_ids())
+    assert 1 <= len(gone) <= 4
+    assert {Store(here).trials()[trial_id]["trial"]["shard"] for trial_id in gone} == {4}
+    run_trials(small_sweep(there, documents=30))
+    assert rows_of(there) == rows_of(here)
+
+
 def test_failed_trials_are_copied_at_the_end_and_replaced_when_they_finish(url: str, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     sweep = small_sweep(folder)
@@ -223,8 +252,9 @@ def check_continues(url: str, folder: Path, expected: dict[tuple[str, str], dict
     counts = {facts["documents"] for facts in request["tasks"].values()}
     for task in request["tasks"]:
         assert len(Store(folder).documents(task)) >= max(counts)
-    trials = Store(folder).trials().values()
-    assert all(facts["attempts"][-1].get("actor") == "worker-1" for facts in trials), "as they were made"
+    for trial_id, facts in Store(folder).trials().items():
+        assert facts["attempts"][-1].get("actor") == "worker-1", "as it was made"
+        assert facts["sha256"] == hash_file(Store(folder).trial_folder(trial_id) / "rows.parquet"), "and of these rows"
     rows = rows_of(folder)
     assert rows.items() <= expected.items()
     with StoreWriter(folder, disk=Unsynced()) as store:
