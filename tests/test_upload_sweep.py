@@ -11,9 +11,11 @@ from pyarrow import fs
 from s3_server import CREDENTIALS, S3Server, s3_server
 from sweep_cases import write_case
 from sweep_runs import Run, outcome
+from test_sweep_faults import gone
 from test_upload import local_files, remote_files
 
 from orchestrator.store import Store
+from orchestrator.store.remote_folder import RemoteFolder
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "200", "--shard-size", "3")
@@ -38,7 +40,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def finished_in(url: str) -> set[str]:
-    return {name.split("/")[1] for name in remote_files(url) if name.endswith("trial.json")}
+    return {name.split("/")[1] for name in RemoteFolder(url, "s").list() if name.endswith("/trial.json")}
 
 
 @pytest.mark.usefixtures("credentials")
@@ -49,8 +51,10 @@ def test_a_killed_sweep_continues_here_and_from_its_copy(case: Path, tmp_path: P
     flags = (*FLAGS, *HERE, "--upload", url)
     run = Run(case, tmp_path / "results", *flags)
     run.until(lambda: finished_in(url), "a copied trial")
+    below = set(run.descendants())
     run.process.kill()
     run.wait(-signal.SIGKILL)
+    assert gone(below), "or its folder would still be in use"
 
     there = Run(case, tmp_path / "elsewhere", *flags)  # another machine: its folder is empty
     there.until(lambda: Store(there.folder).trial_ids(), "fetched trials")
@@ -84,7 +88,7 @@ def test_a_copy_that_stays_incomplete_costs_no_row_and_ends_with_1(case: Path, t
     s3.make_bucket("bucket-gone")
     url = s3.url("bucket-gone/copies")
     run = Run(case, tmp_path / "results", *FLAGS, *HERE, "--limit", "6", "--upload", url)
-    run.until(lambda: "sweep.copy.json" in remote_files(url), "the copied request")
+    run.until(lambda: "sweep.copy.json" in RemoteFolder(url, "s").list(), "the copied request")
     os.kill(run.process.pid, signal.SIGSTOP)  # so that it does not write while the bucket is emptied
     system, _ = fs.FileSystem.from_uri(url)
     system.delete_dir_contents("bucket-gone")

@@ -14,7 +14,7 @@ from orchestrator.store.remote_copy import RemoteCopy
 
 POLL_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0  # between tries of an upload that fails
-POLL_SHARE = 0.1  # of the time may be spent on looking for finished trials
+POLL_SHARE = 0.05  # of the time may be spent on looking for finished trials
 LAST_TRIES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses between tries when the sweep has ended
 JOIN_SECONDS = 2.0  # for the thread, when the sweep was interrupted
 
