@@ -110,12 +110,6 @@ class RemoteCopy:
         write_file(DISK, path, self._remote.read(name))
         self._manifest.record(name, LocalFile.read(path))
 
-    def start(self) -> None:
-        """Makes sure that files can be copied; InputError where not. Removes what killed uploads left behind."""
-        self._remote.check_writable()
-        for name in [name for name in self._sizes if is_temporary(name)]:
-            self._delete(name)
-
     def copy_finished(self, stopped: Callable[[], bool] = lambda: False) -> CopyOutcome:
         """One pass over what is final while a sweep runs; `stopped` ends it early."""
         changed = [trial_id for trial_id in Store(self.folder).trial_ids() if self._may_be_finished(trial_id)]
@@ -219,6 +213,8 @@ class RemoteCopy:
         for name in self._manifest.names():
             if name.partition("/")[0] in REPORT_FOLDERS and name not in names:
                 self._delete(name)
+        for name in [name for name in self._sizes if is_temporary(name)]:  # of uploads that were killed
+            self._delete(name)
 
     def _copy_file(self, name: str) -> None:
         if not self._is_current(name, _state(self.folder / name)):
@@ -270,7 +266,7 @@ def open_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[str], No
             note(f"{remote.url} holds this sweep and would be fetched first; what follows does not count it")
         return None
     copy = RemoteCopy(folder, remote, sizes)
-    copy.start()
+    remote.check_writable()
     if here is None and there is not None:
         note(f"fetching the sweep from {remote.url}")
         try:
