@@ -75,10 +75,11 @@ def local_files(folder: Path) -> dict[str, bytes]:
 
 
 def remote_files(url: str, name: str = "s") -> dict[str, bytes]:
-    """Read without the code under test."""
+    """Read without the code under test; uploader.json is in the copy only."""
     system, root = fs.FileSystem.from_uri(url)
     selected = fs.FileSelector(f"{root}/{name}", recursive=True, allow_not_found=True)
     entries = [entry for entry in system.get_file_info(selected) if entry.type == fs.FileType.File]
+    entries = [entry for entry in entries if entry.base_name != "uploader.json"]
     return {entry.path.removeprefix(f"{root}/{name}/"): system.open_input_file(entry.path).read() for entry in entries}
 
 
@@ -217,7 +218,7 @@ def test_a_new_machine_continues_from_the_copy(url: str, tmp_path: Path, written
     assert local_files(there) == local_files(here)
     assert Store(there).check() == []
     assert not copy.copy_all().missing
-    assert written == [".write-test.tmp"], "what was fetched is not uploaded again"
+    assert written == [".write-test.tmp", "uploader.json"], "what was fetched is not uploaded again"
     before = {path: path.read_bytes() for path in there.rglob("rows.parquet")}
     run_trials(small_sweep(there))
     assert not copy.copy_all().missing
@@ -225,6 +226,39 @@ def test_a_new_machine_continues_from_the_copy(url: str, tmp_path: Path, written
     assert remote_files(url) == local_files(there)
     run_trials(small_sweep(here))
     assert rows_of(here) == rows_of(there)
+
+
+def test_two_machines_take_turns(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second replaces files by others of the same size, which the first one's manifest knows nothing of."""
+    here, there = tmp_path / "here" / "s", tmp_path / "there" / "s"
+    run_trials(small_sweep(here), 8)
+    write = RemoteFolder.write
+
+    def refuse_facts(self: RemoteFolder, name: str, data: bytes) -> None:
+        if name.endswith("trial.json"):
+            raise CopyFailed("no network")
+        write(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "write", refuse_facts)
+        assert opened(url, here).copy_all().missing
+    copy = opened(url, there)
+    assert Store(there).trial_ids() == []
+    sweep = small_sweep(there)
+    with sweep.begin() as store:
+        for trial in sweep.trials:
+            store.begin(trial.as_dict(), {})
+            sweep.run(store, trial)  # a second attempt
+    assert not copy.copy_all().missing
+    assert remote_files(url) == local_files(there)
+    run_trials(small_sweep(here))
+    upload(url, here)
+    assert remote_files(url) == local_files(here)
+    assert {len(path.read_bytes()) for path in here.rglob("rows.parquet")} & {
+        len(path.read_bytes()) for path in there.rglob("rows.parquet")
+    }, "or this test shows nothing"
+    upload(url, there)
+    assert remote_files(url) == local_files(there)
 
 
 def change(sweep: MadeSweep, number: int) -> MadeSweep:

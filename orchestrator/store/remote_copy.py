@@ -34,6 +34,7 @@ from orchestrator.store.upload_manifest import FileState, LocalFile, UploadManif
 from sampler.errors import InputError
 
 PARALLEL_COPIES = 8
+OWNER = "uploader.json"  # in the copy only: the id of the manifest that wrote to it last
 PAGE = "report.html"  # last of the report: it speaks of the other files
 REPORT_FILES, REPORT_FOLDERS = ("results.md",), ("figures", "summaries")
 REQUEST_PART, REPORT_PART = "sweep.json and its documents", "the report"
@@ -65,6 +66,13 @@ class RemoteCopy:
     @property
     def url(self) -> str:
         return self._remote.url
+
+    def claim(self) -> None:
+        """Comes before everything else that is written to the copy."""
+        owner = json.dumps({"id": self._manifest.id}).encode() + b"\n"
+        if OWNER not in self._sizes or self._remote.read(OWNER) != owner:
+            self._manifest.distrust()
+            self._remote.write(OWNER, owner)
 
     def fetch(self) -> int:
         """Makes an unused local folder what the copy is; how many files were fetched. A killed fetch continues.
@@ -267,12 +275,13 @@ def open_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[str], No
         return None
     copy = RemoteCopy(folder, remote, sizes)
     remote.check_writable()
-    if here is None and there is not None:
-        note(f"fetching the sweep from {remote.url}")
-        try:
+    try:
+        copy.claim()
+        if here is None and there is not None:
+            note(f"fetching the sweep from {remote.url}")
             copy.fetch()
-        except CopyFailed as problem:
-            raise InputError(f"{problem}; repeat the command to fetch the rest") from problem
+    except CopyFailed as problem:
+        raise InputError(f"{problem}; repeat the command to try again") from problem
     return copy
 
 
@@ -304,7 +313,7 @@ def _check_same_sweep(
             f"--upload {remote.url} holds the sweep {there.get('sweep')}, and {folder} is {here.get('sweep')}; "
             "use another URL or another --name"
         )
-    others = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents"})
+    others = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents", OWNER})
     if there is None and here is None and others:
         raise InputError(
             f"--upload {remote.url} is not empty (it holds {', '.join(others[:3])}) and has no {REQUEST}; "

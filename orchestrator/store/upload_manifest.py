@@ -1,12 +1,14 @@
 """Which files of a sweep's folder are in its remote copy, and in which version: upload.jsonl in the local folder.
 
-A line is appended after a file was copied, so the manifest never promises more than the copy has. A lost or torn
-manifest costs nothing but another upload.
+A line is appended after a file was copied, so the manifest never promises more than the copy has. The copy names the
+manifest that wrote to it last; if that is another one, because the sweep was continued elsewhere, this one is not
+trusted. A lost, torn or distrusted manifest costs nothing but another upload.
 """
 
 import hashlib
 import json
 import os
+import secrets
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -64,6 +66,7 @@ class UploadManifest:
     def __init__(self, folder: Path, url: str) -> None:
         self._path, self._url = folder / MANIFEST, url
         self._guard = threading.Lock()
+        self.id = secrets.token_hex(8)
         self._files = self._load()
         self._written = False  # by this process: what it appends follows lines that it knows to be whole
 
@@ -71,8 +74,9 @@ class UploadManifest:
         files: dict[str, CopiedFile] = {}
         with suppress(OSError):
             entries = [_parsed(line) for line in self._path.read_bytes().splitlines()]
-            if entries[:1] != [{"url": self._url}]:
+            if not entries or entries[0].get("url") != self._url:
                 return {}
+            self.id = str(entries[0].get("id"))
             for entry in entries[1:]:
                 with suppress(KeyError, TypeError):
                     name, sha256 = entry.pop("name"), entry.pop("sha256")
@@ -80,6 +84,10 @@ class UploadManifest:
                     if sha256 is not None:
                         files[name] = CopiedFile(state=FileState(**entry), sha256=sha256)
         return files
+
+    def distrust(self) -> None:
+        """Someone else has written to the copy: what this manifest says of it may be wrong."""
+        self._files.clear()
 
     def get(self, name: str) -> CopiedFile | None:
         return self._files.get(name)
@@ -106,7 +114,8 @@ class UploadManifest:
                 with self._path.open("ab") as file:
                     file.write(f"{line}\n".encode())
             else:
-                lines = [json.dumps({"url": self._url}), *(_line(name, known) for name, known in self._files.items())]
+                first = json.dumps({"url": self._url, "id": self.id})
+                lines = [first, *(_line(name, known) for name, known in self._files.items())]
                 write_file(DISK, self._path, "".join(f"{line}\n" for line in lines).encode())
                 self._written = True
 
