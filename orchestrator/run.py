@@ -20,7 +20,9 @@ from orchestrator.report.write import write_report
 from orchestrator.running.nodes import NodeHealth
 from orchestrator.running.stop import Stop
 from orchestrator.running.trial_board import DashboardTrials
+from orchestrator.running.uploader import Uploader, finish_upload
 from orchestrator.store import Store
+from orchestrator.store.remote_copy import RemoteCopy, open_copy
 from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.stored import stored_progress
 from orchestrator.watching.view import SweepView
@@ -45,11 +47,16 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         else:
             machine = Machine.here()
         folder = sweep_folder(settings, machine)
+        copy = None
+        if settings.upload is not None:
+            copy = open_copy(settings.upload, folder, dry_run=command.dry_run, note=SweepView().note)
         stored = Store(folder).read_request()
         probe = None
         if settings.address is not None and stored is None:
             prepare(settings, machine)  # reports all problems before a node is waited for
-            machine, probe = _wait_and_probe(settings, machine, place(settings, machine))
+            placement = place(settings, machine)
+            if not command.dry_run or machine.holds_now(placement.bundle):
+                machine, probe = _wait_and_probe(settings, machine, placement)
         prepared = prepare(settings, machine, stored)
         if command.dry_run:
             _print_dry_run(prepared)
@@ -73,8 +80,12 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         if not made.trials:
             print(*made.notices, f"{made.plan.sweep} is finished: nothing to do", sep="\n")
             _print_end(made)
-            return 0
-        return _decode(prepared, made, stop, dashboard, health=health, callbacks=callbacks)
+            failed = 0
+        else:
+            failed = _decode(prepared, made, stop, dashboard, copy=copy, health=health, callbacks=callbacks)
+    if copy is not None:
+        finish_upload(copy, failed=failed)
+    return failed
 
 
 def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placement) -> "tuple[Machine, Probe]":
@@ -111,6 +122,7 @@ def _decode(
     stop: Stop,
     dashboard: str | None,
     *,
+    copy: RemoteCopy | None,
     health: NodeHealth,
     callbacks: Sequence[Any],
 ) -> int:
@@ -118,7 +130,7 @@ def _decode(
 
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
     fixed = prepared.settings.address is None or prepared.settings.actors is not None
-    with SweepView(quiet=prepared.settings.quiet) as view:
+    with SweepView(quiet=prepared.settings.quiet) as view, Uploader(copy, view.note):
         for notice in made.notices:
             view.note(notice)
         actors = f"{placement.actors} actors ({placement.each}) in {prepared.identity.dtype}"

@@ -27,7 +27,7 @@ ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # the Hu
 LONG = ("orchestrator.bench", "orchestrator.chaos", "sampler.bench", "tasks.bundled")  # minutes, or the project's files
 SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, which `.ci/run` does from nothing
 CONTAINERS = ("docker ", "kubectl ")  # programs that may not be installed here
-OTHERS = {"--tmux", "--generate"}  # flags of Ray's commands
+OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's commands
 COMMANDS = (
     *(f"orchestrator.{name}" for name in ("sweep", "status", "report", "export", "bench", "chaos")),
     *("orchestrator.slurm submit", "orchestrator.slurm status", "tasks.list", "tasks.run", "tasks.bundled.render"),
@@ -82,7 +82,7 @@ def test_every_flag_exists() -> None:
         assert flags_in(words) <= known_flags(module, *second), command
         assert flags_in(shlex.split(passed_on)) <= known_flags("orchestrator.sweep"), command
     for command in ALL:
-        if command.startswith("ray submit"):
+        if command.startswith(("ray submit", "ray job submit")):
             assert flags_in(shlex.split(command.partition(" -- ")[2])) <= known_flags("orchestrator.sweep"), command
 
 
@@ -116,7 +116,8 @@ def test_make_knows_what_is_asked_of_it(command: str) -> None:
 def test_ray_knows_what_is_asked_of_it(command: str) -> None:
     """Without running it: the word and its flags; and files it names are there."""
     words = shlex.split(command.partition(" -- ")[0])
-    asked = [str(Path(sys.executable).with_name("ray")), words[1], "--help"]
+    verb = words[1:3] if words[1] == "job" else words[1:2]
+    asked = [str(Path(sys.executable).with_name("ray")), *verb, "--help"]
     offered = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     assert all(flag in offered for flag in flags_in(words))
     assert all((ROOT / word).exists() for word in words if word.endswith((".yaml", ".py")))

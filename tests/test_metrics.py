@@ -2,10 +2,14 @@
 
 import json
 import re
+import shutil
 import signal
+import subprocess
 import tempfile
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +117,23 @@ def test_the_dashboard_is_whole(dashboard: dict[str, Any]) -> None:
     assert used == variables
 
 
+# A running sweep
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Path]]:
+    """A sweep that lasts longer than the tests, and the directory in which its Ray keeps its sessions."""
+    out = tmp_path_factory.mktemp("out")
+    flags = ["--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--policies", "k1,k2_last,k2_first,k3_last"]
+    with tempfile.TemporaryDirectory(prefix="m-", dir="/tmp") as temporary:  # Ray's sockets need a short path
+        run = Run(out, out, *flags, "--shard-size", "4", "--repeats", "5", "--actors", "1", TMPDIR=temporary)
+        try:
+            yield run, Path(temporary)
+        finally:
+            run.process.send_signal(signal.SIGINT)
+            run.wait(code=None)
+
+
 def samples(address: str) -> Iterator[tuple[str, dict[str, str]]]:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         for line in answer.read().decode().splitlines():
@@ -122,31 +143,62 @@ def samples(address: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.slow
-def test_ray_exports_every_gauge_with_its_tags(tmp_path: Path) -> None:
+def test_ray_exports_every_gauge_with_its_tags(running: tuple[Run, Path]) -> None:
     """As Prometheus finds and reads them: through Ray's service discovery file."""
-    flags = ["--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--policies", "k1,k2_last"]
-    with tempfile.TemporaryDirectory(prefix="m-", dir="/tmp") as temporary:  # Ray's sockets need a short path
-        run = Run(tmp_path, tmp_path, *flags, "--limit", "200", "--shard-size", "4", "--actors", "1", TMPDIR=temporary)
+    run, temporary = running
 
-        def exported() -> dict[str, dict[str, str]] | None:
-            files = list(Path(temporary).glob("reuse-sweep-*/session_*/prom_metrics_service_discovery.json"))
-            targets = [
-                target for file in files for entry in json.loads(file.read_text()) for target in entry["targets"]
-            ]
-            try:
-                found = {name: labels for target in targets for name, labels in samples(target) if "reuse" in name}
-            except OSError:  # it is not listening yet
-                return None
-            return found if len(found) == len(GAUGES) else None
-
+    def exported() -> dict[str, dict[str, str]] | None:
+        files = list(temporary.glob("reuse-sweep-*/session_*/prom_metrics_service_discovery.json"))
+        entries = [entry for file in files for entry in json.loads(file.read_text())]
         try:
-            found = run.until(exported, "all gauges were exported")
-        finally:
-            run.process.send_signal(signal.SIGINT)
-            run.wait(code=None)
+            of_all = (sample for entry in entries for target in entry["targets"] for sample in samples(target))
+            found = {name: labels for name, labels in of_all if "reuse" in name}
+        except OSError:  # it is not listening yet
+            return None
+        return found if len(found) == len(GAUGES) else None
+
+    found = run.until(exported, "all gauges were exported")
     assert found.keys() == {f"{PREFIX}{name}" for name in GAUGES}
     for name, (_, tags) in GAUGES.items():
         labels = found[f"{PREFIX}{name}"]
         assert labels.keys() >= set(tags), name
         assert labels["sweep"].startswith("s-")
         assert labels.get("task", "gsm8k") == "gsm8k"
+
+
+@pytest.fixture
+def prometheus(running: tuple[Run, Path], tmp_path: Path) -> Iterator[str]:
+    """The address of a Prometheus that uses the configuration that Ray writes."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("Prometheus is not installed (Debian: apt-get install prometheus)")
+    run, temporary = running
+    pattern = "reuse-sweep-*/session_[0-9]*/metrics/prometheus/prometheus.yml"
+    configuration = run.until(lambda: next(temporary.glob(pattern), None), "Ray wrote a configuration")
+    log = tmp_path / "log"
+    command = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+    with log.open("w") as errors:
+        process = subprocess.Popen([*command, "--web.listen-address=127.0.0.1:0"], stderr=errors, cwd=tmp_path)
+    try:
+        listening = re.compile(r'msg="?Listening on"? address=(\S+)')
+        yield run.until(lambda: listening.search(log.read_text()), "Prometheus listened")[1]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_prometheus_answers_every_question_of_the_dashboard(
+    running: tuple[Run, Path], prometheus: str, dashboard: dict[str, Any]
+) -> None:
+    def values(expression: str) -> list[Any]:
+        asked = re.sub(r"\$(sweep|task)", ".+", expression)
+        query = urllib.parse.urlencode({"query": asked})
+        with urllib.request.urlopen(f"http://{prometheus}/api/v1/query?{query}", timeout=60) as answer:
+            result: list[Any] = json.load(answer)["data"]["result"]
+        return result
+
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            found = running[0].until(partial(values, target["expr"]), f"{panel['title']} had values")
+            for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+                assert all(one["metric"][label] for one in found), panel["title"]

@@ -135,7 +135,7 @@ def test_the_script_requests_what_the_flags_say(tmp_path: Path) -> None:
 def test_typed_gpus_are_requested_and_counted() -> None:
     submission = parse((*SLURM, "--gpus-per-node", "a100:4", "--", *SWEEP))
     assert "gpus-per-node=a100:4" in submission.job.directives()
-    assert (submission.machine.gpus, submission.machine.node_gpus) == (8, 4)
+    assert (submission.machine.most("GPU"), submission.machine.largest("GPU")) == (8, 4)
     assert submission.job.cpus == 8
 
 

@@ -358,3 +358,57 @@ def test_repeatable_flags_add_up() -> None:
     refused(
         "--wait-for-nodes must be between 0 and 604800 seconds (got -1.0)", "--tasks", "gsm8k", "--wait-for-nodes=-1"
     )
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "file:///tmp/x", "gs://user:hidden@b/x", "x://#hidden"])
+def test_results_are_written_to_a_local_directory(url: str, tmp_path: Path) -> None:
+    """`s3://b/x` used to become a local folder of that name."""
+    for arguments in (["--out", url], ["--config", config(tmp_path, f"out: '{url}'\n")]):
+        with pytest.raises(InputError, match=r"--out must be a local directory \(got \w+://…\); --upload copies") as no:
+            parse(["--tasks", "gsm8k", *arguments])
+        assert "hidden" not in str(no.value)
+    assert SweepSettings(tasks=("gsm8k",), out=url).out == url, "folders of earlier versions stay readable"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://user:hidden@bucket/x",
+        "s3://hidden@bucket/x",
+        "gs://hidden@bucket/x",
+        "s3://bucket/x?access_key=hidden",
+        "s3://bucket/x?region=a&secret_key=hidden",
+        "s3://bucket/x?SessionToken=hidden",
+        "s3://bucket/x?endpoint_override=http://user:hidden@host",
+        "file://user:hidden@/x",
+    ],
+)
+def test_an_upload_url_with_credentials_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(InputError, match="--upload must not contain credentials: put them into the environment") as no:
+        settings("--upload", url)
+    assert "hidden" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("bucket/x", "--upload must be a URL such as s3://BUCKET/FOLDER"),
+        ("hdfs://user:hidden@a/b", "(got hdfs://…)"),
+        ("S3://bucket/x", "(got S3://…)"),
+        ("s3://user:hidden@bucket/x#y", "--upload must be a URL"),
+        ("file://data/x", "a file URL needs an absolute path, such as file:///data/copies"),
+        ("s3://", "names no bucket"),
+        ("gs:///x", "names no bucket"),
+    ],
+)
+def test_upload_urls_that_are_refused(url: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)) as no:
+        settings("--upload", url)
+    assert "hidden" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket", "s3://b-1/x/?endpoint_override=http://127.0.0.1:1&scheme=http", "gs://anonymous@b/x"]
+)
+def test_upload_urls_that_are_allowed(url: str) -> None:
+    assert settings("--upload", url).upload == url

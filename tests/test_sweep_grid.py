@@ -74,7 +74,7 @@ def test_ids_do_not_change_between_versions() -> None:
     machine=st.fixed_dictionaries(
         {
             "actors": st.none() | st.integers(1, 9),
-            "gpus_per_actor": st.sampled_from([None, 0.0, 0.5, 2.0]),
+            "gpus_per_actor": st.sampled_from([None, 0.0, 0.5, 1.0]),
             "threads_per_actor": st.integers(1, 8),
             "address": st.none() | st.just("auto"),
             "dashboard": st.booleans(),

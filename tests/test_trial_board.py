@@ -1,36 +1,34 @@
-"""The calls that stand for trials in the dashboard begin and end with their trials."""
+"""The board knows when trials start and end, whatever the order of its calls."""
 
 import asyncio
 
-import pytest
-
-from orchestrator.running.trial_board import TrialBoard, TrialFailed
+from orchestrator.running.trial_board import TrialBoard
 
 
-def test_a_call_runs_from_a_trials_start_to_its_end() -> None:
+def test_waiting_ends_with_a_trials_start_and_its_end() -> None:
     async def check() -> None:
         board = TrialBoard()
-        started = asyncio.ensure_future(board.until_started("t"))
+        started, ended = (
+            asyncio.ensure_future(board.until_started("t")),
+            asyncio.ensure_future(board.until_ended("t")),
+        )
         await asyncio.sleep(0)
         assert not started.done()
         await board.start("t")
         await board.start("t")  # a second attempt
         await started
-        shown = asyncio.ensure_future(board.trial("t", None))
-        await asyncio.sleep(0)
-        assert not shown.done()
+        assert not ended.done()
         await board.end("t", None)
-        await shown
+        assert await ended is None
 
     asyncio.run(check())
 
 
-def test_a_failed_trial_is_a_failed_call_even_if_it_never_started() -> None:
+def test_a_trial_can_fail_before_it_starts() -> None:
     async def check() -> None:
         board = TrialBoard()
         await board.end("t", "out of memory")
         await board.until_started("t")
-        with pytest.raises(TrialFailed, match="out of memory"):
-            await board.trial("t", None)
+        assert await board.until_ended("t") == "out of memory"
 
     asyncio.run(check())

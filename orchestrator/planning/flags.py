@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.planning import config_file, values
 from orchestrator.planning.problems import Problems
-from orchestrator.planning.settings import LISTS, SweepSettings, policies_of
+from orchestrator.planning.settings import LISTS, SweepSettings, is_url, policies_of
 from sampler.cli import Parser
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
@@ -181,6 +181,10 @@ def settings_of(typed: Mapping[str, Any], filed: Mapping[str, Any], file: str = 
         _combine(read)
     if "tasks" not in filed and "tasks" not in typed:
         problems.sentences.append(f"--tasks is missing: {LISTS['tasks']}")
+    out = read.get("out", "")
+    if is_url(out):  # not a check of the settings: folders of earlier versions stay readable
+        got = f"{out.partition('://')[0]}://…"
+        problems.sentences.append(f"--out must be a local directory (got {got}); --upload copies results to a URL")
     with problems.noted():
         settings = SweepSettings(**{"tasks": UNREAD, **read})
     problems.check()

@@ -20,6 +20,9 @@ WEEK = 604_800  # seconds
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 RESOURCE = re.compile(r"([A-Za-z_][^=,\s]*)=([0-9]*\.?[0-9]+)")
 CALLBACK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(?:\?(.*))?")  # scheme, host, path, options
+UPLOAD_SCHEMES = ("s3", "gs", "file")
+SECRET_OPTION = re.compile(r"key|secret|token|password|credential|signature", re.IGNORECASE)
 
 
 def policies_of(
@@ -188,6 +191,8 @@ class SweepSettings:
                 f"--address {self.address}: Ray Client is not supported; run the sweep on the cluster with "
                 "`ray job submit`, or give the address of its head, such as HOST:6379"
             )
+        if self.upload:
+            yield from _upload_problems(self.upload)
         if self.dtype not in DTYPES:
             yield f"--dtype {self.dtype}: {', '.join(DTYPES)} are allowed"
         if self.name is not None and not NAME.fullmatch(self.name):
@@ -250,6 +255,28 @@ MOST = {  # beyond any use, and what comes after would drown in it or not know w
     "actors": 10**5,
     "threads_per_actor": 1024,
 }
+
+
+def is_url(text: str) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+
+
+def _upload_problems(url: str) -> Iterator[str]:
+    """Without what may be a secret in it."""
+    match = URL.fullmatch(url)
+    if match is None or match[1] not in UPLOAD_SCHEMES:
+        got = f"{url.partition('://')[0]}://…" if is_url(url) else "no URL"
+        yield f"--upload must be a URL such as s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER (got {got})"
+        return
+    scheme, host, path, options = match.groups(default="")
+    names = [option.partition("=")[0] for option in options.split("&")]
+    user, at, _ = host.rpartition("@")
+    if (at and (scheme, user) != ("gs", "anonymous")) or "@" in options or any(map(SECRET_OPTION.search, names)):
+        yield "--upload must not contain credentials: put them into the environment, such as AWS_ACCESS_KEY_ID"
+    elif scheme == "file" and (host or not path):
+        yield f"--upload {url}: a file URL needs an absolute path, such as file:///data/copies"
+    elif scheme != "file" and not host:
+        yield f"--upload {url} names no bucket: it must look like {scheme}://BUCKET/FOLDER"
 
 
 def _flag(name: str) -> str:

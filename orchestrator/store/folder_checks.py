@@ -13,12 +13,18 @@ from sampler.errors import InputError
 
 REQUEST = "sweep.json"
 COPY = "sweep.copy.json"
+FETCHING = "fetching.json"  # there while a remote copy is being fetched into the folder; says from where
 SLURM = "slurm"  # scripts and logs of jobs, there before the sweep begins
 
 
 def read_request(folder: Path) -> dict[str, Any] | None:
     """sweep.json, or nothing where a sweep has not begun; InputError for a folder that is no sweep's or unreadable."""
     path = folder / REQUEST
+    if (folder / FETCHING).exists():
+        raise InputError(
+            f"{folder} holds a part of a sweep whose copy was being fetched; repeat the command with its --upload to "
+            "fetch the rest, or delete the folder"
+        )
     try:
         request = read_object(path, seal_required=False)
     except FileNotFoundError:

@@ -7,6 +7,7 @@
                       rows.parquet      all rows, when the trial has ended; of a small one in Arrow's form too
     set-aside/                     damaged files, moved here and never deleted
     lock/                          who writes
+    upload.jsonl                   which files are in the copy at --upload URL, and in which version
 
 Rows are the truth: what is done is what rows say. What is damaged is skipped and noted in `damage`.
 """
