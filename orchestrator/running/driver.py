@@ -104,8 +104,8 @@ def run_trials(
             tune_config=tune.TuneConfig(
                 num_samples=len(trials),
                 reuse_actors=True,
-                search_alg=ElasticGridSearch(trials, capacity or (lambda: placement.actors), request),
-                scheduler=KeepLoadingActors(WorkerClasses(first_worker)),
+                search_alg=ElasticGridSearch(trials, capacity or (lambda: placement.actors)),
+                scheduler=KeepLoadingActors(request, WorkerClasses(first_worker)),
                 trial_name_creator=lambda trial: specs[trial_key(trial.config)].label,
                 trial_dirname_creator=lambda trial: specs[trial_key(trial.config)].trial_id,
             ),

@@ -35,16 +35,13 @@ class WorkerRequest(tune.PlacementGroupFactory):  # type: ignore[misc]
 class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
     """Hands out the planned trials in order, at most as many at a time as the cluster has capacity for now."""
 
-    def __init__(self, trials: Sequence[TrialSpec], capacity: Callable[[], int], request: WorkerRequest) -> None:
+    def __init__(self, trials: Sequence[TrialSpec], capacity: Callable[[], int]) -> None:
         super().__init__(points_to_evaluate=[trial.tune_config for trial in trials], max_concurrent=capacity())
-        self._capacity, self._request = capacity, request
+        self._capacity = capacity
 
     def next_trial(self) -> Any:
         self.max_concurrent = self._capacity()
-        trial = super().next_trial()
-        if trial is not None:
-            trial.update_resources(self._request)
-        return trial
+        return super().next_trial()
 
 
 def search_space(trials: Sequence[TrialSpec]) -> dict[str, Any]:
@@ -74,13 +71,14 @@ class KeepLoadingActors(FIFOScheduler):  # type: ignore[misc]
     no actor yet, and the trials whose actors are loading last.
     """
 
-    def __init__(self, worker_classes: WorkerClasses) -> None:
+    def __init__(self, request: WorkerRequest, worker_classes: WorkerClasses) -> None:
         super().__init__()
-        self._worker_classes = worker_classes
+        self._request, self._worker_classes = request, worker_classes
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         super().on_trial_add(tune_controller, trial)
-        tune_controller._tune_controller._class_cache = self._worker_classes  # Tune has no option for either
+        trial.update_resources(self._request)  # the object itself: resources of a trainable would be a copy
+        tune_controller._tune_controller._class_cache = self._worker_classes  # Tune has no option for it
 
     def choose_trial_to_run(self, tune_controller: Any) -> None:
         del tune_controller
