@@ -16,7 +16,7 @@ PROBE = """
 import json, sys
 from dataclasses import asdict
 from orchestrator.running.environment import prepare
-prepare(local=True, token=True)
+prepare(local=True)
 import ray
 from orchestrator.planning.devices import DeviceFacts
 from orchestrator.planning.machine import Placement
