@@ -28,6 +28,8 @@ def main() -> None:
     stop = Stop(farewell=f"stopped; continue with: {repeated}")
     stop.install()
     address = environment.cluster_address(command.settings.address)
+    if address is not None and command.settings.address is None:
+        print(f"joining the Ray cluster at {address} (RAY_ADDRESS)", flush=True)
     command = replace(command, settings=replace(command.settings, address=address))
     try:
         if address is None:

@@ -1,5 +1,6 @@
 """A Ray cluster of one node that `ray start --head` starts, with a home, ports and a temporary folder of its own."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,10 +11,23 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 RAY = str(Path(sys.executable).parent / "ray")
 SECONDS = 300
 LOCAL = "127.0.0.1"
+HEAD_ID = "f" * 51 + "00000"  # the id by which the provider of these nodes knows the head
+NOTHING_TO_DO = (
+    *("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands"),
+    *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files"),
+)
+ELASTIC = {
+    "RAY_FAKE_CLUSTER": "1",
+    "RAY_enable_autoscaler_v2": "1",
+    "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+}
 
 
 def free_port() -> int:
@@ -22,30 +36,67 @@ def free_port() -> int:
 
 
 class RayHead:
-    """`token`: the home has one. Whether the cluster asks for it is RAY_AUTH_MODE's to say, else it does."""
+    """This user has a token. The cluster asks for it unless RAY_AUTH_MODE says otherwise.
 
-    def __init__(self, *flags: str, token: bool = True, **variables: str) -> None:
+    `autoscaler` describes nodes that Ray starts as processes, by demand; the head then has no processors of its own.
+    """
+
+    def __init__(self, *, autoscaler: dict[str, Any] | None = None, **variables: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))  # short: Ray puts sockets into it
         home = self.folder / "home"
         home.mkdir()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.environment = {**inherited, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-        if token:
-            subprocess.run([RAY, "get-auth-token", "--generate"], env=self.environment, check=True, capture_output=True)
+        subprocess.run([RAY, "get-auth-token", "--generate"], env=self.environment, check=True, capture_output=True)
         port, dashboard = free_port(), free_port()
         self.address, self.dashboard = f"{LOCAL}:{port}", f"http://{LOCAL}:{dashboard}"
         self.log = self.folder / "head.log"
-        ports = (f"--port={port}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={free_port()}")
-        size = ("--num-cpus=2", "--object-store-memory=200000000", "--dashboard-agent-listen-port=0")
+        ports = (
+            f"--port={port}",
+            f"--dashboard-port={dashboard}",
+            f"--ray-client-server-port={free_port()}",
+            "--dashboard-agent-listen-port=0",
+        )
+        size = (
+            f"--num-cpus={0 if autoscaler else 2}",
+            "--object-store-memory=200000000",
+            "--dashboard-agent-listen-port=0",
+        )
+        elastic = () if autoscaler is None else self._elastic(autoscaler, port)
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
-                [RAY, "start", "--head", "--block", f"--temp-dir={self.folder / 'r'}", *ports, *size, *flags],
-                env={**self.environment, **variables},
+                [RAY, "start", "--head", "--block", f"--temp-dir={self.folder / 'r'}", *ports, *size, *elastic],
+                env={**self.environment, **({} if autoscaler is None else ELASTIC), **variables},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self._until_listening(port)
+
+    def _elastic(self, types: dict[str, Any], port: int) -> tuple[str, ...]:
+        """Describes the nodes in a file that lies elsewhere than `ray up` would leave it."""
+        head = {"resources": {}, "node_config": {}, "max_workers": 0}
+        config = {
+            **{key: [] for key in NOTHING_TO_DO},
+            "file_mounts": {},
+            "file_mounts_sync_continuously": False,
+            "auth": {},
+            "cluster_name": "elastic",
+            "max_workers": sum(kind["max_workers"] for kind in types.values()),
+            "idle_timeout_minutes": 5,
+            "provider": {
+                "type": "external",
+                "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+                "launch_multiple": True,
+                "head_node_id": HEAD_ID,
+                "gcs_address": f"{LOCAL}:{port}",
+            },
+            "head_node_type": "ray.head.default",
+            "available_node_types": {"ray.head.default": head, **types},
+        }
+        path = self.folder / "autoscaler.yaml"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return (f"--autoscaling-config={path}", f"--node-ip-address={LOCAL}")
 
     def _until_listening(self, *ports: int) -> None:
         until = time.monotonic() + SECONDS

@@ -110,14 +110,14 @@ def test_one_bad_node_costs_a_warning(
     check_good_end(sweep, reason)
 
 
-def check_good_end(sweep: NodeSweep, reason: str) -> None:
+def check_good_end(sweep: NodeSweep, reason: str, repeats: int = 1) -> None:
     output = sweep.wait()
     warnings = [line for line in output.splitlines() if line.startswith("warning: node bad")]
     assert len(warnings) == 1, output
     assert reason in warnings[0]
     assert "Traceback" not in output
     assert hosts_at_work(sweep.folder) == {"good"}
-    assert len(outcome(sweep.folder)) == 12 * 3
+    assert len(outcome(sweep.folder)) == 12 * 3 * repeats
 
 
 def test_a_node_without_the_project(cluster: Machines, case: Path, tmp_path: Path) -> None:
@@ -129,6 +129,19 @@ def test_a_node_without_the_project(cluster: Machines, case: Path, tmp_path: Pat
         start_worker(node, head)
     sweep = NodeSweep(driver, tmp_path, *flags(LOCAL), "--address", head, "--actors", "2")
     check_good_end(sweep, "No module named 'orchestrator'")
+
+
+def test_a_late_node_without_the_project(cluster: Machines, case: Path, tmp_path: Path) -> None:
+    """It was not there when the devices of all nodes were probed."""
+    driver, good = cluster.add("driver"), cluster.add("good")
+    for node in (driver, good):
+        give_files(node, case)
+    head = start_head(driver)
+    start_worker(good, head)
+    sweep = NodeSweep(driver, tmp_path, *flags(LOCAL), "--repeats", "6", "--address", head)
+    sweep.until_rows(1)
+    start_worker(cluster.add("bad", project=False), head)
+    check_good_end(sweep, "No module named 'orchestrator'", repeats=6)
 
 
 @pytest.mark.parametrize("same_reason", [True, False])

@@ -172,12 +172,14 @@ def test_a_failed_worker_is_known_by_how_far_it_came(folder: Path) -> None:
     refused = FailedSetup(node=NODE, reason="no such model", is_input_error=True)
     results.setup_failed("worker-2", refused)
     assert results.worker_failed(ONE.key).setup == refused
-    assert results.worker_failed(ONE.key).setup is None, "each failure is judged once"
+    again = results.worker_failed(ONE.key)
+    assert (again.was_known, again.setup) == (False, None), "each failure is judged once"
     results.register(ONE.key, "worker-3", NODE)
     results.ready("worker-3")
     results.assign(ONE.key, "worker-3")
     assert results.progress().warm == 1
     died = results.worker_failed(ONE.key)
+    assert died.was_known
     assert (died.setup, died.counts) == (None, WorkerCounts(alive=0, set_up={NODE.node_id: 1}))
     assert results.progress().warm == 0
 

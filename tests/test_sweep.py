@@ -13,7 +13,9 @@ import pytest
 from sweep_cases import write_case
 from sweep_runs import SECRET, Run, is_loopback, listening, outcome
 
+from orchestrator.running.driver import load_callbacks
 from orchestrator.store import Store
+from sampler import InputError
 
 FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k1_first,k2_middle", "--max-new-tokens", "40", "--shard-size", "3")
 HERE = ("--actors", "2", "--no-dashboard")
@@ -32,7 +34,10 @@ class Watched:
     """An undisturbed sweep, and what was seen while it ran."""
 
     def __init__(self, case: Path, out: Path, python: Path) -> None:
-        self.run = Run(case, out, *FLAGS, "--limit", "5", *HERE, python=str(python))
+        self.recorded = out.parent / "results.jsonl"
+        environment = {"PYTHONPATH": str(Path(__file__).parent), "RECORD_TO": str(self.recorded)}
+        callback = ("--callback", "recording_callback:Recorder")
+        self.run = Run(case, out, *FLAGS, "--limit", "5", *HERE, *callback, python=str(python), **environment)
         self.addresses: set[str] = set()
         self.commands: set[str] = set()
         self.run.until(self._look, "the end of loading")
@@ -81,6 +86,45 @@ def test_each_actor_loads_the_model_once(trials: dict[str, dict[str, Any]]) -> N
     assert actors <= {"worker-1", "worker-2"}
     assert len({attempt["process"] for attempt in attempts}) == len(actors)
     assert len({(attempt["actor"], attempt["load_seconds"]) for attempt in attempts}) == len(actors)
+
+
+def test_tune_knows_the_grid_and_hears_from_running_trials(watched: Watched) -> None:
+    reports = [json.loads(line) for line in watched.recorded.read_text().splitlines()]
+    configurations = {report["name"]: report["config"] for report in reports}
+    assert len(configurations) == 6
+    assert configurations["gsm8k/k2_middle/1"] == {
+        "task": "gsm8k",
+        "policy": "k2_middle",
+        "threshold": 0.95,
+        "small_block": 8,
+        "block_cache": True,
+        "repeat": 0,
+        "shard": 1,
+    }
+    by_trial: dict[str, list[dict[str, Any]]] = {}
+    for report in reports:
+        by_trial.setdefault(report["name"], []).append(report)
+    for name, own in by_trial.items():
+        *running, last = own
+        assert last["done"]
+        assert last["documents"] == (3 if name.endswith("/0") else 2)
+        assert [report["done"] for report in running] == [False] * len(running)
+        assert running, "the second document of a trial is reported while it runs"
+        assert all(0 <= report["accuracy"] <= 1 and report["tokens_per_s"] > 0 for report in own)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no_such_module:Class", "cannot import no_such_module"),
+        ("recording_callback:Missing", "Missing must be a subclass of ray.tune.Callback"),
+        ("recording_callback:json", "json must be a subclass of ray.tune.Callback"),
+        ("recording_callback:NeedsArguments", "NeedsArguments must be created without arguments"),
+    ],
+)
+def test_a_callback_that_cannot_be_used_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        load_callbacks([name])
 
 
 def test_configurations_that_are_the_same_give_the_same_tokens(watched: Watched) -> None:

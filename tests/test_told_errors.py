@@ -1,8 +1,8 @@
 """What went wrong on an actor is told in a sentence, without the trace that Ray sends along."""
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
-from orchestrator.running.driver import describe
+from orchestrator.running.driver import _failed_before_setup, describe
 from orchestrator.running.trainable import sentence
 from orchestrator.store.errors import StoreError
 
@@ -15,3 +15,17 @@ def test_an_error_of_another_actor_is_its_cause() -> None:
     assert str(arrived) != str(full)
     assert sentence(arrived) == sentence(full) == str(full)
     assert describe(sent) == f"StoreError: {full}"
+
+
+def test_an_actor_that_could_not_import_the_project_is_its_nodes_fault() -> None:
+    lines = ["The actor died unexpectedly.", "\tip: 10.0.0.3", "The actor is dead. Traceback (most recent call last):"]
+    error = RayActorError(error_msg="\n".join([*lines, "ModuleNotFoundError: No module named 'orchestrator'"]))
+    nodes = [
+        {"NodeID": name, "NodeManagerHostname": name, "NodeManagerAddress": address}
+        for name, address in (("good", "10.0.0.2"), ("bad", "10.0.0.3"))
+    ]
+    failure = _failed_before_setup(error, nodes)
+    assert failure is not None
+    assert (failure.node.host, failure.reason) == ("bad", "ModuleNotFoundError: No module named 'orchestrator'")
+    assert _failed_before_setup(error, nodes[:1]) is None
+    assert _failed_before_setup(ValueError("ip: 10.0.0.3"), nodes) is None

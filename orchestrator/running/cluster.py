@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError
+from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.planning.machine import Machine, Nodes, Placement, Resources
@@ -113,23 +113,22 @@ def joined(address: str) -> Iterator[str | None]:
 
 def _token_is_checked() -> bool:
     """False if the cluster's own processes send no token: then they cannot fetch anything that this process owns."""
+
+    def value() -> int:  # defined here, so that a node without this project can run it
+        return 1
+
+    def fetch(references: list[Any]) -> Any:
+        return ray.get(references[0])
+
     options = {"num_cpus": 0, "max_retries": 0, "enable_task_events": False}
-    fetch, value = (ray.remote(task).options(**options) for task in (_fetch, _value))
+    fetched = ray.remote(fetch).options(**options).remote([ray.remote(value).options(**options).remote()])
     try:
-        ray.get(fetch.remote([value.remote()]), timeout=TOKEN_SECONDS)
+        ray.get(fetched, timeout=TOKEN_SECONDS)
     except OwnerDiedError:
         return False
-    except GetTimeoutError:  # a cluster this busy is left to Tune, which waits longer
+    except RayError:  # a busy or broken node: what runs next will tell
         return True
     return True
-
-
-def _value() -> int:
-    return 1
-
-
-def _fetch(references: list[Any]) -> Any:
-    return ray.get(references[0])
 
 
 def _restart(**variables: str) -> NoReturn:

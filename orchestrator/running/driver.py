@@ -55,6 +55,7 @@ RPC_TIMEOUT_SECONDS = 2.0
 FAILURE_RPC_TIMEOUT_SECONDS = 60.0
 START_NOTICE_SECONDS, LOAD_NOTICE_SECONDS = 30.0, 120.0  # until a worker should have started, and be ready
 WORKER_DIED = "its worker died (killed, perhaps for lack of memory, or ended by --worker-timeout because it hung)"
+EXCEPTION_LINE = re.compile(r"^(\w*(?:Error|Exception): .*)$", re.MULTILINE)  # at the end of a traceback
 WORKER_ADDRESS = re.compile(r"\bip(?:=|: )([0-9A-Fa-f.:]+)")  # in the message of Ray's error about a dead actor
 
 
@@ -222,7 +223,7 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         )
         nodes = ray.nodes()
         usable = usable_nodes(nodes, self._bundle)
-        setup = failed.setup or _failed_before_setup(error, nodes)
+        setup = failed.setup or (None if failed.was_known else _failed_before_setup(error, nodes))
         if setup is None:
             self._health.check(failed.counts, usable)
             return describe(error)
@@ -232,15 +233,13 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
 
 
 def _failed_before_setup(error: BaseException | None, nodes: Sequence[dict[str, Any]]) -> FailedSetup | None:
-    """An actor that failed before it could say where it runs, such as on a node that lacks a package."""
-    if not isinstance(error, RayActorError) or not error.actor_init_failed:
-        return None
-    found = WORKER_ADDRESS.search(str(error))
+    """An actor that died before it could say where it runs, such as on a node that lacks a package."""
+    found = WORKER_ADDRESS.search(str(error)) if isinstance(error, RayActorError) else None
     for node in nodes:
         if found is not None and node["NodeManagerAddress"] == found[1]:
-            return FailedSetup(
-                node=Node(node_id=node["NodeID"], host=node["NodeManagerHostname"]), reason=_last_line(error)
-            )
+            raised = EXCEPTION_LINE.findall(str(error))
+            reason = raised[-1][:MAX_REASON_CHARACTERS] if raised else WORKER_DIED
+            return FailedSetup(node=Node(node_id=node["NodeID"], host=node["NodeManagerHostname"]), reason=reason)
     return None
 
 

@@ -43,7 +43,8 @@ class Assignment:
 class WorkerFailure:
     """What the result actor knows of the worker that a failed trial had."""
 
-    setup: FailedSetup | None  # None: the worker had been set up, or never registered
+    was_known: bool  # the worker had registered, or was given the trial
+    setup: FailedSetup | None  # None: it had been set up
     counts: WorkerCounts
 
 
@@ -121,7 +122,7 @@ class Results:
             worker = self._worker_of.pop(key, "")
             self._warm.discard(worker)
             counts = WorkerCounts(alive=len(self._warm), set_up=dict(self._set_up))
-            return WorkerFailure(setup=self._setups.pop(worker, None), counts=counts)
+            return WorkerFailure(was_known=bool(worker), setup=self._setups.pop(worker, None), counts=counts)
 
     def assign(self, key: TrialKey, worker: str) -> Assignment:
         """What is left to do of a trial, and how long to wait if an earlier attempt failed."""
