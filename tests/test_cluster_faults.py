@@ -90,6 +90,7 @@ def test_a_node_loses_its_network(cluster: Machines, tmp_path: Path, undisturbed
         time.sleep(1)
     worker.reconnect()
     output = sweep.wait()
+    assert f"its node {worker.address} died or lost its network; trying again" in output
     assert "Traceback" not in output
     assert outcome(sweep.folder) == undisturbed
     assert len({attempt["node_id"] for attempt in attempts(sweep.folder)}) > 1, "the node has not come back"

@@ -55,8 +55,9 @@ RPC_TIMEOUT_SECONDS = 2.0
 FAILURE_RPC_TIMEOUT_SECONDS = 60.0
 START_NOTICE_SECONDS, LOAD_NOTICE_SECONDS = 30.0, 120.0  # until a worker should have started, and be ready
 WORKER_DIED = "its worker died (killed, perhaps for lack of memory, or ended by --worker-timeout because it hung)"
+NODE_DIED = "its node has died"  # in the message of Ray's error about a dead actor
 EXCEPTION_LINE = re.compile(r"^(\w*(?:Error|Exception): .*)$", re.MULTILINE)  # at the end of a traceback
-WORKER_ADDRESS = re.compile(r"\bip(?:=|: )([0-9A-Fa-f.:]+)")  # in the message of Ray's error about a dead actor
+WORKER_ADDRESS = re.compile(r"\bip(?:=|: )([0-9A-Fa-f.:]+)")  # likewise
 
 
 def run_trials(
@@ -245,6 +246,9 @@ def _failed_before_setup(error: BaseException | None, nodes: Sequence[dict[str, 
 
 def describe(error: BaseException | None) -> str:
     """Why a worker failed, in one line."""
+    if isinstance(error, RayActorError) and NODE_DIED in str(error):
+        found = WORKER_ADDRESS.search(str(error))
+        return f"its node{f' {found[1]}' if found else ''} died or lost its network"
     if isinstance(error, RayActorError):
         return f"its worker could not be set up ({_last_line(error)})" if error.actor_init_failed else WORKER_DIED
     if isinstance(error, RayTaskError) and error.cause is not None:
