@@ -11,6 +11,7 @@ from ray.tune.search import BasicVariantGenerator
 from ray.util import placement_group
 
 from orchestrator.planning.grid import TRIAL_KEYS, TrialSpec
+from orchestrator.planning.machine import Nodes
 
 NODE_ID_LABEL = "ray.io/node-id"  # Ray gives it to every node
 
@@ -92,5 +93,5 @@ def usable_nodes(nodes: Iterable[dict[str, Any]], bundle: dict[str, float]) -> d
     return {
         node["NodeID"]: node["NodeManagerHostname"]
         for node in nodes
-        if node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in bundle.items())
+        if node["Alive"] and Nodes(resources=node["Resources"]).actors_each(bundle)
     }
