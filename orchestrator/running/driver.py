@@ -219,9 +219,11 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         """Why a trial failed; None if its node is at fault, which is then recorded. Raises Aborted if none is left."""
         path = Path(trial.pickled_error_file or "")
         error = cloudpickle.loads(path.read_bytes()) if path.is_file() else None  # written by Tune, in this process
-        failed: WorkerFailure = _call(
-            self._results.worker_failed.remote(self._spec(trial).key), timeout=FAILURE_RPC_TIMEOUT_SECONDS
-        )
+        known = self._results.worker_failed.remote(self._spec(trial).key)
+        try:
+            failed: WorkerFailure = ray.get(known, timeout=FAILURE_RPC_TIMEOUT_SECONDS)
+        except GetTimeoutError:  # the result actor is restarting, and its disk is slow
+            return describe(error)
         nodes = ray.nodes()
         usable = usable_nodes(nodes, self._bundle)
         setup = failed.setup or (None if failed.was_known else _failed_before_setup(error, nodes))
