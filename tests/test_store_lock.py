@@ -112,7 +112,7 @@ def test_a_lock_that_a_full_disk_did_not_take_keeps_nobody_away(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(json, "dump", full)
+        patch.setattr(Path, "write_text", full)
         with pytest.raises(OSError, match="No space"):
             FolderLock.acquire(tmp_path)
     FolderLock.acquire(tmp_path).release()
@@ -203,3 +203,15 @@ def test_a_slow_taker_that_wakes_up_late_steps_back(tmp_path: Path) -> None:
     assert sorted((tmp_path / "lock").iterdir()) == before
     assert not held.lost()
     held.release()
+
+
+def test_a_file_system_without_hard_links_is_locked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    lock = FolderLock.acquire(tmp_path)
+    with pytest.raises(FolderInUse, match=str(os.getpid())):
+        FolderLock.acquire(tmp_path)
+    lock.release()
+    FolderLock.acquire(tmp_path).release()

@@ -321,7 +321,7 @@ def test_a_fetch_killed_20_times_is_complete_in_the_end(url: str, tmp_path: Path
     chance = random.Random(1)
     killed = 0
     while killed < KILLS:
-        # By its fourth access it has the lock. Killed while it takes the lock, it would leave that for a minute.
+        # By its fourth access it has the lock.
         if not kill_upload(url, there, chance, shortest=4, longest=10):
             shutil.rmtree(there)  # it was done: once more
             continue

@@ -9,6 +9,7 @@ A writer on this machine lives if the kernel has its process, with the same star
 touched its file lately; both times come from the file system's clock, so the machines' clocks may differ.
 """
 
+import errno
 import json
 import os
 import socket
@@ -23,6 +24,7 @@ from typing import Any
 
 from sampler.errors import InputError
 
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 FOLDER = "lock"
 STALE_SECONDS = 60.0
 BEATS = 6  # signs of life in that time
@@ -179,22 +181,41 @@ def _path_of(locks: Path, number: int) -> Path:
 
 
 def _create(locks: Path, number: int) -> int | None:
-    """The next lock file, if nobody else was faster."""
+    """The next lock file, if nobody else was faster. It appears with its content, also if this process is killed."""
     path = _path_of(locks, number)
+    content = json.dumps(Holder.this_process().as_dict())
+    draft = locks / f".{uuid.uuid4().hex}.tmp"
     try:
-        file = path.open("x")
+        draft.write_text(content, encoding="utf-8")
+        os.link(draft, path)
     except FileExistsError:
         return None
-    try:
-        with file:  # closed at once: a network file system shows it to others only then
-            json.dump(Holder.this_process().as_dict(), file)
-    except OSError:  # a full disk; a lock that names nobody would keep others away until it is stale
-        path.unlink(missing_ok=True)
-        raise
+    except OSError as problem:
+        if problem.errno not in NO_HARD_LINKS:
+            raise
+        if not _create_without_link(path, content):
+            return None
+    finally:
+        draft.unlink(missing_ok=True)
     if max(_generations(locks))[1] == path:
         return os.open(path, os.O_RDONLY)
     path.unlink(missing_ok=True)  # so slow that this number had come, gone and been followed by others
     return None
+
+
+def _create_without_link(path: Path, content: str) -> bool:
+    """For file systems without hard links; a process killed in it keeps others away until its lock is stale."""
+    try:
+        file = path.open("x", encoding="utf-8")
+    except FileExistsError:
+        return False
+    try:
+        with file:  # closed at once: a network file system shows it to others only then
+            file.write(content)
+    except OSError:  # a full disk
+        path.unlink(missing_ok=True)
+        raise
+    return True
 
 
 def _remove_older(locks: Path, number: int) -> None:
