@@ -108,7 +108,7 @@ def test_an_unreadable_lock_file_counts_while_it_is_fresh(tmp_path: Path, conten
 def test_a_lock_that_a_full_disk_did_not_take_keeps_nobody_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
