@@ -1,4 +1,4 @@
-"""A Hub on the loopback that serves one model and one dataset, and fails as it is told to."""
+"""A Hub on the loopback device that serves one model and one dataset, with failures on request."""
 
 import hashlib
 import json

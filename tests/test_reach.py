@@ -1,4 +1,4 @@
-"""Which cluster is joined; addresses where there is one, and where there is none, are told apart at once."""
+"""Which cluster a sweep joins, and that an address without a cluster is detected at once."""
 
 import os
 import re

@@ -229,7 +229,7 @@ def test_a_new_machine_continues_from_the_copy(url: str, tmp_path: Path, written
 
 
 def test_two_machines_take_turns(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second replaces files by others of the same size, which the first one's manifest knows nothing of."""
+    """The second replaces files by others of the same size, which are not in the first one's manifest."""
     here, there = tmp_path / "here" / "s", tmp_path / "there" / "s"
     run_trials(small_sweep(here), 8)
     write = RemoteFolder.write

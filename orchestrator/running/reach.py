@@ -1,7 +1,7 @@
 """Whether a program listens at a cluster's address, checked before Ray is imported.
 
 Ray itself would try for minutes, and log each time. It also replaces a loopback address by the machine's own one, so
-that a cluster that is kept to the loopback device (as a sweep's own is) is not found, unless Ray is told to stay there.
+that a cluster on the loopback device alone (as a sweep's own is) is found only if Ray is restricted to that device too.
 """
 
 import socket
