@@ -9,12 +9,12 @@ from unittest import mock
 
 import pytest
 
+from orchestrator.core.errors import InputErrors
 from orchestrator.planning.devices import DeviceFacts, common_dtype
 from orchestrator.planning.machine import FULL_MODEL, Growth, Machine, Nodes, Placement, notice_of, place, resolve_model
 from orchestrator.planning.room import check_devices
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
-from sampler.errors import InputErrors
 
 
 def nodes(count: int = 1, **resources: float) -> Nodes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.planning.problems import Problems
+from orchestrator.core.errors import Problems
 from orchestrator.planning.values import switch
 from sampler.errors import InputError
 
@@ -51,7 +51,7 @@ def read(path: Path, known: Collection[str], elsewhere: Mapping[str, str], probl
         written = elsewhere.get(f"--{written}", f"--{written}")[2:]
         name = _positive(written)
         problem = _problem(written, known) or ("is given twice; each key once is allowed" if name in named else None)
-        with problems.noted():
+        with problems.collect():
             if problem:
                 raise InputError(f"--config {path}: {key!r} {problem}")
             named[name] = value if name == written or value is None else not switch(f"{path}: {key}", value)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.core.errors import Problems
 from orchestrator.planning.prepared import PreparedTask
-from orchestrator.planning.problems import Problems
 from orchestrator.planning.settings import SweepSettings
 from sampler import DecodeSettings, InputError, ReusePolicy
 from sampler.config import ModelConfig
@@ -22,23 +22,23 @@ def check_model(
 ) -> None:
     """Policies against its depth, small blocks against its block, first prompts against its length."""
     config = files.config
-    with problems.noted():
+    with problems.collect():
         checked_subset_size(config.num_layers, settings.subset_size)
     for name in settings.policies:
-        with problems.noted():
+        with problems.collect():
             ReusePolicy.parse(name).bind(config.num_layers, settings.subset_size)
         scored = sorted(task.task.name for task in tasks.values() if task.task.kind != GENERATE)
-        with problems.noted():
+        with problems.collect():
             if scored:
                 _check_scoring(name, scored[0])
     for size in settings.small_block:
-        with problems.noted():
+        with problems.collect():
             check_prompts((), DecodeSettings(small_block=size), config)
-    with problems.noted():
+    with problems.collect():
         tokenizer = files.tokenizer
         template = chat_template(tokenizer) if settings.chat_template else None
         for task in tasks.values():
-            with problems.noted():
+            with problems.collect():
                 _check_first_documents(task, config, tokenizer, template)
 
 

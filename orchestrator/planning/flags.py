@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.errors import Problems
 from orchestrator.planning import config_file, values
-from orchestrator.planning.problems import Problems
 from orchestrator.planning.settings import LISTS, SweepSettings, is_url, policies_of
 from sampler.cli import Parser
 from sampler.errors import InputError
@@ -143,9 +143,9 @@ def parse(arguments: Sequence[str]) -> Command:
     filed: Mapping[str, Any] = {}
     if actions["config"] is not None:
         filed = {"tasks": list(UNREAD)}  # for all that is known, if it cannot be read
-        with problems.noted():
+        with problems.collect():
             filed = config_file.read(Path(actions["config"]), FLAGS, ELSEWHERE, problems)
-    with problems.noted():
+    with problems.collect():
         settings = settings_of(typed, filed, str(actions["config"]))
         force = None if actions["force"] is None else _forced(actions["force"], settings.policies)
     problems.check()
@@ -175,9 +175,9 @@ def settings_of(typed: Mapping[str, Any], filed: Mapping[str, Any], file: str = 
     problems = Problems()
     for name, raw in {**filed, **typed}.items():
         label = f"--{name}" if name in typed else f"{file}: {name}"
-        with problems.noted():
+        with problems.collect():
             read[name.replace("-", "_")] = FLAGS[name].read(label, raw)
-    with problems.noted():
+    with problems.collect():
         _combine(read)
     if "tasks" not in filed and "tasks" not in typed:
         problems.sentences.append(f"--tasks is missing: {LISTS['tasks']}")
@@ -185,7 +185,7 @@ def settings_of(typed: Mapping[str, Any], filed: Mapping[str, Any], file: str = 
     if is_url(out):  # not a check of the settings: folders of earlier versions stay readable
         got = f"{out.partition('://')[0]}://…"
         problems.sentences.append(f"--out must be a local directory (got {got}); --upload copies results to a URL")
-    with problems.noted():
+    with problems.collect():
         settings = SweepSettings(**{"tasks": UNREAD, **read})
     problems.check()
     return settings

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from orchestrator.core.errors import InputErrors
 from orchestrator.planning.devices import common_dtype, free_memory, visible_devices
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.running.provenance import cores
-from sampler.errors import InputError, InputErrors
+from sampler.errors import InputError
 from sampler.tiny import BUNDLED_MODEL
 
 FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"

@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.errors import Problems
 from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.planning.fits import check_model
 from orchestrator.planning.grid import SweepIdentity, shard_of
 from orchestrator.planning.machine import FULL_MODEL, Machine, Placement, gpus_of, notice_of, place, resolve_model
 from orchestrator.planning.prepared import Prepared, PreparedTask, default_name, task_options
-from orchestrator.planning.problems import Problems
 from orchestrator.planning.request import Request, adopt, combine
 from orchestrator.planning.room import check_room, existing
 from orchestrator.planning.settings import SweepSettings
@@ -33,25 +33,25 @@ def prepare(settings: SweepSettings, machine: Machine, stored: Request | None = 
     asked, settings = settings, _named(adopt(settings, stored))
     files: ModelFiles | None = None
     placement = STAND_IN
-    with problems.noted():
+    with problems.collect():
         model = resolve_model(settings.model, machine, settings.address)
         settings = replace(settings, model=model, data=resolve_auto(settings.data, model))
         notices += notice_of(asked, settings, machine)
         files = _find_model(asked, settings, machine)
-    with problems.noted():
+    with problems.collect():
         placement = place(settings, machine)
-    with problems.noted():
+    with problems.collect():
         dtype = machine.dtype if placement.gpus_per_actor else "float32"
         settings = replace(settings, dtype=dtype if settings.dtype == "auto" else settings.dtype)
         _check_dtype(settings, machine)
-    with problems.noted():
+    with problems.collect():
         _check_folder(Path(settings.out))
     opened = _open(settings, stored, problems, notices)
     if files is not None:
         check_model(settings, files, opened, problems)
     prepared: Prepared | None = None
     if files is not None and opened:
-        with problems.noted():
+        with problems.collect():
             prepared = Prepared(
                 settings=replace(settings, tasks=tuple(opened)),
                 asked=asked,

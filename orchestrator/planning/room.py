@@ -4,22 +4,22 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.core.errors import Problems
 from orchestrator.planning.devices import DeviceFacts
 from orchestrator.planning.dry_run import size
 from orchestrator.planning.estimate import disk_needed
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.machine import Machine
 from orchestrator.planning.prepared import Prepared
-from orchestrator.planning.problems import Problems
 from sampler.errors import InputError
 
 
 def check_room(prepared: Prepared, machine: Machine, trials: Sequence[TrialSpec]) -> None:
     """An InputError with all that is lacking. Memory of GPUs and of other machines is checked by `check_devices`."""
     problems = Problems()
-    with problems.noted():
+    with problems.collect():
         _check_disk(prepared, trials)
-    with problems.noted():
+    with problems.collect():
         if machine.memory is not None and not prepared.placement.gpus_per_actor:
             actors = max(1, min(prepared.placement.actors, len(trials)))
             _check_memory(prepared.memory, machine.memory, actors)

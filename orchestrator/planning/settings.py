@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from orchestrator.planning.problems import Problems
+from orchestrator.core.errors import InputErrors, Problems
 from orchestrator.planning.values import shown
-from sampler.errors import InputError, InputErrors
+from sampler.errors import InputError
 from sampler.policy import ReusePolicy
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -42,11 +42,11 @@ def policies_of(
     for mode in modes:
         problems.sentences += [] if mode in MODES else [f"--reuse {mode}: {' or '.join(MODES)} is allowed, or both"]
     for k in periods:
-        with problems.noted():
+        with problems.collect():
             ReusePolicy.grid(k=k, layers="first")
     places: list[str] = []
     for subset in subsets:
-        with problems.noted():
+        with problems.collect():
             places.append(str(ReusePolicy.grid(k=1, layers=subset).layers))
     for flag, values in (("k", periods), ("subsets", places), ("reuse", modes)):
         twice = _repeated(values)

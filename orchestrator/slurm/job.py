@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sampler.errors import InputError, InputErrors
+from orchestrator.core.errors import InputErrors
+from sampler.errors import InputError
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 TIMES = "minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 12:00:00"

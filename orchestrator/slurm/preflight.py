@@ -6,9 +6,9 @@ Compute nodes may reach what a login node cannot, and the reverse; models and do
 import os
 import re
 
+from orchestrator.core.errors import Problems
 from orchestrator.planning.machine import Machine, resolve_model
 from orchestrator.planning.preflight import prepare
-from orchestrator.planning.problems import Problems
 from orchestrator.planning.request import Request, adopt
 from orchestrator.planning.settings import SweepSettings
 from sampler.loading import find_model
@@ -29,12 +29,12 @@ def check_sweep(settings: SweepSettings, machine: Machine, stored: Request | Non
         return
     problems = Problems()
     if _is_local(model):
-        with problems.noted():
+        with problems.collect():
             find_model(model, weights=False)
-    with problems.noted():
+    with problems.collect():
         choose_source(data)
     for name in () if settings.skip_unavailable else settings.tasks:
-        with problems.noted():
+        with problems.collect():
             find_entry(name)
     problems.check()
 

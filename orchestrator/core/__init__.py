@@ -1,0 +1,1 @@
+"""The vocabulary that every other sub-package shares: configurations, trials, totals, errors."""
