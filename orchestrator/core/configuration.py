@@ -1,0 +1,89 @@
+"""Configurations: what a sweep compares. A configuration is a policy plus decode settings.
+
+A decode setting is a field of `Configuration`, named like the column of the rows, the key of trial.json and (with `_` for
+`-`) the flag. To add one, see docs/architecture.md.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sampler.records import DecodeSettings
+
+DEFAULTS = DecodeSettings()
+
+
+def _decode_setting(default: Any, *, slug: str | tuple[str, str]) -> Any:
+    """`slug` formats the value for file names; a pair is for off and on."""
+    return field(default=default, metadata={"slug": slug})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Configuration:
+    """A policy plus decode settings; the order is by policy name, then by settings."""
+
+    policy: str
+    threshold: float = _decode_setting(DEFAULTS.threshold, slug="t{:g}")
+    small_block: int = _decode_setting(DEFAULTS.small_block, slug="b{}")
+    block_cache: bool = _decode_setting(DEFAULTS.block_cache, slug=("nocache", "cache"))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Configuration":
+        """From a row or a trial.json; a setting that an older version did not know has its default."""
+        return cls(**{name: values[name] for name in CONFIGURATION_KEYS if name in values})
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """The decode settings, in the order of DECODE_SETTINGS."""
+        return tuple(getattr(self, name) for name in DECODE_SETTINGS)
+
+    @property
+    def decode_settings(self) -> DecodeSettings:
+        return DecodeSettings(**self.as_dict(DECODE_SETTINGS))
+
+    def as_dict(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (CONFIGURATION_KEYS if names is None else names)}
+
+    def changed_from(self, reference: "Configuration | None" = None) -> tuple[str, ...]:
+        """Decode settings that differ from those of `reference`, or from the defaults."""
+        expected = reference or Configuration(policy=self.policy)
+        return tuple(name for name in DECODE_SETTINGS if getattr(self, name) != getattr(expected, name))
+
+    def label(self, shown: Collection[str] | None = None) -> str:
+        """For people: the policy and the settings in `shown` (default: those changed): k2_middle threshold 0.9."""
+        return " ".join([self.policy, *self._setting_labels(self.changed_from() if shown is None else shown)])
+
+    def settings_label(self, shown: Collection[str] | None = None) -> str:
+        """The settings in `shown` (default: all): threshold 0.95, small block 8, block cache on."""
+        return ", ".join(self._setting_labels(DECODE_SETTINGS if shown is None else shown))
+
+    def slug(self, shown: Collection[str] | None = None) -> str:
+        """For file names and trial names: `label` in short, k2_middle_t0.9."""
+        names = self.changed_from() if shown is None else shown
+        return "_".join([self.policy, *(self._short(name) for name in DECODE_SETTINGS if name in names)])
+
+    def _setting_labels(self, shown: Collection[str]) -> list[str]:
+        return [f"{name.replace('_', ' ')} {_value(getattr(self, name))}" for name in DECODE_SETTINGS if name in shown]
+
+    def _short(self, name: str) -> str:
+        form, value = _SLUGS[name], getattr(self, name)
+        return form.format(value) if isinstance(form, str) else form[bool(value)]
+
+
+DECODE_SETTINGS = tuple(item.name for item in fields(Configuration) if item.name != "policy")
+CONFIGURATION_KEYS = ("policy", *DECODE_SETTINGS)
+_SLUGS: Mapping[str, str | tuple[str, str]] = {
+    item.name: item.metadata["slug"] for item in fields(Configuration) if item.name in DECODE_SETTINGS
+}
+
+
+def varying_settings(configurations: Iterable[Configuration]) -> tuple[str, ...]:
+    """Decode settings that have more than one value among these configurations."""
+    found = list(configurations)
+    return tuple(name for name in DECODE_SETTINGS if len({getattr(one, name) for one in found}) > 1)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
