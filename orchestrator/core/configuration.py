@@ -1,7 +1,7 @@
 """Configurations: what a sweep compares. A configuration is a policy plus decode settings.
 
-A decode setting is a field of `Configuration`, named like the column of the rows, the key of trial.json and (with `_` for
-`-`) the flag. To add one, see docs/architecture.md.
+A decode setting is a field of `Configuration`; rows, trial.json, settings and flags use its name.
+docs/architecture.md says how to add one.
 """
 
 from collections.abc import Collection, Iterable, Mapping
