@@ -17,7 +17,7 @@ import json, sys
 from orchestrator.running.environment import prepare
 prepare(local=False)
 import ray
-from orchestrator.planning.devices import DeviceFacts
+from orchestrator.core.hardware import Device
 from orchestrator.planning.machine import Placement
 from orchestrator.running.probing import check_probed, probe_devices, sweep_dtype
 from sampler import InputError
@@ -38,8 +38,8 @@ def look(gpus):
     assert visible is None, visible
     assert gpus
     if socket.gethostname() == "ampere":
-        return [DeviceFacts(kind="cuda", name="A100", dtype="bfloat16", free=90, total=100)] * 2
-    return [DeviceFacts(kind="cuda", name="T4", dtype="float16", free=10, total=16)]
+        return [Device(name="A100", dtype="bfloat16", free=90, total=100)] * 2
+    return [Device(name="T4", dtype="float16", free=10, total=16)]
 
 placement = Placement(actors=2, gpus_per_actor=share, cpus_per_actor=1, threads_per_actor=1)
 said = []

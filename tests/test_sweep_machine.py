@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from orchestrator.core.errors import InputErrors
-from orchestrator.planning.devices import DeviceFacts, common_dtype
+from orchestrator.core.hardware import Device, common_dtype
 from orchestrator.planning.machine import FULL_MODEL, Growth, Machine, Nodes, Placement, notice_of, place, resolve_model
 from orchestrator.planning.room import check_devices
 from orchestrator.planning.settings import SweepSettings
@@ -193,8 +193,8 @@ def test_the_bundle_is_what_ray_asks_for() -> None:
     assert placed(BARE).each == "1 CPU each"
 
 
-def device(name: str, dtype: str, *, free: int = 10, total: int = 16) -> DeviceFacts:
-    return DeviceFacts(kind="cuda", name=name, dtype=dtype, free=free, total=total, node=f"node of {name}")
+def device(name: str, dtype: str, *, free: int = 10, total: int = 16) -> Device:
+    return Device(name=name, dtype=dtype, free=free, total=total, node=f"node of {name}")
 
 
 def test_one_dtype_for_devices_that_differ() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.chaos.campaign import Outcome, Round
 from orchestrator.chaos.ledger import Problem
 from orchestrator.chaos.table import Result
-from orchestrator.running import provenance
+from orchestrator.core import provenance
 from sampler.errors import InputError
 
 
@@ -66,5 +66,5 @@ def _round(told: Mapping[str, Any]) -> Round:
 
 def code() -> str:
     """The code that is running, for people."""
-    known = provenance.code()
+    known = provenance.code_version()
     return f"{(known['commit'] or known['version'])[:7]}{' with changes' if known['dirty'] else ''}"

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from orchestrator.core.errors import InputErrors
-from orchestrator.planning.devices import common_dtype, free_memory, visible_devices
+from orchestrator.core.hardware import common_dtype, free_memory, usable_cores, visible_devices
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.running.provenance import cores
 from sampler.errors import InputError
 from sampler.tiny import BUNDLED_MODEL
 
@@ -78,7 +77,7 @@ class Machine:
     @classmethod
     def here(cls) -> "Machine":
         gpus = torch.cuda.device_count()
-        nodes = (Nodes(resources={"CPU": cores(), "GPU": gpus}),)
+        nodes = (Nodes(resources={"CPU": usable_cores(), "GPU": gpus}),)
         dtype, _ = common_dtype(visible_devices())
         return cls(nodes=nodes, driver_gpus=gpus, dtype=dtype, memory=free_memory())
 

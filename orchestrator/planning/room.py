@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.core.errors import Problems
-from orchestrator.planning.devices import DeviceFacts
+from orchestrator.core.hardware import Device
 from orchestrator.planning.dry_run import size
 from orchestrator.planning.estimate import disk_needed
 from orchestrator.planning.grid import TrialSpec
@@ -34,12 +34,10 @@ def _check_memory(needed: int, free: int, actors: int) -> None:
         )
 
 
-def check_devices(
-    needed: int, devices: Sequence[DeviceFacts], *, share: float = 1.0, in_use: bool = False
-) -> list[DeviceFacts]:
+def check_devices(needed: int, devices: Sequence[Device], *, share: float = 1.0, in_use: bool = False) -> list[Device]:
     """Devices too small for an actor; an InputError if all are. `in_use`: other programs may give memory back."""
 
-    def bytes_of(device: DeviceFacts) -> float:
+    def bytes_of(device: Device) -> float:
         return (device.total if in_use else device.free) * share
 
     small = [device for device in devices if bytes_of(device) < needed]

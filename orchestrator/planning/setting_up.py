@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.core import provenance
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.prepared import Prepared
 from orchestrator.planning.request import combine, extension
-from orchestrator.running import provenance
 from orchestrator.running.worker import WorkerSettings
 from orchestrator.store.writer import StoreWriter
 from sampler.errors import InputError
@@ -68,7 +68,7 @@ def write_down(prepared: Prepared, writer: StoreWriter, made: SetUp, *, argument
     for name, task in prepared.tasks.items():
         if not _has_documents(writer, name, len(task.within(limit))):
             writer.write_documents(name, task.table(limit))
-    made_with = {"at": _now(), "code": provenance.code(), "packages": provenance.packages()}
+    made_with = {"at": _now(), "code": provenance.code_version(), "packages": provenance.package_versions()}
     commands = [*made.request.get("commands", ()), {"argv": list(arguments), **made_with}]
     writer.write_request({**made.request, "commands": commands})
 

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.planning.devices import DeviceFacts, common_dtype, visible_devices
+from orchestrator.core.hardware import Device, common_dtype, visible_devices
 from orchestrator.planning.dry_run import size
 from orchestrator.planning.machine import Nodes, Placement
 from orchestrator.planning.room import check_devices
@@ -17,19 +17,19 @@ from orchestrator.running.stop import Aborted
 from orchestrator.running.waiting import print_now
 
 PROBE_SECONDS = 180.0  # a node's first Python process reads torch from its disk, or from a shared one
-Look = Callable[[bool], list[DeviceFacts]]
+Look = Callable[[bool], list[Device]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """The devices of all nodes that answered."""
 
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[Device, ...]
     failures: tuple[FailedSetup, ...] = ()  # nodes that cannot run this project
     warnings: tuple[str, ...] = ()  # nodes that did not answer in time
 
 
-def look(gpus: bool) -> list[DeviceFacts]:
+def look(gpus: bool) -> list[Device]:
     """Runs on a node, in a process that Ray has given no GPU and hidden none from."""
     return visible_devices(gpus=gpus)
 
@@ -50,7 +50,7 @@ def probe_devices(placement: Placement, *, look: Look = look, seconds: float = P
         task = probe.options(scheduling_strategy=there, enable_task_events=False)
         answers[task.remote(placement.gpus_per_actor > 0)] = node
     ready, late = ray.wait(list(answers), num_returns=len(answers), timeout=seconds) if answers else ([], [])
-    devices: list[DeviceFacts] = []
+    devices: list[Device] = []
     failures: list[FailedSetup] = []
     warnings = [f"{_name(answers[answer])} has not reported its devices in {seconds:.0f} seconds" for answer in late]
     for answer in ready:
@@ -89,7 +89,7 @@ def check_probed(needed: int, probe: Probe, placement: Placement, say: Callable[
         say(f"warning: {warning}")
 
 
-def too_small(devices: Sequence[DeviceFacts], needed: int) -> list[str]:
+def too_small(devices: Sequence[Device], needed: int) -> list[str]:
     """One sentence for each node with devices that cannot hold an actor."""
     by_node = {device.node: device for device in devices}
     return [

@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from orchestrator.core import hardware, provenance
 from orchestrator.planning.dry_run import size
 from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.planning.grid import TrialSpec
-from orchestrator.running import provenance
 from orchestrator.running.calibration import PARTS, Calibration, Calibrator
 from orchestrator.running.rows import Device, RowContext, batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
@@ -79,8 +79,8 @@ class Worker:
             self._synchronise()
             self.load_seconds = time.perf_counter() - began
             self.warm_up = warm_up(self.model, batch_size=settings.batch_size)
-        self._device = provenance.device(self.model.device.type, self.model.device.index)
-        self._made_with = {"packages": provenance.packages(), "code": provenance.code()}
+        self._device = hardware.describe_device(self.model.device.type, self.model.device.index)
+        self._made_with = {"packages": provenance.package_versions(), "code": provenance.code_version()}
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
         self._prompts = self._calibration_prompts()
         apart = CALIBRATION_APART if self.model.device.type == "cuda" else 0.0

@@ -1,0 +1,128 @@
+"""The hardware of this machine: cores, memory, and the devices that can run a model. Imports torch only when called."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.provenance import command_output
+
+DTYPES = ("float32", "float16", "bfloat16")  # a device that supports one also supports those before it
+NVIDIA_SMI_FIELDS = {
+    "driver": "driver_version",
+    "clock_mhz": "clocks.sm",
+    "clock_max_mhz": "clocks.max.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_limit_w": "power.limit",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """A device of one node. Created by `visible_devices` on that node; read when a sweep is placed."""
+
+    name: str
+    dtype: str  # the best that it supports
+    free: int  # bytes
+    total: int  # bytes
+    node: str = "this machine"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} on {self.node}"
+
+
+def visible_devices(*, gpus: bool = True) -> list[Device]:
+    """The GPUs that torch finds in this process; without GPUs, the CPU."""
+    import torch
+
+    count = torch.cuda.device_count() if gpus and torch.cuda.is_available() else 0
+    if count == 0:
+        name = str(describe_device("cpu")["name"])
+        return [Device(name=name, dtype=_best_dtype("cpu"), free=free_memory(), total=total_memory())]
+    devices = []
+    for index in range(count):
+        free, total = torch.cuda.mem_get_info(index)
+        name, dtype = torch.cuda.get_device_name(index), _best_dtype(f"cuda:{index}")
+        devices.append(Device(name=name, dtype=dtype, free=free, total=total))
+    return devices
+
+
+def _best_dtype(device: str) -> str:
+    import torch
+
+    from sampler.loading import pick_dtype
+
+    return str(pick_dtype("auto", torch.device(device))).removeprefix("torch.")
+
+
+def common_dtype(devices: Sequence[Device]) -> tuple[str, str | None]:
+    """The best dtype that all devices support, and a notice if some of them support a better one."""
+    example = {device.dtype: device for device in reversed(devices)}  # the first device of each dtype
+    chosen, *others = sorted(example, key=DTYPES.index)
+    if not others:
+        return chosen, None
+    better = others[-1]
+    return chosen, (
+        f"--dtype auto is {chosen} for the whole sweep: {example[chosen].label} does not support {better}, "
+        f"which {example[better].label} does"
+    )
+
+
+def describe_device(kind: str, index: int | None = None) -> dict[str, Any]:
+    """Name, memory and clocks of a torch device, as stored in trial.json."""
+    return _describe_gpu(index or 0) if kind == "cuda" else _describe_cpu()
+
+
+def _describe_gpu(index: int) -> dict[str, Any]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    known = {"name": properties.name, "memory": properties.total_memory, "cuda": torch.version.cuda}
+    uuid = getattr(properties, "uuid", None)
+    query = ["nvidia-smi", f"--query-gpu={','.join(NVIDIA_SMI_FIELDS.values())}", "--format=csv,noheader,nounits"]
+    output = command_output([*query, f"--id=GPU-{uuid}" if uuid else f"--id={index}"])
+    values = [value.strip() for value in (output or "").split(",")]
+    return known | dict(zip(NVIDIA_SMI_FIELDS, values, strict=True)) if len(values) == len(NVIDIA_SMI_FIELDS) else known
+
+
+def _describe_cpu() -> dict[str, Any]:
+    fields = _first_processor()
+    clock = fields.get("cpu MHz")
+    return {
+        "name": fields.get("model name") or platform.machine(),
+        "memory": total_memory(),
+        "cores": usable_cores(),
+        "clock_mhz": None if clock is None else float(clock),
+    }
+
+
+def _first_processor() -> Mapping[str, str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = [line.partition(":") for line in text.partition("\n\n")[0].splitlines()]
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def total_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory() -> int:
+    """Bytes of memory available to new processes; the total where the kernel does not report it (macOS)."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return total_memory()
+    fields = dict(line.split(":") for line in text.splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; all of them where the system has no CPU affinity (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
