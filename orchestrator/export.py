@@ -20,8 +20,8 @@ from orchestrator.report.write import write_all
 from orchestrator.store import Store
 from sampler.cli import Parser, run_command
 from sampler.errors import InputError
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.task import open_task
 
 COLUMNS = ("doc_id", "subtask", "doc_hash", "metrics", "text", "scores", "started_at")
 EXAMPLES = """examples:

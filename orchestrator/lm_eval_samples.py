@@ -13,7 +13,8 @@ from lm_eval.api.group import Group
 from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
-from tasks.harness import Document, Task
+from tasks.documents import Document
+from tasks.task import Task
 
 Row = Mapping[str, Any]
 Samples = dict[str, list[dict[str, Any]]]

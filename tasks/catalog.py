@@ -1,14 +1,19 @@
 """The benchmarks by name, as data: which lm-eval tasks, prompts, metrics and packages. Loads nothing."""
 
-import difflib
+import functools
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sampler import InputError
-from tasks import answers, rows
+from tasks import hooks, sandbox
+from tasks.documents import TaskOptions
 
 GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
+
+
 BOX = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -29,7 +34,7 @@ class Entry:
     max_new_tokens: int | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     whole: Mapping[str, Any] | None = None  # a complete configuration, where the stock files cannot be read
-    check: Callable[[Mapping[str, Any]], str | None] = rows.anything  # what is wrong with a row of its data
+    check: Callable[[Mapping[str, Any]], str | None] = hooks.accept_any_row  # what is wrong with a row of its data
     packages: tuple[str, ...] = ()  # modules to import
     install: str = ""  # the command that brings them
     punkt: bool = False  # needs NLTK's sentence splitter
@@ -52,7 +57,7 @@ GSM8K = Entry(
     documents=1319,
     dataset="openai/gsm8k",
     max_new_tokens=2048,
-    check=rows.gsm8k,
+    check=hooks.check_gsm8k_row,
     overrides={
         "doc_to_text": "Question: {{question}}\n" + BOX,
         "filter_list": [
@@ -66,7 +71,7 @@ GSM8K = Entry(
             {
                 "name": "flexible-extract",
                 "filter": [
-                    {"function": "custom", "filter_fn": answers.boxed_or_all},
+                    {"function": "custom", "filter_fn": hooks.boxed_or_all},
                     # lm-eval's pattern, but a number has a digit: "$." after a box is none.
                     {"function": "regex", "group_select": -1, "regex_pattern": "(-?[$.,]*[0-9][$0-9.,]*)"},
                     {"function": "take_first"},
@@ -75,6 +80,7 @@ GSM8K = Entry(
         ],
     },
 )
+
 
 MINERVA_MATH = Entry(
     name="minerva_math",
@@ -98,11 +104,12 @@ MINERVA_MATH = Entry(
     dataset="EleutherAI/hendrycks_math",
     most_fewshot=4,
     max_new_tokens=2048,
-    check=rows.minerva_math,
-    overrides={"doc_to_text": "Problem:\n{{problem}}\n\n" + BOX, "process_results": answers.math_scores},
+    check=hooks.check_minerva_math_row,
+    overrides={"doc_to_text": "Problem:\n{{problem}}\n\n" + BOX, "process_results": hooks.math_scores},
     packages=("math_verify", "latex2sympy2_extended", "sympy", "antlr4"),
     install='pip install "lm_eval[math]"',
 )
+
 
 MMLU_SUBJECTS = (  # noqa: SIM905 - 57 lines would say no more
     "abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology college_chemistry "
@@ -118,6 +125,7 @@ MMLU_SUBJECTS = (  # noqa: SIM905 - 57 lines would say no more
     "virology world_religions"
 ).split()
 
+
 MMLU = Entry(
     name="mmlu",
     stock="mmlu/default",
@@ -128,8 +136,9 @@ MMLU = Entry(
     documents=14042,
     dataset="cais/mmlu",
     most_fewshot=5,
-    check=rows.mmlu,
+    check=hooks.check_mmlu_row,
 )
+
 
 IFEVAL = Entry(
     name="ifeval",
@@ -147,12 +156,13 @@ IFEVAL = Entry(
     dataset="google/IFEval",
     most_fewshot=0,
     max_new_tokens=2048,
-    check=rows.ifeval,
-    overrides={"process_results": answers.ifeval_scores},
+    check=hooks.check_ifeval_row,
+    overrides={"process_results": hooks.ifeval_scores},
     packages=("langdetect", "immutabledict", "nltk"),
     install='pip install "lm_eval[ifeval]"',
     punkt=True,
 )
+
 
 # lm-eval's humaneval_instruct, written out: its YAML fetches a code runner from the Hub when it is read. No stop
 # strings, because theirs (a new line that begins with def, class, if, …) would cut an answer that defines a helper.
@@ -167,7 +177,7 @@ HUMANEVAL = Entry(
     dataset="openai/openai_humaneval",
     most_fewshot=0,
     max_new_tokens=1024,
-    check=rows.humaneval,
+    check=hooks.check_humaneval_row,
     runs_code=True,
     whole={
         "task": "humaneval",
@@ -183,11 +193,12 @@ HUMANEVAL = Entry(
         "doc_to_target": "{{test}}\ncheck({{entry_point}})",
         "generation_kwargs": {"until": [], "do_sample": False},
         "filter_list": [
-            {"name": "create_test", "filter": [{"function": "custom", "filter_fn": answers.programs}]},
+            {"name": "create_test", "filter": [{"function": "custom", "filter_fn": hooks.programs}]},
         ],
         "metadata": {"version": 4.0},
     },
 )
+
 
 GPQA = Entry(
     name="gpqa",
@@ -199,19 +210,74 @@ GPQA = Entry(
     documents=448,
     dataset="Idavidrein/gpqa",
     fewshot=5,
-    check=rows.gpqa,
-    overrides={"process_docs": answers.gpqa_documents},
+    check=hooks.check_gpqa_row,
+    overrides={"process_docs": hooks.gpqa_documents},
     gated=True,
     also=("gpqa_diamond_n_shot", "gpqa_extended_n_shot"),
 )
 
+
 CATALOG = {entry.name: entry for entry in (GSM8K, MINERVA_MATH, MMLU, IFEVAL, HUMANEVAL, GPQA)}
 
 
-def nearest(name: str, known: list[str]) -> InputError:
-    """The error for a name nobody knows, with those that look most like it."""
-    alike = difflib.get_close_matches(name, sorted(CATALOG), n=3, cutoff=0.5)
-    alike += [other for other in difflib.get_close_matches(name, known, n=4) if other not in alike]
-    known_here = f"known are {', '.join(CATALOG)} and lm-eval's own tasks"
-    hint = f"did you mean {', '.join(alike[:4])}?" if alike else known_here
-    return InputError(f"unknown task {name!r}: {hint}")
+def check_needs(entry: Entry, options: TaskOptions) -> None:
+    """An InputError for the first thing that is missing; nothing is downloaded, no model is touched."""
+    missing = [name for name in entry.packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"task {entry.name} needs the package {missing[0]}, which is missing: {entry.install}")
+    if "antlr4" in entry.packages and not _antlr().startswith("4.11"):
+        raise InputError(f"task {entry.name} needs antlr4-python3-runtime 4.11, not {_antlr()}: {entry.install}")
+    if entry.punkt:
+        _check_punkt(entry)
+    if entry.runs_code:
+        cage_for(entry.name, options)
+        if entry.whole is None and not options.unsafe_code_execution:
+            raise InputError(
+                f"task {entry.name} runs programs by lm-eval's own runner, which has no cage: "
+                "only --unsafe-code-execution allows that; humaneval is caged"
+            )
+
+
+def cage_for(name: str, options: TaskOptions) -> str:
+    """The cage generated programs will run in; without leave or without a cage, an InputError."""
+    if not options.code_execution_allowed:
+        raise InputError(
+            f"task {name} runs programs that a model wrote: allow it with --allow-code-execution or "
+            "HF_ALLOW_CODE_EVAL=1"
+        )
+    if options.unsafe_code_execution:
+        return "none"
+    try:
+        return sandbox.find_cage()
+    except sandbox.NoCage as error:
+        raise InputError(
+            f"task {name} runs programs that a model wrote, and this machine gives no cage for them ({error}); "
+            "--unsafe-code-execution runs them without one"
+        ) from None
+
+
+def _antlr() -> str:
+    try:
+        return version("antlr4-python3-runtime")
+    except PackageNotFoundError:
+        return "none"
+
+
+def _check_punkt(entry: Entry) -> None:
+    import nltk  # an extra: the catalog says who needs it
+
+    try:
+        nltk.data.find("tokenizers/punkt_tab/english/")
+    except LookupError:
+        raise InputError(
+            f"task {entry.name} splits sentences with NLTK's punkt_tab data, which is not here: "
+            "python -m nltk.downloader punkt_tab (or set NLTK_DATA to a folder that has it)"
+        ) from None
+
+
+@functools.cache
+def seed_language_detection() -> None:
+    """langdetect draws at random; with a seed the same text is always the same language."""
+    from langdetect import DetectorFactory
+
+    DetectorFactory.seed = 0

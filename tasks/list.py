@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from sampler import InputError
 from sampler.cli import Parser, run_command
-from tasks.catalog import CATALOG, Entry
-from tasks.needs import check_needs
-from tasks.options import TaskOptions
+from tasks.catalog import CATALOG, Entry, check_needs
+from tasks.documents import TaskOptions
 from tasks.run import add_task_flags
 from tasks.sources import Source, choose_source, resolve_auto
 

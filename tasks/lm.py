@@ -12,7 +12,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from sampler import DecodeSettings, InputError, ReusePolicy, load_model
-from tasks.decoder import Decoder, Sampler, Sampling, chat_template, pairs_of, prompt_of, sampling_of
+from tasks.evaluate import Decoder, Sampler, Sampling, chat_template, pairs_of, prompt_of, sampling_of
 
 
 @register_model("reuse-sweep")

@@ -15,12 +15,10 @@ from sampler.cli import Parser, add_decode_flags, add_model_flags, run_command
 from sampler.decode import check_batch_size, check_prompts
 from sampler.loading import find_model
 from tasks.catalog import GENERATE
-from tasks.decoder import Sampler, chat_template
-from tasks.evaluate import Result, evaluate
-from tasks.harness import Task
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.evaluate import Result, Sampler, chat_template, evaluate
 from tasks.sources import resolve_auto
+from tasks.task import Task, open_task
 
 EXAMPLES = """examples:
   python -m tasks.run --task gsm8k --model DIR --policy k2_middle --limit 5

@@ -25,8 +25,7 @@ from huggingface_hub.file_download import repo_folder_name
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, Clock, hub_problem, retry_hub
 from sampler.tiny import BUNDLED_MODEL
-from tasks.layout import find_files
-from tasks.reading import Check, read_split
+from tasks.dataset_files import Check, find_files, read_split
 
 BUNDLED = Path(__file__).with_name("bundled")
 PAGE = "https://huggingface.co/datasets/"

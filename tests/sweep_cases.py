@@ -10,7 +10,7 @@ from test_tasks_sources import gsm8k_folder, write_dataset
 from orchestrator.planning.grid import TrialSpec
 from orchestrator.running.rows import RowContext
 from orchestrator.running.worker import WorkerSettings
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
 
 DOCUMENTS = 12
 NEW_TOKENS = 40

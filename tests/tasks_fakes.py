@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sampler import Counters, Generated, Pair, Prompt, Scored
-from tasks.decoder import Sampling
-from tasks.evaluate import Result, evaluate
-from tasks.harness import Document, Task
+from tasks.documents import Document
+from tasks.evaluate import Result, Sampling, evaluate
+from tasks.task import Task
 
 
 def bench() -> Path:
@@ -95,7 +95,7 @@ def canned_for(task: Task, response: Callable[[dict[str, Any]], str], **settings
     """A decoder that recognises a generation task's documents by their prompts."""
     template = None
     if task.options.chat_template:
-        from tasks.decoder import chat_template
+        from tasks.evaluate import chat_template
 
         template = chat_template(CharacterTokenizer())
     answers = {}

@@ -10,10 +10,9 @@ from tasks.bundled.documents import SUBJECTS, TESTS, chosen
 from tasks.bundled.prompts import prompts_of
 from tasks.bundled.render import line
 from tasks.bundled.split import HELD_OUT, TEST
-from tasks.decoder import Sampler
-from tasks.evaluate import Result, evaluate
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.evaluate import Result, Sampler, evaluate
+from tasks.task import open_task
 
 WANTED = {"gsm8k": 0.92, "minerva_math": 0.92, "mmlu": 0.85}
 LENIENCE = 0.15  # on a few documents

@@ -48,8 +48,8 @@ def test_test_and_training_share_no_question(task: str) -> None:
 
 def test_rendered_lines_hold_no_test_prompt() -> None:
     from tasks.bundled.prompts import as_json, sent
-    from tasks.opening import open_task
-    from tasks.options import TaskOptions
+    from tasks.documents import TaskOptions
+    from tasks.task import open_task
 
     lines = render(20_000, seed=11)
     trained = {bare(line["prompt"]) for line in lines}

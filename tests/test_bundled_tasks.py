@@ -9,10 +9,9 @@ from tasks.bundled.documents import SUBJECTS, TESTS, chosen
 from tasks.bundled.prompts import MARKS, Asked, Prompt, as_json, prompts_of, sent
 from tasks.bundled.render import line
 from tasks.bundled.split import TEST
-from tasks.decoder import chat_template, pairs_of
-from tasks.harness import Task
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.evaluate import chat_template, pairs_of
+from tasks.task import Task, open_task
 
 
 def opened(name: str, **options: Any) -> Task:

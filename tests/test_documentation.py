@@ -20,8 +20,8 @@ from orchestrator.planning.flags import parse
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.policy import RULES
 from tasks.catalog import CATALOG
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.task import open_task
 
 ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # the Hub, or a job that was submitted
 LONG = ("orchestrator.bench", "orchestrator.chaos", "sampler.bench", "tasks.bundled")  # minutes, or the project's files

@@ -21,9 +21,8 @@ from orchestrator.store import Store
 from orchestrator.store.schema import DOCUMENTS, ROWS
 from orchestrator.store.writer import StoreWriter
 from sampler.cli import run_command
-from tasks.harness import Task, quiet
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.task import Task, open_task, quiet
 
 SIMULATION = Simulation(documents={"gsm8k": 12, "mmlu": 114}, policies=("k1_first", "k2_middle"), shard_size=60)
 

@@ -35,8 +35,8 @@ from orchestrator.store.trial_folder import COPIED
 from sampler.config import ModelConfig
 from sampler.loading import find_model, load_model
 from tasks.catalog import CATALOG
-from tasks.harness import Document, Provenance, Task
-from tasks.options import TaskOptions
+from tasks.documents import Document, Provenance, TaskOptions
+from tasks.task import Task
 
 SEVEN = ModelConfig(
     num_layers=28,

@@ -24,7 +24,7 @@ from orchestrator.planning.room import check_room
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import DOCUMENTS
 from sampler import InputError
-from tasks.opening import open_task
+from tasks.task import open_task
 
 TWO = Machine(nodes=(Nodes(resources={"CPU": 2}),))
 Prepare = Callable[..., Prepared]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tasks_fakes import bench, canned_for, run
 
-from tasks.answers import boxed, boxed_or_all, gpqa_options, math_scores, program
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.hooks import boxed, boxed_or_all, gpqa_options, math_scores, program
+from tasks.task import open_task
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 from lm_eval.tasks import TaskManager
 from tasks_fakes import CannedDecoder, aggregate, bench, canned_for, choosing, run
 
-from tasks.harness import Task, quiet
+from tasks.documents import TaskOptions
 from tasks.lm import ReuseLM
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.task import Task, open_task, quiet
 
 
 def opened(name: str, **options: Any) -> Task:

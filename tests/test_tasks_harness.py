@@ -13,10 +13,10 @@ from test_tasks_sources import write_dataset
 
 from sampler import InputError
 from tasks.catalog import CATALOG
-from tasks.decoder import chat_template
-from tasks.harness import Task
-from tasks.opening import find_entry, open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.evaluate import chat_template
+from tasks.lookup import find_entry
+from tasks.task import Task, open_task
 
 TEMPLATE = chat_template(CharacterTokenizer())
 

@@ -22,12 +22,10 @@ import tasks.list
 import tasks.run
 from sampler import DecodeSettings, InputError, LoadedModel, ReusePolicy, load_model, score_pairs
 from sampler.cli import run_command
-from tasks.decoder import Sampler, pairs_of
-from tasks.evaluate import Result, evaluate
-from tasks.harness import Task, quiet
+from tasks.documents import TaskOptions
+from tasks.evaluate import Result, Sampler, evaluate, pairs_of
 from tasks.lm import ReuseLM
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.task import Task, open_task, quiet
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +186,7 @@ def test_the_run_command(
 def test_a_model_without_a_chat_template(folder: Path, tmp_path: Path) -> None:
     import shutil
 
-    from tasks.decoder import chat_template
+    from tasks.evaluate import chat_template
 
     bare = shutil.copytree(folder, tmp_path / "bare")
     for name in ("chat_template.jinja",):

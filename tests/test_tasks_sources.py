@@ -20,9 +20,9 @@ import pytest
 
 import tasks.sources
 from sampler import InputError
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
 from tasks.sources import BUNDLED, choose_source, resolve_auto
+from tasks.task import open_task
 
 ROOT = Path(__file__).parents[1]
 
@@ -272,8 +272,8 @@ def hub() -> Iterator[tuple[type[SmallHub], str]]:
 
 OPEN = """
 import sys
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.task import open_task
+from tasks.documents import TaskOptions
 pinned = tuple(tuple(pair.split("=")) for pair in sys.argv[2:])
 task = open_task(sys.argv[1], TaskOptions(fewshot=2, revisions=pinned))
 print(len(task.documents), task.provenance.source, dict(task.provenance.datasets))
@@ -399,13 +399,13 @@ def test_missing_splitter_data_is_named_with_its_command(monkeypatch: pytest.Mon
 
 
 def test_no_cage_is_a_refusal_unless_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks import code_exec
-    from tasks.needs import cage_for
+    from tasks import sandbox
+    from tasks.catalog import cage_for
 
     def none() -> str:
-        raise code_exec.NoCage("namespaces: not permitted")
+        raise sandbox.NoCage("namespaces: not permitted")
 
-    monkeypatch.setattr(code_exec, "find_cage", none)
+    monkeypatch.setattr(sandbox, "find_cage", none)
     with pytest.raises(InputError, match=r"no cage for them .*--unsafe-code-execution"):
         cage_for("humaneval", TaskOptions(allow_code_execution=True))
     assert cage_for("humaneval", TaskOptions(unsafe_code_execution=True)) == "none"

@@ -19,11 +19,9 @@ from orchestrator.running.rows import Account
 from orchestrator.running.worker import Worker, find_planned_model, reports_out_of_memory, wait_for_memory
 from orchestrator.store.schema import ROWS
 from sampler import DecodeSettings, InputError, ReusePolicy
-from tasks.decoder import Sampler
-from tasks.evaluate import evaluate
-from tasks.harness import Task
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.evaluate import Sampler, evaluate
+from tasks.task import Task, open_task
 
 
 @pytest.fixture(scope="module")

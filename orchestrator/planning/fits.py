@@ -12,7 +12,7 @@ from sampler.decode import check_ids, check_length, check_prompts
 from sampler.loading import ModelFiles
 from sampler.subsets import checked_subset_size
 from tasks.catalog import GENERATE
-from tasks.decoder import chat_template, pairs_of, prompt_of
+from tasks.evaluate import chat_template, pairs_of, prompt_of
 
 ANY_BLOCK = DecodeSettings(small_block=1)  # divides every block: the asked ones are told about once, not per task
 

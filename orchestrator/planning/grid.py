@@ -21,7 +21,7 @@ DECODE_DEFAULTS = (0.95, 8, True)  # threshold, small block, block cache
 
 
 class Document(Protocol):
-    """As tasks.harness has it, which takes seconds to import."""
+    """As tasks.documents has it, which takes seconds to import."""
 
     @property
     def doc_id(self) -> str: ...

@@ -19,8 +19,8 @@ from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.loading import ModelFiles, find_model
 from sampler.subsets import checked_subset_size
-from tasks.opening import open_task
 from tasks.sources import resolve_auto
+from tasks.task import open_task
 
 UPLOADED = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directories of jobs
 STAND_IN = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # so that checks go on

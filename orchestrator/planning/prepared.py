@@ -17,8 +17,8 @@ from orchestrator.store.schema import DOCUMENTS
 from sampler.loading import ModelFiles
 from sampler.tiny import BUNDLED_MODEL
 from tasks.catalog import LOGLIKELIHOOD
-from tasks.harness import Document, Task
-from tasks.options import TaskOptions
+from tasks.documents import Document, TaskOptions
+from tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,9 @@ from sampler.errors import UnavailableError
 from sampler.loading import ModelFiles, find_model, pick_device
 from sampler.text import encode
 from sampler.warm_up import warm_up
-from tasks import opening
-from tasks.decoder import Sampler, chat_template
-from tasks.evaluate import evaluate
-from tasks.harness import Document, Task
-from tasks.options import TaskOptions
+from tasks.documents import Document, TaskOptions
+from tasks.evaluate import Sampler, chat_template, evaluate
+from tasks.task import Task, open_task
 
 CALIBRATION_TOKENS = 32  # new ones of each document
 CALIBRATION_PROMPT = 256  # its last tokens
@@ -171,7 +169,7 @@ class Worker:
         """Each task is opened once, with all its documents."""
         if name not in self._tasks:
             try:
-                task = opening.open_task(name, self.settings.options)
+                task = open_task(name, self.settings.options)
             except InputError as error:
                 kind = UnavailableError if isinstance(error, UnavailableError) else InputError
                 raise kind(f"task {name} cannot be opened on this node: {error}") from None

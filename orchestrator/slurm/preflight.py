@@ -13,7 +13,7 @@ from orchestrator.planning.request import Request, adopt
 from orchestrator.planning.settings import SweepSettings
 from sampler.loading import find_model
 from sampler.tiny import BUNDLED_MODEL
-from tasks.opening import find_entry
+from tasks.lookup import find_entry
 from tasks.sources import choose_source, resolve_auto
 
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@.+)?")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import stock
+from tasks import lookup
 from tasks.catalog import CATALOG, Entry
-from tasks.opening import open_task
-from tasks.options import TaskOptions
+from tasks.documents import TaskOptions
+from tasks.task import open_task
 
 MARKS = tuple(f"<<mark {number}>>" for number in range(5))
 MARKED: dict[str, dict[str, Any]] = {
@@ -56,8 +56,8 @@ def prompts_of(task: str, subjects: Iterable[str]) -> dict[str, Prompt]:
 
 def _subtasks(entry: Entry) -> dict[str, str]:
     """lm-eval's task for each configuration of the dataset."""
-    index = stock.index(entry.stock)
-    return {stock.configuration(index[name][1])["dataset_name"]: name for name in entry.subtasks}
+    index = lookup.index(entry.stock)
+    return {lookup.configuration(index[name][1])["dataset_name"]: name for name in entry.subtasks}
 
 
 def _prompt(task: str, dataset: str, subject: str, document: Mapping[str, Any]) -> Prompt:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import code_exec
-from tasks.code_exec import Limits, NoCage, run
+from tasks import sandbox
+from tasks.sandbox import Limits, NoCage, run
 
 QUICK = Limits(seconds=2)
 
@@ -30,12 +30,12 @@ def caged(cage: str) -> str:
     return cage
 
 
-@pytest.fixture(params=code_exec.CAGES)
+@pytest.fixture(params=sandbox.CAGES)
 def cage(request: pytest.FixtureRequest) -> str:
     return caged(request.param)
 
 
-def attack(program: str, cage: str, limits: Limits = QUICK) -> code_exec.Verdict:
+def attack(program: str, cage: str, limits: Limits = QUICK) -> sandbox.Verdict:
     verdict = run(textwrap.dedent(program), cage=cage, limits=limits)
     assert not verdict.passed
     return verdict
@@ -164,7 +164,7 @@ def test_writing_outside_its_folder(place: str, cage: str, tmp_path: Path) -> No
     assert not Path(path).exists()
 
 
-@pytest.mark.parametrize("path", [sys.executable, os.path.realpath(sys.executable), code_exec.__file__])
+@pytest.mark.parametrize("path", [sys.executable, os.path.realpath(sys.executable), sandbox.__file__])
 def test_the_interpreter_and_the_project_stay_as_they_are(path: str, cage: str) -> None:
     before = Path(path).stat()
     attack(f"open({path!r}, 'ab').write(b'x')", cage)
@@ -235,8 +235,8 @@ def test_ways_around_python_level_guards_lead_nowhere(cage: str, tmp_path: Path)
 
 def test_nothing_outlives_the_run(cage: str) -> None:
     program = "import os, time\nfor _ in range(3): os.fork()\nif os.getpid() > 1: os.setsid()\ntime.sleep(600)"
-    code = f"from tasks.code_exec import *\nrun({program!r}, cage={cage!r})"
-    root = Path(code_exec.__file__).parents[1]
+    code = f"from tasks.sandbox import *\nrun({program!r}, cage={cage!r})"
+    root = Path(sandbox.__file__).parents[1]
     child = subprocess.Popen([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
     deadline = time.monotonic() + 20
     while len(members := descendants(child.pid)) < 5 and time.monotonic() < deadline:
@@ -267,16 +267,16 @@ def test_without_a_cage_there_are_still_limits() -> None:
 
 
 def test_no_cage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_exec, "LAUNCHER", "raise SystemExit(1)")
-    monkeypatch.setattr(code_exec.shutil, "which", lambda _: None)
-    code_exec.find_cage.cache_clear()
+    monkeypatch.setattr(sandbox, "LAUNCHER", "raise SystemExit(1)")
+    monkeypatch.setattr(sandbox.shutil, "which", lambda _: None)
+    sandbox.find_cage.cache_clear()
     with pytest.raises(NoCage, match=r"namespaces: .*; bubblewrap: not installed"):
-        code_exec.find_cage()
-    code_exec.find_cage.cache_clear()
+        sandbox.find_cage()
+    sandbox.find_cage.cache_clear()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests already run as an ordinary user")
-@pytest.mark.parametrize("kind", code_exec.CAGES)
+@pytest.mark.parametrize("kind", sandbox.CAGES)
 def test_an_ordinary_user_has_the_same_cage(kind: str) -> None:
     python, user = shutil.which("python3", path="/usr/bin"), 12345
     check = [python or "", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
@@ -290,8 +290,8 @@ def test_an_ordinary_user_has_the_same_cage(kind: str) -> None:
     folder = Path(tempfile.mkdtemp(prefix="cage-"))
     try:
         (folder / "tasks").mkdir()
-        for name in ("code_exec.py", "warden.py", "inmate.py", "syscalls.py"):
-            shutil.copy(Path(code_exec.__file__).with_name(name), folder / "tasks" / name)
+        for name in ("sandbox.py", "sandbox_supervisor.py"):
+            shutil.copy(Path(sandbox.__file__).with_name(name), folder / "tasks" / name)
         (folder / "check.py").write_text(ORDINARY)
         subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
         who = {"user": user, "group": user, "extra_groups": []}
@@ -302,7 +302,7 @@ def test_an_ordinary_user_has_the_same_cage(kind: str) -> None:
 
 ORDINARY = """
 import os, sys
-from tasks.code_exec import Limits, run
+from tasks.sandbox import Limits, run
 kind, quick = sys.argv[1], Limits(seconds=1)
 assert run("assert True", cage=kind).passed
 for program in (
