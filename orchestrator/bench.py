@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.analysis.moments import speeds_of_moments
+from orchestrator.analysis.columns import speeds_of_moments
 from orchestrator.cold import ColdRun, run_cold
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store import Store

@@ -11,10 +11,10 @@ import numpy as np
 from analysis_tables import NINE, Truth, World
 
 from orchestrator.analysis.accuracy import difference
-from orchestrator.analysis.pairs import Configuration, TaskRows
-from orchestrator.analysis.resample import Estimate
-from orchestrator.analysis.speed import baseline, speeds, speedup
-from orchestrator.analysis.verdict import CONFIRMED, REJECTED, Criteria, Verdict, hypothesis, judge
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.runs import Configuration, TaskRows
+from orchestrator.analysis.speedups import baseline, speeds, speedup
+from orchestrator.analysis.verdicts import CONFIRMED, REJECTED, Criteria, Verdict, hypothesis, judge
 
 SETTINGS = (0.95, 8, True)
 CRITERIA = Criteria(margin=5.0, speedup=1.2)

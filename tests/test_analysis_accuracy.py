@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestrator.analysis.accuracy import (
-    detectable,
-    difference,
+from orchestrator.analysis.accuracy import detectable, difference, holm, mcnemar
+from orchestrator.analysis.intervals import (
+    FEW,
     few_documents_interval,
-    holm,
     interval,
-    mcnemar,
+    join_small,
     mean_interval,
     simultaneous_level,
     wilson,
 )
-from orchestrator.analysis.resample import FEW, join_small
 
 # p-values and Holm's adjusted ones as statsmodels 0.15.0 gives them (multipletests, method "holm").
 PUBLISHED = {

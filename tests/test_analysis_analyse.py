@@ -10,7 +10,7 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 
 from orchestrator.analysis import COLUMNS, Analysis, analyse, as_json
 from orchestrator.analysis.explain import flops_per_token
-from orchestrator.analysis.pareto import front
+from orchestrator.analysis.ranking import front
 from orchestrator.store.schema import ROWS
 from sampler.errors import InputError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.analysis.compare import Summary, read_file, read_folder, summary, tables
+from orchestrator.analysis.earlier_results import Summary, read_file, read_folder, summary, tables
 from sampler.errors import InputError
 
 SEEDS = Path(__file__).parent.parent / "examples" / "seed-results"

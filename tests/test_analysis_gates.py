@@ -9,11 +9,8 @@ import pytest
 from analysis_tables import NINE, Truth, World, asked, changed, described, draw, grid
 
 from orchestrator.analysis.columns import fingerprints
-from orchestrator.analysis.findings import Evidence, Finding
-from orchestrator.analysis.gates import GATES, check
-from orchestrator.analysis.gates_rows import cold_start, own_device
-from orchestrator.analysis.pairs import split
-from orchestrator.analysis.shapes import Trial, timeline
+from orchestrator.analysis.gates import GATES, Evidence, Finding, check, cold_start, own_device
+from orchestrator.analysis.runs import Trial, split, timeline
 
 OUTPUT = {f"k{k}_{subset}.output": Truth(speedup=1.3) for k in (2, 3) for subset in ("first", "last")}
 WORLD = World(

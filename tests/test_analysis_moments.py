@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from orchestrator.analysis.moments import REACH, SAMPLES, speeds_of_moments
+from orchestrator.analysis.columns import REACH, SAMPLES, speeds_of_moments
 from orchestrator.running.calibration import PARTS
 
 

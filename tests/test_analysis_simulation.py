@@ -9,8 +9,7 @@ import pytest
 from analysis_simulate import coverage, errors
 from analysis_tables import Truth, World, grid
 
-from orchestrator.analysis.accuracy import interval, simultaneous_level
-from orchestrator.analysis.resample import DRAWS
+from orchestrator.analysis.intervals import DRAWS, interval, simultaneous_level
 
 K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
 DROPS = Truth(lost=0.06, won=0.02, speedup=1.25)

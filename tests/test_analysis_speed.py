@@ -6,10 +6,9 @@ import pytest
 from analysis_tables import Truth, World, draw
 
 from orchestrator.analysis.columns import codes, condense, fingerprints, grouped, wall_time
-from orchestrator.analysis.noise import TrialNoise, widened
-from orchestrator.analysis.pairs import TaskRows, split
-from orchestrator.analysis.resample import Estimate, units_of, weights
-from orchestrator.analysis.speed import baseline, speeds, speedup, throughput
+from orchestrator.analysis.intervals import Estimate, units_of, weights
+from orchestrator.analysis.runs import TaskRows, split
+from orchestrator.analysis.speedups import TrialNoise, baseline, speeds, speedup, throughput, widened
 
 K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
 SETTINGS = (0.95, 8, True)

@@ -3,10 +3,9 @@
 import pytest
 
 from orchestrator.analysis.accuracy import Difference
-from orchestrator.analysis.noise import NoiseFloor, TrialNoise
-from orchestrator.analysis.resample import Estimate
-from orchestrator.analysis.speed import Speedup
-from orchestrator.analysis.verdict import Criteria, Verdict, hypothesis, judge, withheld
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.speedups import NoiseFloor, Speedup, TrialNoise
+from orchestrator.analysis.verdicts import Criteria, Verdict, hypothesis, judge, withheld
 
 CRITERIA = Criteria(margin=5.0, speedup=1.2)
 

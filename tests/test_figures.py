@@ -2,7 +2,7 @@
 
 import warnings
 
-from orchestrator.analysis.resample import Estimate
+from orchestrator.analysis.intervals import Estimate
 from orchestrator.report.drawing import finish, style
 from orchestrator.report.figure_grids import Grid, tall
 from orchestrator.report.figure_pareto import Stand, pareto

@@ -6,19 +6,21 @@ import pytest
 from analysis_tables import Truth, World, asked, described, draw
 
 from orchestrator.analysis import analyse
-from orchestrator.analysis.families import FAMILIES, family, short_name
-from orchestrator.analysis.pairs import Configuration
-from orchestrator.analysis.resample import Estimate
-from orchestrator.analysis.standing import (
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.ranking import (
     AXES,
     EXECUTIONS,
+    FAMILIES,
     POSITIONS,
     SPEED,
     Standing,
+    family,
     iso_accuracy,
+    short_name,
     with_fronts,
     worth_showing,
 )
+from orchestrator.analysis.runs import Configuration
 from orchestrator.report.figure_pareto import MARKS
 from sampler import ReusePolicy
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.analysis.columns import Array
-from orchestrator.analysis.pairs import Configuration, TaskRows
+from orchestrator.analysis.runs import Configuration, TaskRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

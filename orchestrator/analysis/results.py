@@ -2,20 +2,18 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from orchestrator.analysis.accuracy import Difference
-from orchestrator.analysis.breakdown import Breakdown
-from orchestrator.analysis.breaks import Breaks
+from orchestrator.analysis.details import Breakdown, Breaks, Histogram
 from orchestrator.analysis.explain import Explanation
-from orchestrator.analysis.findings import Finding
-from orchestrator.analysis.noise import NoiseFloor
-from orchestrator.analysis.pairs import Configuration
-from orchestrator.analysis.resample import Estimate
-from orchestrator.analysis.shapes import Histogram, Trial
-from orchestrator.analysis.speed import Speedup, Throughput
-from orchestrator.analysis.standing import Standing
-from orchestrator.analysis.verdict import Criteria, Verdict
+from orchestrator.analysis.gates import Finding
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.ranking import Standing
+from orchestrator.analysis.runs import Configuration, Trial
+from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
+from orchestrator.analysis.verdicts import Criteria, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,3 +110,50 @@ def as_json(value: object) -> object:
         return None
     assert value is None or isinstance(value, str | int | float | bool), f"{value!r} is not JSON"
     return value
+
+
+SUBSETS = ("first", "middle", "last")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """Of one task: the most accurate configuration and the fastest one; of equals the other quality decides."""
+
+    accurate: ConfigurationResult
+    fast: ConfigurationResult | None  # None where nothing is generated
+
+
+def ordered(task: TaskResult) -> TaskResult:
+    """The same result with configurations by k, subset and settings, as tables list them."""
+    places = sorted(range(len(task.configurations)), key=lambda place: _order(task.configurations[place]))
+    return replace(
+        task,
+        configurations=tuple(task.configurations[place] for place in places),
+        agreement=tuple(tuple(task.agreement[a][b] for b in places) for a in places),
+    )
+
+
+def _order(result: ConfigurationResult) -> tuple[object, ...]:
+    own = result.configuration
+    subset = SUBSETS.index(own.subset) if own.subset in SUBSETS else len(SUBSETS)
+    return own.settings, own.k is None, own.k or 0, own.mode or "", subset, own.label
+
+
+def best(results: Sequence[ConfigurationResult]) -> Best:
+    speed = {id(result): _speed(result) for result in results}
+    fast = [result for result in results if speed[id(result)] > 0]
+    return Best(
+        accurate=max(results, key=lambda result: (result.accuracy.value, speed[id(result)])),
+        fast=max(fast, key=lambda result: (speed[id(result)], result.accuracy.value)) if fast else None,
+    )
+
+
+def best_of_each_k(task: TaskResult) -> list[tuple[int | None, Best]]:
+    """k=1 first; policies without a period last."""
+    periods = sorted({r.configuration.k for r in task.configurations}, key=lambda k: (k is None, k or 0))
+    return [(k, best([r for r in task.configurations if r.configuration.k == k])) for k in periods]
+
+
+def _speed(result: ConfigurationResult) -> float:
+    rate = result.throughput.tokens_per_second
+    return 0.0 if rate is None else rate.value

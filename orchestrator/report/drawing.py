@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from orchestrator.analysis.resample import Estimate
+from orchestrator.analysis.intervals import Estimate
 from orchestrator.report.svg import embed
 
 INK, QUIET, FAINT = "#1a1a1a", "#5f6368", "#c4c7cc"

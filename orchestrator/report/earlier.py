@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.analysis.compare import OldRow, OldTask, caveats, read_folder
+from orchestrator.analysis.earlier_results import OldRow, OldTask, caveats, read_folder
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from orchestrator.analysis.families import place_of
-from orchestrator.analysis.resample import Estimate
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.ranking import place_of
 from orchestrator.report.drawing import INK, QUIET, arms_of, new_figure
 from orchestrator.report.labels import place
 from orchestrator.report.words import signed

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from orchestrator.analysis.shapes import Histogram
+from orchestrator.analysis.details import Histogram
 from orchestrator.report.drawing import INK, QUIET, colour_of, new_figure
 
 HEIGHT = 0.85  # of a row that a histogram may fill

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from orchestrator.analysis.resample import Estimate
+from orchestrator.analysis.intervals import Estimate
 from orchestrator.report.drawing import FAINT, INK, QUIET, arms_of, colour_of, ends_of, mark, new_figure
 from orchestrator.report.labels import place
 

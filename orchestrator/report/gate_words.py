@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.analysis.findings import Finding
+from orchestrator.analysis.gates import Finding
 
 MEANING = {
     "replay": (

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import COLUMNS, condense
-from orchestrator.analysis.counters import SUMS
+from orchestrator.analysis.trial_facts import SUMS
 from orchestrator.report.side_by_side import Mapped, one_by_one
 from orchestrator.store import Store
 from orchestrator.store.trial_folder import TABLE, Damage

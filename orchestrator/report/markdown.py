@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.analysis.best import best, best_of_each_k
-from orchestrator.analysis.compare import OldRow
-from orchestrator.analysis.results import ConfigurationResult, TaskResult
-from orchestrator.analysis.standing import AXES, SPEED, Iso, Standing
+from orchestrator.analysis.earlier_results import OldRow
+from orchestrator.analysis.ranking import AXES, SPEED, Iso, Standing
+from orchestrator.analysis.results import ConfigurationResult, TaskResult, best, best_of_each_k
 from orchestrator.report.section import Section, TaskView
 from orchestrator.report.words import NONE, between, hours, layers, number, percent, signed
 

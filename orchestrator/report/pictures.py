@@ -7,14 +7,13 @@ from functools import partial
 from itertools import chain, islice
 
 from orchestrator.analysis import Analysis
-from orchestrator.analysis.breakdown import Part
-from orchestrator.analysis.facts import Startup
-from orchestrator.analysis.families import REFERENCE
-from orchestrator.analysis.resample import Estimate
+from orchestrator.analysis.details import Part
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.ranking import EXECUTIONS, POSITIONS, REFERENCE, SPEED, worth_showing
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
-from orchestrator.analysis.shapes import Trial
-from orchestrator.analysis.standing import EXECUTIONS, POSITIONS, SPEED, worth_showing
-from orchestrator.analysis.verdict import Criteria
+from orchestrator.analysis.runs import Trial
+from orchestrator.analysis.trial_facts import Startup
+from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.drawing import Picture, finish, style
 from orchestrator.report.figure_grids import Grid, panels, tall
 from orchestrator.report.figure_pareto import Stand, pareto

@@ -9,13 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.analysis import Analysis, analyse
-from orchestrator.analysis.best import ordered
-from orchestrator.analysis.counters import Totals, totals
 from orchestrator.analysis.explain import Explanation, flops_per_token
-from orchestrator.analysis.facts import Key, code_text, key_of, peak_memory, provenance, startups
-from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult
-from orchestrator.analysis.standing import Iso, iso_accuracy, worth_showing
-from orchestrator.analysis.verdict import Criteria
+from orchestrator.analysis.ranking import Iso, iso_accuracy, worth_showing
+from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, ordered
+from orchestrator.analysis.trial_facts import Key, Totals, code_text, key_of, peak_memory, provenance, startups, totals
+from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.drawing import Picture
 from orchestrator.report.earlier import Earlier
 from orchestrator.report.gate_words import GateText, gate_texts

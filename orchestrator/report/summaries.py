@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.analysis import as_json
-from orchestrator.analysis.counters import Totals
 from orchestrator.analysis.explain import flops_per_token
-from orchestrator.analysis.facts import Trials, by_configuration, key_of, provenance
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
+from orchestrator.analysis.trial_facts import Totals, Trials, by_configuration, key_of, provenance
 from orchestrator.report.section import Section
 
 SHORT = {"threshold": "t{:g}", "small_block": "b{}", "block_cache": "cache-{}"}

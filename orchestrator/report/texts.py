@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis
-from orchestrator.analysis.breaks import Break
+from orchestrator.analysis.details import Break
 from orchestrator.report.gather import Material
 
 SHOWN = 600  # documents in a whole report; the statistics count all of them

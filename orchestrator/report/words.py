@@ -2,7 +2,7 @@
 
 import math
 
-from orchestrator.analysis.resample import Estimate
+from orchestrator.analysis.intervals import Estimate
 
 NONE = "–"
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.analysis.compare import read_file
+from orchestrator.analysis.earlier_results import read_file
 from orchestrator.report.earlier import beside, read_earlier
 from orchestrator.report.gather import gather
 from orchestrator.report.markdown import results_markdown

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.accuracy import Difference
-from orchestrator.analysis.noise import NoiseFloor
-from orchestrator.analysis.speed import Speedup
+from orchestrator.analysis.speedups import NoiseFloor, Speedup
 
 CONFIRMED, REJECTED, UNDECIDED = "confirmed", "rejected", "undecided"
 SPEED_AND_ACCURACY, ACCURACY_ONLY = "speed and accuracy", "accuracy only"

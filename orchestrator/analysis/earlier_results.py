@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.analysis.errors import refuse
+from sampler.errors import InputError
 
 UNPAIRED = "no documents, so nothing is paired"
 CAVEATS = (
@@ -44,7 +44,7 @@ class Summary:
 
     def __post_init__(self) -> None:
         if not 0 <= self.accuracy <= 1:
-            refuse(f"{self.task} {self.config}: accuracy {self.accuracy} is outside 0 to 1")
+            raise InputError(f"{self.task} {self.config}: accuracy {self.accuracy} is outside 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,10 +65,10 @@ class OldTask:
 def read_folder(folder: Path) -> tuple[OldTask, ...]:
     """All summary.json files below a folder, by task."""
     if not folder.is_dir():
-        refuse(f"{folder} is no folder; a folder with summary.json files is needed")
+        raise InputError(f"{folder} is no folder; a folder with summary.json files is needed")
     paths = sorted(folder.rglob("summary.json"))
     if not paths:
-        refuse(f"{folder} holds no summary.json; a folder of an earlier experiment's results is needed")
+        raise InputError(f"{folder} holds no summary.json; a folder of an earlier experiment's results is needed")
     return tables([read_file(path) for path in paths])
 
 
@@ -76,19 +76,19 @@ def read_file(path: Path) -> Summary:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        refuse(f"{path} cannot be read ({error.strerror}); a readable file is needed")
+        raise InputError(f"{path} cannot be read ({error.strerror}); a readable file is needed") from None
     except (ValueError, RecursionError) as error:
-        refuse(f"{path} is not valid JSON ({error})")
+        raise InputError(f"{path} is not valid JSON ({error})") from None
     return summary(content, str(path))
 
 
 def summary(content: object, origin: str) -> Summary:
     """A file's content; `origin` names it in errors."""
     if not isinstance(content, Mapping):
-        refuse(f"{origin} holds no JSON object")
+        raise InputError(f"{origin} holds no JSON object")
     for key in ("task", "config", "accuracy"):
         if content.get(key) is None:
-            refuse(f"{origin} lacks {key!r}; the experiment's summary.json has task, config and accuracy")
+            raise InputError(f"{origin} lacks {key!r}; the experiment's summary.json has task, config and accuracy")
     clock = _object(content, "throughput", origin)
     task, limit = _task_and_limit(str(content["task"]), _object(content, "eval_params", origin), origin)
     config = content["config"]
@@ -122,7 +122,7 @@ def _task_and_limit(task: str, parameters: Mapping[str, Any], origin: str) -> tu
 def _object(content: Mapping[str, Any], key: str, origin: str) -> Mapping[str, Any]:
     value = content.get(key)
     if value is not None and not isinstance(value, Mapping):
-        refuse(f"{origin}: {key} is no JSON object; the experiment's summary.json has one, or null, there")
+        raise InputError(f"{origin}: {key} is no JSON object; the experiment's summary.json has one, or null, there")
     return value or {}
 
 
@@ -137,14 +137,14 @@ def _number(content: Mapping[str, Any], key: str, origin: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
-        refuse(f"{origin}: {key} {str(value)[:80]!r} is no number")
+        raise InputError(f"{origin}: {key} {str(value)[:80]!r} is no number")
     return float(value)
 
 
 def _amount(content: Mapping[str, Any], key: str, origin: str) -> float | None:
     value = _number(content, key, origin)
     if value is not None and value < 0:
-        refuse(f"{origin}: {key} {value:g} is negative; 0 or more is allowed")
+        raise InputError(f"{origin}: {key} {value:g} is negative; 0 or more is allowed")
     return value
 
 

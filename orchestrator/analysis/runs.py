@@ -4,14 +4,23 @@ A configuration is a policy with its decode settings; a run is one repeat of it.
 every run at k=1 with the same decode settings, pooled: they are the same by definition. Knows no statistics.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from orchestrator.analysis.columns import NAMES, NUMBERS, Array, codes, grouped, numbers, score_of, wall_time
-from orchestrator.analysis.moments import speeds_of_moments
+from orchestrator.analysis.columns import (
+    NAMES,
+    NUMBERS,
+    Array,
+    codes,
+    grouped,
+    numbers,
+    score_of,
+    speeds_of_moments,
+    wall_time,
+)
 
 Settings = tuple[float, int, bool]
 SUBSETS = ("first", "middle", "last", "all")
@@ -224,3 +233,71 @@ def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One attempt at a trial on one actor, as a point in time."""
+
+    trial_id: str
+    attempt: int
+    task: str
+    label: str
+    settings: Settings
+    actor: str
+    device: str
+    started_at: float  # seconds since 1970
+    documents: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float | None
+    calibration: float
+    work_per_pass: float  # calibrated seconds of an average pass
+    work_per_layer: float  # and of an average layer that ran, all else included
+    first_of_actor: bool
+
+
+def timeline(tasks: Sequence[TaskRows], table: pa.Table) -> tuple[Trial, ...]:
+    """Every trial and attempt of all tasks with its speed, in order of time."""
+    started = numbers(table["started_at"].cast(pa.int64())) / 1e6
+    found = sorted((trial for rows in tasks for trial in _trials(rows, started[rows.row])), key=lambda t: t.started_at)
+    seen: set[str] = set()
+    result = []
+    for trial in found:
+        result.append(trial if trial.actor in seen else replace(trial, first_of_actor=True))
+        seen.add(trial.actor)
+    return tuple(result)
+
+
+def _trials(rows: TaskRows, started: Array) -> Iterator[Trial]:
+    columns, names = rows.columns, rows.names
+    group, count = grouped(columns["trial_id"], columns["attempt"], columns["actor"])
+    first = np.zeros(count, dtype=np.int64)
+    first[group[::-1]] = np.arange(len(group))[::-1]
+    began = np.full(count, np.inf)
+    np.minimum.at(began, group, started)
+    documents = np.bincount(group, minlength=count)
+    totals = {
+        name: np.bincount(group, weights=columns[name], minlength=count)
+        for name in ("tokens", "wall", "work", "passes", "layers_computed")
+    }
+    for i, row in enumerate(first):
+        tokens, wall = int(totals["tokens"][i]), float(totals["wall"][i])
+        yield Trial(
+            trial_id=str(names["trial_id"][columns["trial_id"][row]]),
+            attempt=int(columns["attempt"][row]),
+            task=rows.task,
+            label=rows.run_label(int(rows.run[row])),
+            settings=rows.configurations[rows.owner[rows.run[row]]].settings,
+            actor=str(names["actor"][columns["actor"][row]]),
+            device=str(names["device"][columns["device"][row]]),
+            started_at=float(began[i]),
+            documents=int(documents[i]),
+            tokens=tokens,
+            seconds=wall,
+            tokens_per_second=tokens / wall if tokens and wall > 0 else None,
+            calibration=float(columns["calibration"][row]),
+            work_per_pass=float(totals["work"][i] / max(1.0, totals["passes"][i])),
+            work_per_layer=float(totals["work"][i] / max(1.0, totals["layers_computed"][i])),
+            first_of_actor=False,
+        )

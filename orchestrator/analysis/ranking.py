@@ -1,8 +1,4 @@
-"""Every configuration on the same axes: against k=1 at the task's first decode settings. Knows no clock of its own.
-
-A policy has to beat more than k=1: lowering the threshold or taking a larger small block makes k=1 faster too. So
-decode settings and policies stand side by side here, over tokens/s, layer executions and layer-positions.
-"""
+"""Which family a configuration belongs to: a decode setting of k=1 that was changed, or the rule of its policy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +6,54 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.analysis.accuracy import interval
 from orchestrator.analysis.columns import Array
-from orchestrator.analysis.families import GRID, OUTPUT, REFERENCE, family, place_of, short_name
-from orchestrator.analysis.pairs import Configuration, Settings, TaskRows
-from orchestrator.analysis.pareto import beats
-from orchestrator.analysis.resample import Estimate
+from orchestrator.analysis.intervals import Estimate, interval
+from orchestrator.analysis.runs import Configuration, Settings, TaskRows
+
+REFERENCE = "k=1"
+DECODING = ("threshold", "small block", "block cache")  # in the order of Settings
+SEVERAL = "several decode settings"
+GRID, OUTPUT = "fixed grid", "output mode"
+RULES = ("adaptive", "trim", "trim, random", "mlp", "attn", "skip", "stale")
+FAMILIES = (REFERENCE, *DECODING, SEVERAL, GRID, OUTPUT, *RULES)
+
+
+def place_of(family: str) -> tuple[int, str]:
+    """Its place in tables and legends: rules that nobody has put into the order come last, by name."""
+    return (FAMILIES.index(family), "") if family in FAMILIES else (len(FAMILIES), family)
+
+
+def _changed(configuration: Configuration, reference: Settings) -> dict[str, float]:
+    pairs = zip(DECODING, configuration.settings, reference, strict=True)
+    return {name: now for name, now, usual in pairs if now != usual}
+
+
+def short_name(configuration: Configuration, reference: Settings) -> str:
+    """The policy, with only those decode settings that are not the reference's."""
+    changed = _changed(configuration, reference).items()
+    said = [f"{name} {('off', 'on')[now] if isinstance(now, bool) else f'{now:g}'}" for name, now in changed]
+    return " ".join([configuration.policy, *said])
+
+
+def family(configuration: Configuration, reference: Settings) -> str:
+    """A policy is of its rule's family whatever its decode settings; k=1 is of the one setting that it changes."""
+    if configuration.is_baseline:
+        changed = [*_changed(configuration, reference)]
+        return REFERENCE if not changed else changed[0] if len(changed) == 1 else SEVERAL
+    if configuration.k is not None:
+        return OUTPUT if configuration.mode == "output" else GRID
+    rule = configuration.policy.partition("_")[0].partition("=")[0]
+    return "trim, random" if rule == "trim" and configuration.policy.endswith(".random") else rule
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """For each (accuracy, speed-up): no other point is at least as good in both and better in one."""
+    return [not any(beats(other, point) for other in points) for point in points]
+
+
+def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] >= other[0] and one[1] >= other[1] and one != other
+
 
 SPEED, EXECUTIONS, POSITIONS = "tokens/s", "layer executions", "layer-positions"
 AXES = (SPEED, EXECUTIONS, POSITIONS)
