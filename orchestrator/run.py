@@ -17,9 +17,9 @@ from orchestrator.planning.room import check_room
 from orchestrator.planning.setting_up import SetUp, set_up, write_down
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.report.write import write_report
+from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.nodes import NodeHealth
 from orchestrator.running.stop import Stop
-from orchestrator.running.trial_board import DashboardTrials
 from orchestrator.running.uploader import Uploader, finish_upload
 from orchestrator.store import Store
 from orchestrator.store.remote_copy import RemoteCopy, open_copy
@@ -29,7 +29,7 @@ from orchestrator.watching.view import SweepView
 from sampler.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.running.probing import Probe
+    from orchestrator.running.cluster import Probe
 
 
 def run(command: Command, arguments: list[str], stop: Stop) -> int:
@@ -39,11 +39,11 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
     with ExitStack() as stack:
         dashboard = None
         if settings.address is not None:
-            from orchestrator.running import cluster, waiting  # only now: the environment is prepared
+            from orchestrator.running import autoscaler, cluster  # only now: the environment is prepared
 
             with stop.kept():
                 dashboard = stack.enter_context(cluster.joined(settings.address))
-            machine = waiting.with_expected_nodes(settings, cluster.machine())
+            machine = autoscaler.with_expected_nodes(settings, cluster.machine())
         else:
             machine = Machine.here()
         folder = sweep_folder(settings, machine)
@@ -90,27 +90,27 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
 
 def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placement) -> "tuple[Machine, Probe]":
     """Of a joined cluster, once a node can hold an actor: its nodes now, and their devices."""
-    from orchestrator.running import cluster, probing, waiting
+    from orchestrator.running import autoscaler, cluster
 
-    waiting.wait_for_node(placement, seconds=settings.wait_for_nodes, machine=cluster.machine)
-    probe = probing.probe_devices(placement)
-    dtype = probing.sweep_dtype(probe) if settings.dtype == "auto" else machine.dtype
+    autoscaler.wait_for_node(placement, seconds=settings.wait_for_nodes, machine=cluster.machine)
+    probe = cluster.probe_devices(placement)
+    dtype = cluster.sweep_dtype(probe) if settings.dtype == "auto" else machine.dtype
     now = cluster.machine()
     return replace(now, growth=machine.growth if machine.growth.open_ended else now.growth, dtype=dtype), probe
 
 
 def _check_devices(prepared: Prepared, machine: Machine, probe: "Probe | None") -> NodeHealth:
     """Checks that the model fits into the devices' memory (this machine's CPU was checked before); bad nodes."""
-    from orchestrator.running import probing
+    from orchestrator.running import cluster
 
     placement = prepared.placement
     if probe is None and prepared.settings.address is not None:
         _, probe = _wait_and_probe(prepared.settings, machine, placement)
     elif probe is None and placement.gpus_per_actor:
-        probe = probing.probe_devices(placement)
+        probe = cluster.probe_devices(placement)
     health = NodeHealth()
     if probe is not None:
-        probing.check_probed(prepared.memory, probe, placement)
+        cluster.check_probed(prepared.memory, probe, placement)
         for failure in probe.failures:
             print(health.exclude(failure), flush=True)
     return health

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from orchestrator.running.access import Access
+from orchestrator.running.environment import Access
 
 SECRET = "hf_a-secret-that-nobody-may-see"
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from orchestrator.analysis.columns import REACH, SAMPLES, speeds_of_moments
-from orchestrator.running.calibration import PARTS
+from orchestrator.running.worker import PARTS
 
 
 def table(calibrations: list[float], actor: str = "worker-1", sweep: str = "s") -> pa.Table:

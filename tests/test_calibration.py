@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.running.calibration import PARTS, REST, Calibrator
+from orchestrator.running.worker import PARTS, REST, Calibrator
 
 
 class Machine:

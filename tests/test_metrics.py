@@ -18,7 +18,7 @@ from made_rows import made_rows
 from sweep_runs import ROOT, Run
 from test_tally import configuration, row
 
-from orchestrator.running.metrics import (
+from orchestrator.running.dashboard import (
     ACCURACY,
     DONE,
     GAUGES,

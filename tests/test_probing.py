@@ -19,7 +19,7 @@ prepare(local=False)
 import ray
 from orchestrator.core.hardware import Device
 from orchestrator.planning.machine import Placement
-from orchestrator.running.probing import check_probed, probe_devices, sweep_dtype
+from orchestrator.running.cluster import check_probed, probe_devices, sweep_dtype
 from sampler import InputError
 
 address, needed, share = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.running import environment, reach
-from orchestrator.running.reach import check_listening, is_this_machine, only_on_loopback
+from orchestrator.running import environment
+from orchestrator.running.environment import check_listening, is_this_machine, only_on_loopback
 from sampler import InputError
 
 
@@ -20,7 +20,7 @@ def listener(host: str) -> socket.socket:
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> str:
     """Another address of this machine, whether it has a network or not."""
-    monkeypatch.setattr(reach, "_own_address", lambda: "127.0.0.2")
+    monkeypatch.setattr(environment, "_own_address", lambda: "127.0.0.2")
     return "127.0.0.2"
 
 

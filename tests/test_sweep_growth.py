@@ -11,9 +11,9 @@ from ray.autoscaler._private.util import prepare_config
 from ray.core.generated.autoscaler_pb2 import AutoscalingState, ClusterConfig
 
 from orchestrator.planning.machine import Growth, Machine, Nodes
-from orchestrator.running import growth
+from orchestrator.running import autoscaler
+from orchestrator.running.autoscaler import AutoscalerReport, Prospect, growth_in_config, growth_in_file, report_on
 from orchestrator.running.cluster import WAITING_ACTORS, actors_to_request
-from orchestrator.running.growth import AutoscalerReport, Prospect, growth_in_config, growth_in_file, report_on
 
 TYPES: dict[str, dict[str, Any]] = {
     "head": {"resources": {"CPU": 64, "GPU": 8}, "max_workers": 9},
@@ -89,8 +89,8 @@ BOOTING = {"pending_instances": [{"ray_node_type_name": "gpu"}]}
 def reported(
     monkeypatch: pytest.MonkeyPatch, told: Any, kinds: list[str] | None = None, status: Any = None
 ) -> AutoscalerReport:
-    monkeypatch.setattr(growth, "_state_in_gcs", lambda: (told, kinds or []))
-    monkeypatch.setattr(growth, "_status_in_gcs", lambda: status)
+    monkeypatch.setattr(autoscaler, "_state_in_gcs", lambda: (told, kinds or []))
+    monkeypatch.setattr(autoscaler, "_status_in_gcs", lambda: status)
     return report_on(BUNDLE)
 
 
@@ -152,10 +152,10 @@ def test_a_ray_that_has_no_such_interface_reports_nothing(monkeypatch: pytest.Mo
     def missing() -> Any:
         raise AttributeError("'GcsClient' object has no attribute 'get_cluster_status'")
 
-    monkeypatch.setattr(growth, "_state_in_gcs", missing)
+    monkeypatch.setattr(autoscaler, "_state_in_gcs", missing)
     assert report_on(BUNDLE).prospect is Prospect.UNKNOWN
-    monkeypatch.setattr(growth, "_gcs", missing)
-    assert growth.growth_of(on_head=False) == Growth()
+    monkeypatch.setattr(autoscaler, "_gcs", missing)
+    assert autoscaler.growth_of(on_head=False) == Growth()
 
 
 def test_actors_wait_for_nodes_where_an_autoscaler_may_add_some() -> None:

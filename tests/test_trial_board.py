@@ -2,7 +2,7 @@
 
 import asyncio
 
-from orchestrator.running.trial_board import TrialBoard
+from orchestrator.running.dashboard import TrialBoard
 
 
 def test_waiting_ends_with_a_trials_start_and_its_end() -> None:

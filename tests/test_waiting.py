@@ -10,10 +10,16 @@ import pytest
 from orchestrator.planning.machine import Growth, Machine, Nodes, Placement
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.running import driver
+from orchestrator.running.autoscaler import (
+    REFUSALS,
+    AutoscalerReport,
+    Prospect,
+    asked_and_free,
+    wait_for_node,
+    with_expected_nodes,
+)
 from orchestrator.running.driver import LOAD_NOTICE_SECONDS, START_NOTICE_SECONDS, ProgressPoller
-from orchestrator.running.growth import AutoscalerReport, Prospect
 from orchestrator.running.stop import Aborted
-from orchestrator.running.waiting import REFUSALS, asked_and_free, wait_for_node, with_expected_nodes
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.view import SweepView
 from sampler import InputError

@@ -20,7 +20,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from orchestrator.planning.grid import TrialKey, TrialSpec, trial_key
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.plan import Plan
-from orchestrator.running.access import Access
+from orchestrator.running.autoscaler import asked_and_free
+from orchestrator.running.dashboard import DashboardTrials
+from orchestrator.running.environment import Access
 from orchestrator.running.nodes import FailedSetup, Node, NodeHealth
 from orchestrator.running.results import WorkerFailure
 from orchestrator.running.scheduling import (
@@ -41,8 +43,6 @@ from orchestrator.running.trainable import (
     Watched,
     sentence,
 )
-from orchestrator.running.trial_board import DashboardTrials
-from orchestrator.running.waiting import asked_and_free
 from orchestrator.store.errors import StoreError
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.view import SweepView, duration

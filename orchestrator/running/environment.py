@@ -1,6 +1,8 @@
 """Variables that Ray and Tune read from the environment, most of them at import. Imports neither."""
 
 import os
+import socket
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sampler.errors import InputError
@@ -60,3 +62,79 @@ def cluster_address(given: str | None) -> str | None:
             "or give the address of its head, such as --address HOST:6379"
         )
     return None if address == "local" else address
+
+
+NAMES = ("HF_TOKEN",)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Variables by name, without those that are not set."""
+
+    variables: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def of_this_process(cls) -> "Access":
+        return cls({name: os.environ[name] for name in NAMES if os.environ.get(name)})
+
+    def grant(self) -> None:
+        """To this process; what the node has of its own stays where the command had nothing."""
+        os.environ.update(self.variables)
+
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+ELSEWHERE = ("192.0.2.1", 9)  # a reserved address; nothing is sent: the kernel picks the own address it would use
+
+
+def check_listening(address: str) -> None:
+    """An InputError where none does; `auto` and what is not HOST:PORT is left to Ray."""
+    place = _place(address)
+    if place is None:
+        return
+    reasons = [_refusal(host, place[1]) for host in _hosts(place[0])]
+    if None not in reasons:
+        raise InputError(f"--address {address}: no Ray cluster can be joined there ({reasons[0]})")
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether the address is one of this machine's; what is not HOST:PORT is not."""
+    place = _place(address)
+    return place is not None and (_is_loopback(place[0]) or place[0] == _own_address())
+
+
+def only_on_loopback(address: str) -> bool:
+    place = _place(address)
+    if place is None or not _is_loopback(place[0]):
+        return False
+    here, own = (_refusal(host, place[1]) for host in _hosts(place[0]))
+    return here is None and own is not None
+
+
+def _place(address: str) -> tuple[str, int] | None:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
+
+
+def _hosts(host: str) -> tuple[str, ...]:
+    return (host, _own_address()) if _is_loopback(host) else (host,)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(ELSEWHERE)
+        except OSError:  # no network
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _refusal(host: str, port: int) -> str | None:
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:  # also a port or a name that cannot be
+        return getattr(error, "strerror", None) or str(error)
+    return None

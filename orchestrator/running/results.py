@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from orchestrator.planning.grid import TrialKey, TrialSpec
 from orchestrator.planning.plan import Plan
-from orchestrator.running.metrics import SweepMetrics
+from orchestrator.running.dashboard import SweepMetrics
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.store.errors import StoreError
 from orchestrator.store.writer import StoreWriter

@@ -11,7 +11,7 @@ from ray import tune
 from ray.exceptions import RayTaskError
 
 from orchestrator.planning.grid import TrialKey, trial_key
-from orchestrator.running.access import Access
+from orchestrator.running.environment import Access
 from orchestrator.running.nodes import FailedSetup, Node
 from orchestrator.running.results import Assignment
 from orchestrator.running.rows import Account, RowContext
