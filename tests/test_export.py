@@ -16,7 +16,8 @@ from lm_eval.utils import make_table
 from simulated_sweep import QuickDisk, Simulation, write_sweep
 from test_tasks_sources import gsm8k_folder
 
-from orchestrator.export import export_lm_eval, main
+from orchestrator.export import main
+from orchestrator.report.lm_eval_export import export_lm_eval
 from orchestrator.store import Store
 from orchestrator.store.schema import DOCUMENTS, ROWS
 from orchestrator.store.writer import StoreWriter

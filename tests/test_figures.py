@@ -3,10 +3,9 @@
 import warnings
 
 from orchestrator.analysis.intervals import Estimate
+from orchestrator.report.charts import Grid, tall
 from orchestrator.report.drawing import finish, style
-from orchestrator.report.figure_grids import Grid, tall
-from orchestrator.report.figure_pareto import Stand, pareto
-from orchestrator.report.figure_tradeoff import Point, tradeoff
+from orchestrator.report.scatter import Point, Stand, pareto, tradeoff
 
 
 def at(value: float) -> Estimate:

@@ -19,8 +19,8 @@ from simulated_sweep import NINE, Simulation, write_sweep
 
 from orchestrator.report import write_report
 from orchestrator.report.__main__ import main
-from orchestrator.report.texts import AFTER, BEFORE, CUT, HEAD, TAIL, compare, first_difference
-from orchestrator.report.words import signed
+from orchestrator.report.examples import AFTER, BEFORE, CUT, HEAD, TAIL, compare, first_difference
+from orchestrator.report.text import signed
 from sampler.cli import run_command
 from sampler.errors import InputError
 

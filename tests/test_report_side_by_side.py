@@ -12,15 +12,14 @@ from simulated_sweep import Simulation, write_sweep
 from orchestrator.chaos import damage
 from orchestrator.chaos.processes import below, gone
 from orchestrator.report import write
-from orchestrator.report.gather import TABLES, gather
 from orchestrator.report.section import section
-from orchestrator.report.side_by_side import side_by_side
+from orchestrator.report.sweeps import TABLES, gather, side_by_side
 from sampler.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 WAITING = """
 import sys, time
-from orchestrator.report.side_by_side import side_by_side
+from orchestrator.report.sweeps import side_by_side
 
 if __name__ == "__main__":
     with side_by_side() as mapped:

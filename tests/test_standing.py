@@ -21,7 +21,7 @@ from orchestrator.analysis.ranking import (
     worth_showing,
 )
 from orchestrator.analysis.runs import Configuration
-from orchestrator.report.figure_pareto import MARKS
+from orchestrator.report.scatter import MARKS
 from sampler import ReusePolicy
 
 FIRST = (0.95, 8, True)

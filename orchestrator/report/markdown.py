@@ -6,7 +6,7 @@ from orchestrator.analysis.earlier_results import OldRow
 from orchestrator.analysis.ranking import AXES, SPEED, Iso, Standing
 from orchestrator.analysis.results import ConfigurationResult, TaskResult, best, best_of_each_k
 from orchestrator.report.section import Section, TaskView
-from orchestrator.report.words import NONE, between, hours, layers, number, percent, signed
+from orchestrator.report.text import NONE, between, hours, layers, number, percent, signed
 
 GENERATE = "generate"
 

@@ -3,26 +3,72 @@
 Holds values only; how they look in HTML or Markdown is not known here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from orchestrator.analysis import Analysis, analyse
+from orchestrator.analysis.earlier_results import OldRow, OldTask, caveats, read_folder
 from orchestrator.analysis.explain import Explanation, flops_per_token
 from orchestrator.analysis.ranking import Iso, iso_accuracy, worth_showing
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, ordered
 from orchestrator.analysis.trial_facts import Key, Totals, code_text, key_of, peak_memory, provenance, startups, totals
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.drawing import Picture
-from orchestrator.report.earlier import Earlier
-from orchestrator.report.gate_words import GateText, gate_texts
-from orchestrator.report.gather import Material
-from orchestrator.report.pictures import Gallery, arrange, draw
-from orchestrator.report.side_by_side import Mapped, one_by_one
-from orchestrator.report.texts import Examples, examples
-from orchestrator.report.words import counted, duration, large, layers, size, whole
+from orchestrator.report.examples import Examples, examples
+from orchestrator.report.figures import Gallery, arrange, draw
+from orchestrator.report.sweeps import Mapped, Material, one_by_one
+from orchestrator.report.text import GateText, counted, duration, gate_texts, large, layers, size, whole
 from sampler.tiny import BUNDLED_MODEL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    old: OldRow
+    ours: ConfigurationResult | None  # None where we have no such configuration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierTask:
+    name: str
+    in_ours: bool
+    rows: tuple[Beside, ...]
+    anomalies: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earlier:
+    """What stands beside one section, and what must be known about it."""
+
+    folder: str
+    caveats: tuple[str, ...]
+    tasks: tuple[EarlierTask, ...]
+
+
+def read_earlier(folder: Path) -> tuple[OldTask, ...]:
+    """InputError where there is nothing to compare with."""
+    return read_folder(folder)
+
+
+def beside(old: Sequence[OldTask], ours: Sequence[TaskResult], folder: Path) -> Earlier:
+    results = {task.task: task for task in ours}
+    tasks = tuple(_task(one, results.get(one.task)) for one in old)
+    return Earlier(folder=folder.resolve().name, caveats=caveats(old), tasks=tasks)
+
+
+def _task(old: OldTask, ours: TaskResult | None) -> EarlierTask:
+    found: dict[str, ConfigurationResult] = {}
+    for result in ours.configurations if ours is not None else ():
+        found.setdefault(result.configuration.policy, result)
+    return EarlierTask(
+        name=old.task + (f" (first {old.limit} of each subject)" if old.limit else ""),
+        in_ours=ours is not None,
+        rows=tuple(Beside(old=row, ours=found.get(row.summary.config)) for row in old.rows),
+        anomalies=old.anomalies,
+    )
+
 
 PASSES = {
     "prefill": "passes_prefill",

@@ -6,20 +6,22 @@ figures/<name>.svg, .png
 summaries/<task>[_limit_N]/<configuration>/summary.json
 """
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from orchestrator.analysis.earlier_results import read_file
-from orchestrator.report.earlier import beside, read_earlier
-from orchestrator.report.gather import gather
+from orchestrator.report import text
 from orchestrator.report.markdown import results_markdown
-from orchestrator.report.page import render
-from orchestrator.report.section import Section, section
-from orchestrator.report.side_by_side import one_by_one, side_by_side
+from orchestrator.report.section import Section, beside, read_earlier, section
 from orchestrator.report.summaries import summaries
+from orchestrator.report.sweeps import gather, one_by_one, side_by_side
 from orchestrator.store import Store
 from orchestrator.store.atomic import DISK, make_folders, remove_quietly, write_file
 from sampler.errors import InputError
@@ -132,3 +134,72 @@ def write_all(target: Path, files: Mapping[str, bytes]) -> None:
             write_file(DISK, path, data)
     except OSError as problem:
         raise InputError(f"{target} cannot be written to: {problem.strerror or problem}") from problem
+
+
+TEMPLATES = Path(__file__).with_name("templates")
+FILTERS = (
+    "signed",
+    "number",
+    "percent",
+    "whole",
+    "between",
+    "p_value",
+    "size",
+    "magnitude",
+    "layers",
+    "counted",
+    "hours",
+)
+CONTENTS = (
+    ("verdict", "Verdict"),
+    ("results", "Complete results"),
+    ("gates", "Validity"),
+    ("pictures", "Pictures"),
+    ("explanations", "Why it is as fast as it is"),
+    ("breaks", "Where it breaks"),
+    ("earlier", "An earlier experiment"),
+    ("provenance", "Provenance"),
+    ("missing", "What is missing"),
+)
+
+
+def render(sections: Sequence[Section], *, title: str, folders: Sequence[str]) -> str:
+    css, js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    compared = any(section.earlier is not None for section in sections)
+    contents = [entry for entry in CONTENTS if entry[0] != "earlier" or compared]
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            sections=sections,
+            title=title,
+            folders=folders,
+            contents=contents,
+            css=css,
+            js=js,
+            policy=_policy(css, js),
+        )
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("orchestrator.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {name: getattr(text, name) for name in FILTERS}
+    return environment
+
+
+def _policy(css: str, js: str) -> str:
+    return (
+        f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

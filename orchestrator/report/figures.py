@@ -14,14 +14,11 @@ from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.runs import Trial
 from orchestrator.analysis.trial_facts import Startup
 from orchestrator.analysis.verdicts import Criteria
+from orchestrator.report.charts import Dot, Grid, Lane, Spread, over_time, panels, spreads, tall
 from orchestrator.report.drawing import Picture, finish, style
-from orchestrator.report.figure_grids import Grid, panels, tall
-from orchestrator.report.figure_pareto import Stand, pareto
-from orchestrator.report.figure_spread import Spread, spreads
-from orchestrator.report.figure_time import Dot, Lane, over_time
-from orchestrator.report.figure_tradeoff import Point, forest, tradeoff
-from orchestrator.report.side_by_side import Mapped, one_by_one
-from orchestrator.report.words import number, signed
+from orchestrator.report.scatter import Point, Stand, forest, pareto, tradeoff
+from orchestrator.report.sweeps import Mapped, one_by_one
+from orchestrator.report.text import number, signed
 
 GENERATE = "generate"
 MOST_CONFIGURATIONS = 24  # in a figure whose size grows with them

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.details import Break
-from orchestrator.report.gather import Material
+from orchestrator.report.sweeps import Material
 
 SHOWN = 600  # documents in a whole report; the statistics count all of them
 MOST, LEAST = 40, 3  # of one configuration
