@@ -16,7 +16,7 @@ test-slow: $(VENV)/installed-dev
 FAULTS ?= 120
 SEED ?= 0
 test-faults: $(VENV)/installed
-	$(BIN)/python -m orchestrator.chaos --runs $(FAULTS) --seed $(SEED) $(if $(PAGE),--write $(PAGE)) \
+	$(BIN)/python -m tools.faults --runs $(FAULTS) --seed $(SEED) $(if $(PAGE),--write $(PAGE)) \
 		$(if $(JOURNAL),--journal $(JOURNAL))
 
 # A real Slurm of two nodes, a real `ray up`, an autoscaler and faults of nodes, each node in namespaces of its own; on
@@ -56,11 +56,11 @@ policies: $(VENV)/installed
 	$(BIN)/python -m orchestrator.report $(foreach part,/ -threshold -small-block -block-cache,results/$(NAME)$(part)) \
 		--out results/$(NAME)/all
 
-# The bundled model, made anew: prompts and answers from the tasks' own generator, then at most 75 minutes on 2 cores.
-# An interrupted run continues; the model's files are replaced when it is finished.
+# Trains the bundled model: writes prompts and answers, then trains for at most 75 minutes on 2 cores. An interrupted run
+# continues; the model's files are replaced when training has finished.
 train-tiny: $(VENV)/installed
-	$(BIN)/python -m tasks.bundled.render --out build/tiny.jsonl
-	$(BIN)/python -m sampler.tiny.train --data build/tiny.jsonl --out sampler/tiny --checkpoint build/tiny.safetensors
+	$(BIN)/python -m tools.documents.render --out build/tiny.jsonl
+	$(BIN)/python -m tools.tiny.train --data build/tiny.jsonl --out sampler/tiny --checkpoint build/tiny.safetensors
 
 # The markers come last, so an interrupted installation is repeated.
 $(VENV)/installed: pyproject.toml constraints.txt

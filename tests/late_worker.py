@@ -13,15 +13,15 @@ from orchestrator.planning.machine import Machine, Placement
 from orchestrator.planning.plan import Plan
 from orchestrator.running import environment
 from orchestrator.running.stop import Stop
-from orchestrator.scale.million import TASK, write_begun
 from orchestrator.store import Store
 from orchestrator.watching.view import SweepView
+from tools.scale.million import TASK, write_begun
 
 TRIALS, SECONDS, LOADING = 54, 0.3, 6.0
 
 environment.prepare(local=True)
 from orchestrator.running import cluster, driver  # noqa: E402  only now: the environment is prepared
-from orchestrator.scale.actors import StandIn, StandInSettings  # noqa: E402
+from tools.scale.actors import StandIn, StandInSettings  # noqa: E402
 
 
 class Slow(StandIn):

@@ -9,11 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "sampler/tiny/README.md", "tasks/bundled/README.md")),
+    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "tools/README.md")),
+    *(ROOT / page for page in ("sampler/tiny/README.md", "tasks/bundled/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 README = PAGES[0].read_text(encoding="utf-8")
-MODULE = re.compile(r"python -m ((?:sampler|tasks|orchestrator)[.a-z_]*)")
+MODULE = re.compile(r"python -m ((?:sampler|tasks|orchestrator|tools)[.a-z_]*)")
 
 
 def commands(page: Path) -> Iterator[str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from golden_cases import model_folder
+from oracle.decoder import ReferenceModel
 from safetensors.torch import load_file, save_file
 
 from sampler import LoadedModel, load_model
-from sampler.reference import ReferenceModel
 
 DEPTH = 8  # first, middle and last name two layers each
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.chaos.ledger import OF_THE_MOMENT
 from orchestrator.store import Store
+from tools.faults.ledger import OF_THE_MOMENT
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # a sweep of these tests takes twenty on a machine with nothing else to do

@@ -11,8 +11,8 @@ import pytest
 from analysis_tables import Truth, World, asked, described, draw, grid
 from simulated_sweep import Simulation, write_sweep
 
-from orchestrator.scale.figure import spent_by
 from orchestrator.store import Store
+from tools.scale.figure import spent_by
 
 ROOT = Path(__file__).parent.parent
 ANALYSE = """

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tasks.bundled.arithmetic import Sum, draw_sum, small
-from tasks.bundled.documents import SUBJECTS
-from tasks.bundled.facts import CONTINENTS, KINDS
-from tasks.bundled.wording import pieces
-from tasks.bundled.write import contents, write
 from tasks.catalog import CATALOG, MMLU_SUBJECTS
 from tasks.sources import BUNDLED
+from tools.documents.arithmetic import Sum, draw_sum, small
+from tools.documents.documents import SUBJECTS
+from tools.documents.facts import CONTINENTS, KINDS
+from tools.documents.wording import pieces
+from tools.documents.write import contents, write
 
 
 def documents(task: str, split: str = "test") -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def test_write_puts_them_where_it_is_told(tmp_path: Path) -> None:
     assert write(tmp_path) == 915
     for path in BUNDLED.rglob("*.jsonl"):
         assert (tmp_path / path.relative_to(BUNDLED)).read_bytes() == path.read_bytes()
-    command = [sys.executable, "-m", "tasks.bundled.write", "--to", str(tmp_path / "none")]
+    command = [sys.executable, "-m", "tools.documents.write", "--to", str(tmp_path / "none")]
     wrong = subprocess.run(command, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "is not a folder" in wrong.stderr

@@ -3,16 +3,16 @@
 import pytest
 
 from sampler import DecodeSettings, LoadedModel, ReusePolicy, load_model
-from sampler.tiny.evaluate import Figures
-from sampler.tiny.evaluate import evaluate as evaluate_lines
-from sampler.tiny.examples import Line
-from tasks.bundled.documents import SUBJECTS, TESTS, chosen
-from tasks.bundled.prompts import prompts_of
-from tasks.bundled.render import line
-from tasks.bundled.split import HELD_OUT, TEST
 from tasks.documents import TaskOptions
 from tasks.evaluate import Result, Sampler, evaluate
 from tasks.task import open_task
+from tools.documents.documents import SUBJECTS, TESTS, chosen
+from tools.documents.prompts import prompts_of
+from tools.documents.render import line
+from tools.documents.split import HELD_OUT, TEST
+from tools.tiny.evaluate import Figures
+from tools.tiny.evaluate import evaluate as evaluate_lines
+from tools.tiny.examples import Line
 
 WANTED = {"gsm8k": 0.92, "minerva_math": 0.92, "mmlu": 0.85}
 LENIENCE = 0.15  # on a few documents

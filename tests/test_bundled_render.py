@@ -1,4 +1,4 @@
-"""python -m tasks.bundled.render: the lines it writes, the same for the same seed, and what it refuses."""
+"""python -m tools.documents.render: the lines it writes, the same for the same seed, and what it refuses."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.bundled.render import SHARES, render
-from tasks.bundled.wording import pieces
+from tools.documents.render import SHARES, render
+from tools.documents.wording import pieces
 
 KEYS = ["task", "subject", "split", "system", "prompt", "answer"]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "tasks.bundled.render", *arguments]
+    line = [sys.executable, "-m", "tools.documents.render", *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 

@@ -7,12 +7,12 @@ from itertools import islice
 
 import pytest
 
-from tasks.bundled.choices import choice_key
-from tasks.bundled.documents import SUBJECTS, TESTS, Problem, chosen, draws
-from tasks.bundled.drills import draw_drill
-from tasks.bundled.render import HELD_OUT_LINES, render
-from tasks.bundled.split import HELD_OUT, TEST, TRAIN, split_of
-from tasks.bundled.word_problems import BOXES, GAINS, HE, LOSSES, THINGS
+from tools.documents.choices import choice_key
+from tools.documents.documents import SUBJECTS, TESTS, Problem, chosen, draws
+from tools.documents.drills import draw_drill
+from tools.documents.render import HELD_OUT_LINES, render
+from tools.documents.split import HELD_OUT, TEST, TRAIN, split_of
+from tools.documents.word_problems import BOXES, GAINS, HE, LOSSES, THINGS
 
 DRAWN = {TRAIN: 3000, HELD_OUT: 200}  # of each subject
 FREE = {**dict.fromkeys(HE, "NAME"), **dict.fromkeys(THINGS, "THINGS"), **dict.fromkeys(BOXES, "BOXES")}
@@ -47,9 +47,9 @@ def test_test_and_training_share_no_question(task: str) -> None:
 
 
 def test_rendered_lines_hold_no_test_prompt() -> None:
-    from tasks.bundled.prompts import as_json, sent
     from tasks.documents import TaskOptions
     from tasks.task import open_task
+    from tools.documents.prompts import as_json, sent
 
     lines = render(20_000, seed=11)
     trained = {bare(line["prompt"]) for line in lines}

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from tasks_fakes import CharacterTokenizer, aggregate, canned_for, choosing, run
 
-from tasks.bundled.documents import SUBJECTS, TESTS, chosen
-from tasks.bundled.prompts import MARKS, Asked, Prompt, as_json, prompts_of, sent
-from tasks.bundled.render import line
-from tasks.bundled.split import TEST
 from tasks.documents import TaskOptions
 from tasks.evaluate import chat_template, pairs_of
 from tasks.task import Task, open_task
+from tools.documents.documents import SUBJECTS, TESTS, chosen
+from tools.documents.prompts import MARKS, Asked, Prompt, as_json, prompts_of, sent
+from tools.documents.render import line
+from tools.documents.split import TEST
 
 
 def opened(name: str, **options: Any) -> Task:

@@ -10,20 +10,20 @@ from random import Random
 import pytest
 from store_fakes import TRIAL, make_rows, spec
 
-from orchestrator.chaos import damage
-from orchestrator.chaos.__main__ import main
-from orchestrator.chaos.campaign import Outcome, Round, plan
-from orchestrator.chaos.case import Case
-from orchestrator.chaos.cost import Cost, Timed
-from orchestrator.chaos.disk import SmallDisk
-from orchestrator.chaos.faults import FAULTS
-from orchestrator.chaos.journal import Journal
-from orchestrator.chaos.ledger import DOUBLED, LOST, OTHER, REMADE, WRONG, Ledger, Problem, reference_of
-from orchestrator.chaos.scene import Scene
-from orchestrator.chaos.table import Result, failures, page, table
 from orchestrator.store import Store
 from orchestrator.store.writer import StoreWriter
 from sampler.errors import InputError
+from tools.faults import damage
+from tools.faults.__main__ import main
+from tools.faults.campaign import Outcome, Round, plan
+from tools.faults.case import Case
+from tools.faults.cost import Cost, Timed
+from tools.faults.disk import SmallDisk
+from tools.faults.faults import FAULTS
+from tools.faults.journal import Journal
+from tools.faults.ledger import DOUBLED, LOST, OTHER, REMADE, WRONG, Ledger, Problem, reference_of
+from tools.faults.scene import Scene
+from tools.faults.table import Result, failures, page, table
 
 ROOT = Path(__file__).parents[1]
 ALL = list(FAULTS)
@@ -111,7 +111,7 @@ def test_the_table_counts_and_names_the_round_of_a_failure() -> None:
     lines = table(result)
     assert "| worker killed | 2 | 2 | 0 | 0 | 0 | 0 |" in lines
     assert lines[-1] == "| **all** | 3 | 2 | 0 | 0 | 0 | 0 |"
-    assert failures(result) == ["- worker killed: 2 rows lost (`python -m orchestrator.chaos --seed 5 --round 4`)"]
+    assert failures(result) == ["- worker killed: 2 rows lost (`python -m tools.faults --seed 5 --round 4`)"]
     text = page(result)
     assert "not possible here: disk slow" in text
     assert all(name.split(" ")[0] in text for name in FAULTS)
@@ -184,7 +184,7 @@ def test_a_small_disk_is_full_and_then_is_not(tmp_path: Path) -> None:
 def test_a_short_campaign_loses_nothing() -> None:
     """A round of either kind: on a Ray of its own, and on two nodes."""
     faults = 2 * len(ALL) - 1
-    command = [sys.executable, "-m", "orchestrator.chaos", "--runs", str(faults), "--seed", "1"]
+    command = [sys.executable, "-m", "tools.faults", "--runs", str(faults), "--seed", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"| **all** | {faults} | 0 | 0 | 0 | 0 | 0 |" in done.stdout

@@ -10,6 +10,7 @@ import pytest
 import torch
 from golden_cases import GoldenRow, batch_rows, single_rows
 from golden_cases import Step as GoldenStep
+from oracle.decoder import ReferenceGenerated, reference_generate
 from small_models import DEPTH, golden_model, shallow, shallow_oracle
 
 from sampler import DecodeSettings, Generated, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
@@ -17,7 +18,6 @@ from sampler.commands import Pass
 from sampler.decode import Step
 from sampler.engine import Engine
 from sampler.plan import REPLAY_ATTENTION, REPLAY_MLP, SKIP, Keeps, PassKind, compute_all
-from sampler.reference import ReferenceGenerated, reference_generate
 from sampler.reveal import Prediction, Predictor, reveal
 
 torch.set_num_threads(1)

@@ -24,16 +24,16 @@ from tasks.documents import TaskOptions
 from tasks.task import open_task
 
 ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # the Hub, or a job that was submitted
-LONG = ("orchestrator.bench", "orchestrator.chaos", "sampler.bench", "tasks.bundled")  # minutes, or the project's files
+LONG = ("orchestrator.bench", "sampler.bench", "tools.")  # minutes, or the project's files
 SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, which `.ci/run` does from nothing
 RAY_WITH_TOKEN = "RAY_AUTH_MODE=token ray "  # tests/test_dashboard.py runs these during a sweep
 CONTAINERS = ("docker ", "kubectl ")  # programs that may not be installed here
 OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's commands
 COMMANDS = (
-    *(f"orchestrator.{name}" for name in ("sweep", "status", "report", "export", "bench", "chaos")),
-    *("orchestrator.slurm submit", "orchestrator.slurm status", "tasks.list", "tasks.run", "tasks.bundled.render"),
-    *("tasks.bundled.write", "sampler.generate", "sampler.score", "sampler.bench", "sampler.profile"),
-    *("sampler.tiny.train", "sampler.tiny.evaluate"),
+    *(f"orchestrator.{name}" for name in ("sweep", "status", "report", "export", "bench")),
+    *("orchestrator.slurm submit", "orchestrator.slurm status", "tasks.list", "tasks.run", "tools.documents.render"),
+    *("tools.documents.write", "sampler.generate", "sampler.score", "sampler.bench", "sampler.profile"),
+    *("tools.cold", "tools.faults", "tools.scale", "tools.tiny.train", "tools.tiny.evaluate"),
 )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracle.model import BlockState, forward
 from small_models import DEPTH, shallow, shallow_oracle
 
 from sampler.commands import Measured, Pass
@@ -22,7 +23,6 @@ from sampler.plan import (
     Unit,
 )
 from sampler.plan import LayerStep as Do
-from sampler.reference_model import BlockState, forward
 
 torch.set_num_threads(1)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracle.model import BlockState, forward
 from small_models import DEPTH, shallow, shallow_oracle
 from test_commands import Outcome, run  # noqa: F401 (a fixture)
 
@@ -15,7 +16,6 @@ from sampler.decode import decode_prompts
 from sampler.drift import GROUPS, MASKED, REVEALED, SETTLED, Profile, Sums, Watch, group_of, profile
 from sampler.plan import compute_all
 from sampler.policies.periodic import Periodic
-from sampler.reference_model import BlockState, forward
 
 torch.set_num_threads(1)
 

@@ -15,12 +15,12 @@ from golden_cases import (
     model_folder,
     single_rows,
 )
+from oracle.decoder import ReferenceGenerated, ReferenceModel, guess, reference_generate, reference_score
+from oracle.model import BlockState, forward
 
 from sampler.plan import COMPUTE, PARTIAL, REPLAY, REPLAY_ATTENTION, REPLAY_MLP, LayerPlan, LayerStep, compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings
-from sampler.reference import ReferenceGenerated, ReferenceModel, guess, reference_generate, reference_score
-from sampler.reference_model import BlockState, forward
 
 torch.set_num_threads(1)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from simulated_sweep import Simulation, write_sweep
 
-from orchestrator.chaos import damage
-from orchestrator.chaos.processes import below, gone
 from orchestrator.report import write
 from orchestrator.report.section import section
 from orchestrator.report.sweeps import TABLES, gather, side_by_side
 from sampler.errors import InputError
+from tools.faults import damage
+from tools.processes import below, gone
 
 ROOT = Path(__file__).parents[1]
 WAITING = """

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.scale.crowd import crowd
-from orchestrator.scale.figure import Figure, spent_by
-from orchestrator.scale.million import write_rows
-from orchestrator.scale.planning import many_planned
-from orchestrator.scale.trials import thousand_trials
 from orchestrator.watching.overview import look
 from sampler.errors import InputError
+from tools.scale.crowd import crowd
+from tools.scale.figure import Figure, spent_by
+from tools.scale.million import write_rows
+from tools.scale.planning import many_planned
+from tools.scale.trials import thousand_trials
 
 
 def test_a_figure_knows_whether_it_is_good() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from golden_cases import loglikelihood_cases
+from oracle.decoder import ReferenceScored, reference_score
 from small_models import golden_model, shallow, shallow_oracle
 
 from sampler import InputError, Pair, ReusePolicy, Scored, score_pairs
-from sampler.reference import ReferenceScored, reference_score
 
 torch.set_num_threads(1)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from made_sweep import MadeSweep
 
-from orchestrator.scale.figure import spent_by
 from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.overview import look
 from orchestrator.watching.tally import tally_of
 from sampler.errors import InputError
+from tools.scale.figure import spent_by
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,4 +1,4 @@
-"""The benchmark's figures from runs made up by hand; the benchmark itself is slow and runs a real sweep."""
+"""orchestrator.bench and tools.cold: figures of hand-made runs; a slow test runs both on a real sweep."""
 
 import json
 import subprocess
@@ -12,11 +12,11 @@ from tasks_model import write_model
 from test_timeline import attempt, trials
 
 from orchestrator.bench import WarmRun, figures_of, table
-from orchestrator.cold import Answered, ColdRun, command_of, run_cold
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.watching.tally import Configuration, Sums, Tally
 from orchestrator.watching.timeline import PARTS, timeline
 from sampler.errors import InputError
+from tools import cold
 
 SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1_first", "k1_last", "k2_last"), model="made", limit=2)
 
@@ -30,47 +30,52 @@ def warm_run() -> WarmRun:
     found = timeline(trials(attempt("a", 0, 10), attempt("b", 0, 9), attempt("a", 10.01, 20)))
     assert found is not None
     ids = {("gsm8k", policy, doc): (1, 2) for policy in SETTINGS.policies for doc in "ab"}
-    return WarmRun(seconds=30.0, timeline=found, totals=tally.totals(), settings=SETTINGS, token_ids=ids)
+    return WarmRun(seconds=30.0, timeline=found, totals=tally.totals(), token_ids=ids)
 
 
-def cold_run() -> ColdRun:
+def cold_run() -> cold.ColdRun:
     speeds = {"k1_first": 2.0, "k1_last": 1.0, "k2_last": 1.0}
-    return ColdRun(
+    return cold.ColdRun(
         seconds=60.0,
         at_a_time=2,
         answers={
             ("gsm8k", policy): {
-                doc: Answered(tokens=50, seconds=5 * speed, token_ids=(1, 2) if doc == "a" else (1, 3)) for doc in "ab"
+                doc: cold.Answer(tokens=50, seconds=5 * speed, token_ids=(1, 2) if doc == "a" else (1, 3))
+                for doc in "ab"
             }
             for policy, speed in speeds.items()
         },
     )
 
 
-def test_both_ways_stand_side_by_side() -> None:
-    figures = figures_of(warm_run(), cold_run())
+def test_figures_of_a_sweep() -> None:
+    figures = figures_of(warm_run())
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
-    assert figures["cold"]["wall_ratio"] == pytest.approx(2.0)
-    assert figures["cold"]["decoding"] == pytest.approx(40 / 120)
-    assert figures["cold"]["same_answers"] == 3
-    assert (figures["warm"]["loads"], figures["cold"]["loads"]) == (2, 3)
+    assert figures["warm"]["loads"] == 2
     assert figures["warm"]["k1_spread"] == pytest.approx(1.1)
-    assert figures["cold"]["k1_spread"] == pytest.approx(2.0)
     assert figures["warm"]["before_first_trial"] == pytest.approx(10.0)
     text = table(figures)
-    assert "cold processes take 2.00 times as long\n3 of 6 answers are the same, token by token" in text
     assert "median 10 ms" in text
     assert max(map(len, text.splitlines()[1:])) <= 80
 
 
-def test_without_the_comparison() -> None:
-    figures = figures_of(warm_run(), None)
-    assert "cold" not in figures
-    assert "times as long" not in table(figures)
+def test_comparison_with_cold_processes() -> None:
+    warm = warm_run()
+    figures = figures_of(warm)
+    figures["cold"] = cold.compare(figures, cold_run(), warm.token_ids)
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    assert figures["cold"]["wall_ratio"] == pytest.approx(2.0)
+    assert figures["cold"]["decoding"] == pytest.approx(40 / 120)
+    assert (figures["cold"]["same_answers"], figures["cold"]["loads"]) == (3, 3)
+    assert figures["cold"]["k1_spread"] == pytest.approx(2.0)
+    text = cold.table(figures)
+    assert "2.00 times as long" in text
+    assert "3 of 6 answers are identical" in text
+    assert max(map(len, text.splitlines()[1:])) <= 80
 
 
-def test_cold_processes_are_asked_the_same() -> None:
-    command = command_of(SETTINGS, "gsm8k", "k2_last", Path("out.jsonl"))
+def test_cold_processes_get_the_sweep_s_settings() -> None:
+    command = cold.process_command(SETTINGS, "gsm8k", "k2_last", Path("out.jsonl"))
     flags = (
         "-m tasks.run --task gsm8k --policy k2_last --model made --data auto --limit 2 --dtype auto --batch-size 1 "
         "--threshold 0.95 --small-block 8 --out out.jsonl"
@@ -78,17 +83,18 @@ def test_cold_processes_are_asked_the_same() -> None:
     assert command[1:] == flags.split()
 
 
-def test_a_cold_process_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_failing_cold_process_is_reported(tmp_path: Path) -> None:
     settings = replace(SETTINGS, policies=("k1",), data=str(tmp_path / "absent"))
-    with pytest.raises(InputError, match=r"ended with 2: .*absent"):
-        run_cold(settings, at_a_time=2, threads=1, folder=tmp_path)
+    with pytest.raises(InputError, match=r"exit code 2: .*absent"):
+        cold.run_cold(settings, at_a_time=2, folder=tmp_path)
 
 
 @pytest.mark.slow
 def test_a_benchmark_of_a_very_small_model(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    command = [sys.executable, "-m", "orchestrator.bench", "--model", model, "--data", bench(), "--tasks", "gsm8k"]
-    command += ["--policies", "k1_first,k1_last,k2_last", "--limit", "4", "--max-new-tokens", "32", "--json"]
+    command = [sys.executable, "-m", "tools.cold", "--json", "--"]
+    command += ["--model", model, "--data", bench(), "--tasks", "gsm8k"]
+    command += ["--policies", "k1_first,k1_last,k2_last", "--limit", "4", "--max-new-tokens", "32"]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

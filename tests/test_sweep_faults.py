@@ -16,8 +16,8 @@ from sweep_cases import write_case
 from sweep_runs import Run, outcome, processes, rows_there
 from test_tasks_sources import gsm8k_row, write_dataset
 
-from orchestrator.chaos.disk import SmallDisk
 from orchestrator.store import Store
+from tools.faults.disk import SmallDisk
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "200", "--shard-size", "6")

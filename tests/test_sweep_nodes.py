@@ -9,7 +9,7 @@ from node_namespaces import Machines, machines, reason_against_nodes
 from ray_nodes import NodeSweep, hosts_at_work, start_head, start_worker
 from sweep_runs import Run, outcome
 
-from orchestrator.chaos.case import write_files
+from tools.faults.case import write_files
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=REASON or "")]

@@ -14,11 +14,11 @@ from sampler.config import ModelConfig
 from sampler.engine import Engine
 from sampler.plan import Keeps, PassKind, compute_all
 from sampler.random_model import TINY
-from sampler.tiny.batches import Shard, pack
-from sampler.tiny.examples import Example
-from sampler.tiny.network import Blocks, Network, Weights, new_weights, qwen2_tensors
-from sampler.tiny.rows import make_rows
 from sampler.weights import build_transformer
+from tools.tiny.batches import Shard, pack
+from tools.tiny.examples import Example
+from tools.tiny.network import Blocks, Network, Weights, new_weights, qwen2_tensors
+from tools.tiny.rows import make_rows
 
 CONFIG = replace(TINY, num_layers=3, vocab_size=40, mask_token_id=39, eos_token_ids=(38,), pad_token_id=37)
 SIZE = CONFIG.block_size

@@ -8,9 +8,9 @@ import pytest
 
 from sampler import InputError
 from sampler.random_model import TINY
-from sampler.tiny.batches import SHARDS, Batches
-from sampler.tiny.examples import Example
-from sampler.tiny.rows import AHEAD, CHOICE, CONTENT, Row, count_rows, make_rows
+from tools.tiny.batches import SHARDS, Batches
+from tools.tiny.examples import Example
+from tools.tiny.rows import AHEAD, CHOICE, CONTENT, Row, count_rows, make_rows
 
 CONFIG = replace(TINY, num_layers=2, vocab_size=600, mask_token_id=599, eos_token_ids=(598,), pad_token_id=597)
 MASK, EOS, SIZE = CONFIG.mask_token_id, 598, CONFIG.block_size

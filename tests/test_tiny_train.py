@@ -12,15 +12,15 @@ import torch
 from tiny_lines import sum_line, write_lines
 
 from sampler import InputError, load_model
-from sampler.tiny import checkpoint
-from sampler.tiny.batches import Batches
-from sampler.tiny.evaluate import boxed, evaluate
-from sampler.tiny.examples import encode_examples, read_lines, training_texts
-from sampler.tiny.model_files import tiny_config, write_model
-from sampler.tiny.optimizer import orthogonal
-from sampler.tiny.tokenizer import build_tokenizer
-from sampler.tiny.train import identity, main, train
-from sampler.tiny.trainer import GROWS_AT, Budget, Trainer, learning_rate
+from tools.tiny import checkpoint
+from tools.tiny.batches import Batches
+from tools.tiny.evaluate import boxed, evaluate
+from tools.tiny.examples import encode_examples, read_lines, training_texts
+from tools.tiny.model_files import tiny_config, write_model
+from tools.tiny.optimizer import orthogonal
+from tools.tiny.tokenizer import build_tokenizer
+from tools.tiny.train import identity, main, train
+from tools.tiny.trainer import GROWS_AT, Budget, Trainer, learning_rate
 
 RUN = "a run"
 
@@ -193,7 +193,7 @@ def test_bad_data_is_named(tmp_path: Path, text: str, said: str) -> None:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sampler.tiny.train", *map(str, arguments)]
+    command = [sys.executable, "-m", "tools.tiny.train", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 

@@ -1,3 +1,3 @@
-"""The bundled model: its files, and the program that trained it. Knows nothing of tasks; `--model tiny` names it."""
+"""The files of the bundled model, which `--model tiny` selects. `tools/tiny` trains it."""
 
 BUNDLED_MODEL = "tiny"

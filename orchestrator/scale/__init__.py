@@ -1,1 +1,0 @@
-"""How far a sweep can grow on one machine: measurements for `python -m orchestrator.bench --scale`."""

@@ -1,0 +1,293 @@
+"""Decodes and scores one sequence the slow, obvious way: the oracle of the tests. Knows no batches, no text.
+
+No prefix cache: every forward runs the prefix again; prefill and commit leave nothing but their last logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oracle.model import BlockState, Cached, ReferenceModel, forward
+from sampler.plan import (
+    INPUT,
+    REPLAY,
+    Movements,
+    PassKind,
+    PastPass,
+    StepContext,
+    compute_all,
+    in_layers,
+    resolve,
+)
+from sampler.policy import ReusePolicy
+from sampler.records import DecodeSettings
+
+__all__ = ["ReferenceGenerated", "ReferenceModel", "ReferenceScored", "reference_generate", "reference_score"]
+
+REVEALED_PER_STEP = 2  # the r of rewind and replay
+
+
+class Passes:
+    """Runs and counts the passes of one sequence. Only denoising passes ask the policy."""
+
+    def __init__(
+        self, model: ReferenceModel, policy: ReusePolicy, subset_size: int | None, literal: bool = False
+    ) -> None:
+        assert not literal or policy.mode == "output", "only output mode has a literal form"
+        span = policy.layer_indices(model.depth, subset_size)
+        self.model, self.literal = model, literal
+        self.policy = policy.bind(model.depth, subset_size)
+        self.literal_plan = in_layers(REPLAY, span, model.depth)
+        self.last_step, self.past = -1, list[PastPass]()
+        self.counts = {kind.value: 0 for kind in PassKind}
+        self.layers = {"computed": 0, "reused": 0, "positions": 0}
+
+    def clean(self, kind: PassKind, tokens: Sequence[int]) -> Tensor:
+        """Prefill or commit: whole blocks, every layer; returns the logits of the token after them."""
+        state, window = BlockState(), range(len(tokens) - self.model.block, len(tokens))
+        forward(self.model, tokens, window, compute_all(self.model.depth), state)
+        self._count(kind, [len(tokens if kind is PassKind.PREFILL else window)] * self.model.depth)
+        return self.model.logits(state.final[len(tokens) - 1])
+
+    def denoise(self, tokens: Sequence[int], window: range, kind: PassKind, step: int) -> None:
+        """A denoising pass of the block that `tokens` end with; step 0 begins a new block."""
+        masked = [token == self.model.mask for token in tokens]
+        if step == 0:
+            self.state, self.past = BlockState(), []
+            self.revealed_at = [None if hidden else -1 for hidden in masked]
+        for position, hidden in enumerate(masked):
+            if not hidden and self.revealed_at[position] is None:  # it was masked in the pass before
+                self.revealed_at[position] = self.last_step
+        self.last_step, start = step, len(tokens) - self.model.block
+        context = StepContext(
+            step=step,
+            kind=kind,
+            window=range(window.start - start, window.stop - start),
+            revealed_at=tuple(self.revealed_at[start:]),
+            past=tuple(self.past),
+        )
+        plan = resolve(self.policy.plan(context), context, self.model.depth)
+        if plan.stale and self.literal:
+            plan = self.literal_plan
+        before = dict(self.state.inputs)
+        if plan.stale:
+            self._count(kind, [0] * self.model.depth)
+        else:
+            self._count(kind, forward(self.model, tokens, window, plan, self.state, literal=self.literal))
+        self.past.append(PastPass(window=context.window, plan=plan, moved=self._moved(before, window)))
+
+    def _moved(self, before: Cached, window: range) -> Movements:
+        """How far the watched layer's input moved at each position of a pass since it was last forwarded."""
+        watched = self.policy.keeps.watched
+        if watched is None or not before:
+            return {}
+        pairs = [(self.state.inputs[watched, p], before[watched, p]) for p in window]
+        return {INPUT: [(float((now - old).abs().sum()), float(old.abs().sum())) for now, old in pairs]}
+
+    def logits(self, position: int) -> Tensor:
+        """What predicts `position`: the logits before it, as of the last pass that computed them."""
+        return self.model.logits(self.state.final[position - 1])
+
+    def _count(self, kind: PassKind, ran: Sequence[Fraction | int]) -> None:
+        self.counts[kind.value] += 1
+        self.layers["computed"] += sum(positions > 0 for positions in ran)
+        self.layers["reused"] += sum(positions == 0 for positions in ran)
+        self.layers["positions"] += floor(sum(ran) + Fraction(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token read from logits; `margin` is how far the next token was from being read instead."""
+
+    token: int
+    confidence: float
+    margin: float
+
+
+def guess(logits_V: Tensor, mask: int, settings: DecodeSettings, u: float) -> Guess:
+    """The most probable token, or the one that `u` in [0, 1) falls on in the nucleus. Never the mask."""
+    if settings.temperature == 0:
+        p_V = logits_V.softmax(-1)
+        p_V[mask] = -1
+        token = int(p_V.argmax())
+        best, second = p_V.topk(2).values.tolist()
+        return Guess(token, best, best - second)
+    p_V = (logits_V.float() / settings.temperature).softmax(-1)
+    p_V[mask] = 0
+    p_V, tokens_V = p_V.sort(descending=True, stable=True)
+    before_V = F.pad(p_V.double().cumsum(-1)[:-1], (1, 0))
+    kept = p_V.double()[before_V < settings.top_p]
+    reach = kept.cumsum(-1)
+    total = float(reach[-1])
+    rank = int((reach > u * total).nonzero()[0])
+    return Guess(int(tokens_V[rank]), float(kept[rank]) / total, float((reach / total - u).abs().min()))
+
+
+def reveal(tokens: list[int], masked: list[int], guesses: list[Guess], settings: DecodeSettings) -> float:
+    """Writes the guesses above the threshold and the most confident one; returns the smallest margin."""
+    confidences = [each.confidence for each in guesses]
+    best = confidences.index(max(confidences))
+    accepted = [i for i, value in enumerate(confidences) if value > settings.threshold or i == best]
+    for i in accepted:
+        tokens[masked[i]] = guesses[i].token
+    # A drawn token decides its own confidence, so when sampling every draw matters, revealed or not.
+    margins = [guesses[i].margin for i in (accepted if settings.temperature == 0 else range(len(guesses)))]
+    if settings.threshold < 1:
+        margins += [abs(value - settings.threshold) for value in confidences]
+    if confidences[best] <= settings.threshold:
+        margins += [confidences[best] - value for i, value in enumerate(confidences) if i != best]
+    return min(margins)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceStep:
+    """A denoising pass and its block's tokens after it."""
+
+    block: int
+    small: int
+    kind: str  # "full" or "small"
+    tokens: tuple[int, ...]
+    margin: float  # the smallest distance from deciding otherwise
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceGenerated:
+    ids: tuple[int, ...]  # up to and including the stop token
+    finish: str  # "stop" or "length"
+    passes: dict[str, int]
+    layers: dict[str, int]
+    trace: list[ReferenceStep]
+    margin: float  # the smallest of all steps and hand-over tokens
+
+
+def reference_generate(
+    model: ReferenceModel,
+    prompt_ids: Sequence[int],
+    *,
+    policy: ReusePolicy,
+    settings: DecodeSettings,
+    subset_size: int | None = None,
+    literal: bool = False,
+    seed: int = 0,
+    whole_blocks: bool = False,
+) -> ReferenceGenerated:
+    """Continues one prompt. With `whole_blocks` the block in which it ends is still denoised to its end."""
+    assert len(prompt_ids) > 0, "empty prompt"
+    assert model.mask not in prompt_ids, "mask in the prompt"
+    assert model.block % settings.small_block == 0, settings.small_block
+    passes = Passes(model, policy, subset_size, literal)
+    generator = torch.Generator().manual_seed(seed)
+    tokens, trace, margins = list(prompt_ids), list[ReferenceStep](), list[float]()
+
+    def read(logits: list[Tensor]) -> list[Guess]:
+        draws = torch.rand(len(logits), generator=generator, dtype=torch.float64).tolist()
+        return [guess(logits_V, model.mask, settings, u) for logits_V, u in zip(logits, draws, strict=True)]
+
+    def hand_over(kind: PassKind) -> None:
+        [handed] = read([passes.clean(kind, tokens)])
+        tokens.append(handed.token)
+        margins.append(handed.margin)
+
+    def end() -> int | None:
+        """Behind a stop token with nothing masked before it, or at the limit; None while it goes on."""
+        limit = len(prompt_ids) + settings.max_new_tokens
+        for position in range(len(prompt_ids), min(limit, len(tokens))):
+            if tokens[position] in (model.mask, model.stop):
+                return position + 1 if tokens[position] == model.stop else None
+        return limit if len(tokens) >= limit else None
+
+    start = len(tokens) // model.block * model.block
+    if start == len(tokens):
+        hand_over(PassKind.PREFILL)
+    elif start > 0:
+        passes.clean(PassKind.PREFILL, tokens[:start])
+    while end() is None:
+        block, step = range(start, start + model.block), 0
+        tokens += [model.mask] * (block.stop - len(tokens))
+        for first in block[:: settings.small_block]:
+            small = range(first, first + settings.small_block)
+            while (masked := [p for p in small if tokens[p] == model.mask]) and (whole_blocks or end() is None):
+                full = not settings.block_cache or step == 0 or tokens[first] == model.mask
+                kind, window = (PassKind.FULL, block) if full else (PassKind.SMALL, small)
+                passes.denoise(tokens, window, kind, step)
+                margin = reveal(tokens, masked, read([passes.logits(p) for p in masked]), settings)
+                done = ReferenceStep(
+                    block=start // model.block,
+                    small=(first - start) // settings.small_block,
+                    kind=kind.value,
+                    tokens=tuple(tokens[start:]),
+                    margin=margin,
+                )
+                trace.append(done)
+                step += 1
+        if end() is None:
+            hand_over(PassKind.COMMIT)
+            start += model.block
+    ids = tuple(tokens[len(prompt_ids) : end()])
+    return ReferenceGenerated(
+        ids=ids,
+        finish="stop" if ids[-1] == model.stop else "length",
+        passes=passes.counts,
+        layers=passes.layers,
+        trace=trace,
+        margin=min(margins + [step.margin for step in trace]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceScored:
+    score: float
+    greedy: bool  # every token that was read was the argmax there
+    rewound: int  # known positions masked again before the replay
+    passes: dict[str, int]
+    layers: dict[str, int]
+
+
+def reference_score(
+    model: ReferenceModel,
+    prefix: Sequence[int],
+    target: Sequence[int],
+    *,
+    policy: ReusePolicy,
+    method: str = "chain",
+    subset_size: int | None = None,
+) -> ReferenceScored:
+    """The log-likelihood of `target`: of all its tokens ("chain") or of its first ("reference")."""
+    assert method in ("chain", "reference"), method
+    assert len(prefix) > 0, "empty prefix"
+    assert len(target) > 0, "empty target"
+    assert model.mask not in (*prefix, *target), "mask in the text"
+    passes = Passes(model, policy, subset_size)
+    period = passes.policy.period
+    assert period is not None, "no rhythm to rewind to"
+    begin, stop = len(prefix), len(prefix) + len(target)
+    text = [*prefix, *target, model.stop, *[model.mask] * model.block]
+    score, greedy, rewound, step = 0.0, True, 0, 0
+
+    def state(end: int, masked: Sequence[int]) -> list[int]:
+        return [model.mask if position in masked else token for position, token in enumerate(text[:end])]
+
+    if begin >= model.block:
+        handed_V = passes.clean(PassKind.PREFILL, text[: begin // model.block * model.block])
+    for position in range(begin, stop if method == "chain" else begin + 1):
+        start = position // model.block * model.block
+        if position == start:
+            step, logits_V = 0, handed_V if position == begin else passes.clean(PassKind.COMMIT, text[:start])
+        else:
+            block = range(start, start + model.block)
+            hidden = range(position, stop if method == "chain" else begin + 1)
+            if position == begin and period > 1 and "small" not in policy.rule.options:  # scoring passes are full
+                rewound = min((period - 1) * REVEALED_PER_STEP, begin - start)
+                earlier = state(block.stop, [*range(begin - rewound, begin), *hidden, stop])
+                passes.denoise(earlier, block, PassKind.FULL, 0)
+                step = period - 1
+            passes.denoise(state(block.stop, hidden), block, PassKind.FULL, step)
+            step, logits_V = step + 1, passes.logits(position)
+        score += float(logits_V.log_softmax(-1)[text[position]])
+        greedy = greedy and guess(logits_V, model.mask, DecodeSettings(), 0.0).token == text[position]
+    return ReferenceScored(score=score, greedy=greedy, rewound=rewound, passes=passes.counts, layers=passes.layers)

@@ -1,0 +1,204 @@
+"""Word problems of two to four steps, in the shape of gsm8k's documents. Knows their wording, not the split.
+
+A maker draws one problem of its template; it may draw numbers that do not work out, and then returns None.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tools.documents.arithmetic import Sum, small
+from tools.documents.split import Key
+from tools.documents.wording import Step, fits, story
+
+HE = {"Tom": "He", "Sam": "He", "Ben": "He", "Max": "He", "Ann": "She", "Mia": "She", "Eva": "She", "Zoe": "She"}
+THINGS = ("apples", "books", "pens", "balls", "cards", "eggs", "toys", "cups")
+BOXES = ("boxes", "bags", "packs", "trays")
+GAINS = ("buys", "finds", "gets")
+LOSSES = ("loses", "sells", "gives away")
+SMALLEST_RESULT = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordProblem:
+    key: Key
+    question: str
+    answer: str
+
+    def document(self) -> dict[str, str]:
+        return {"question": self.question, "answer": self.answer}
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.question,)
+
+    @property
+    def target(self) -> str:
+        return self.answer
+
+
+Draw = tuple[str, tuple[int, ...], str, list[Step]]  # template, numbers, question, steps
+Maker = Callable[[random.Random], Draw | None]
+
+
+def draw_word_problem(source: random.Random) -> WordProblem:
+    maker = source.choice(MAKERS)
+    while True:
+        drawn = maker(source)
+        if drawn is None:
+            continue
+        template, numbers, question, steps = drawn
+        final = steps[-1].sum.result
+        answer = f"{story(steps, source)} The answer is \\boxed{{{final}}}.\n#### {final}"
+        if fits(answer):
+            return WordProblem(key=("gsm8k", template, *numbers), question=question, answer=answer)
+
+
+class _Account:
+    """What somebody has, step by step; `steps` is None once a sum is too large or a result too small."""
+
+    def __init__(self, name: str, things: str, amount: int) -> None:
+        self.name, self.things, self.amount = name, things, amount
+        self.steps: list[Step] | None = []
+
+    def make(self, left: int, sign: str, right: int, *, is_: str = "", has: str = "") -> None:
+        """A computation whose result is the new amount."""
+        if self.steps is None or not small(left, sign, right) or Sum(left, sign, right).result < SMALLEST_RESULT:
+            self.steps = None
+            return
+        made = Sum(left, sign, right)
+        self.amount = made.result
+        is_, has = is_ or f"the number of {self.things} is", has or f"{self.name} has {{}} {self.things}"
+        self.steps.append(Step(sum=made, is_=is_, has=has))
+
+    def event(self, source: random.Random) -> tuple[str, str, int]:
+        """Some more or some fewer: kind, sentence, number."""
+        kind, number = source.choice(("gain", "loss")), source.randint(2, 12)
+        he = HE[self.name]
+        if kind == "gain":
+            sentence = f"{he} {source.choice(GAINS)} {number} more."
+        else:
+            sentence = f"{he} {source.choice(LOSSES)} {number}."
+        self.make(self.amount, "+" if kind == "gain" else "-", number)
+        return kind, sentence, number
+
+    def events(self, source: random.Random, count: int) -> tuple[str, str, tuple[int, ...]]:
+        drawn = [self.event(source) for _ in range(count)]
+        kinds, said, numbers = zip(*drawn, strict=True)
+        return ",".join(kinds), " ".join(said), numbers
+
+
+def _finish(account: _Account, template: str, numbers: tuple[int, ...], question: str) -> Draw | None:
+    return None if account.steps is None else (template, numbers, question, account.steps)
+
+
+def _who(source: random.Random) -> tuple[str, str]:
+    return source.choice(tuple(HE)), source.choice(THINGS)
+
+
+def _chain(source: random.Random) -> Draw | None:
+    """Two or three changes to what somebody has."""
+    (name, things), start, count = _who(source), source.randint(5, 30), source.choice((2, 3, 3))
+    account = _Account(name, things, start)
+    kinds, said, numbers = account.events(source, count)
+    question = f"{name} has {start} {things}. {said} How many {things} does {name} have now?"
+    return _finish(account, f"chain:{kinds}", (start, *numbers), question)
+
+
+def _boxes(source: random.Random) -> Draw | None:
+    """Boxes with as many in each, then one to three changes."""
+    (name, things), boxes, count = _who(source), source.choice(BOXES), source.choice((1, 2, 2, 3))
+    many, each = source.randint(2, 9), source.randint(2, 9)
+    account = _Account(name, things, 0)
+    account.make(many, "*", each)
+    kinds, said, numbers = account.events(source, count)
+    question = f"{name} has {many} {boxes} with {each} {things} in each. {said} How many {things} does {name} have now?"
+    return _finish(account, f"boxes:{kinds}", (many, each, *numbers), question)
+
+
+def _share(source: random.Random) -> Draw | None:
+    """One or two changes, then equal shares."""
+    (name, things), start, count = _who(source), source.randint(5, 30), source.choice((1, 2))
+    account = _Account(name, things, start)
+    kinds, said, numbers = account.events(source, count)
+    friends = source.randint(2, 6)
+    account.make(account.amount, "/", friends, is_="the share of each is", has=f"each friend gets {{}} {things}")
+    question = (
+        f"{name} has {start} {things}. {said} {name} shares them equally among {friends} friends. "
+        f"How many {things} does each friend get?"
+    )
+    return _finish(account, f"share:{kinds}", (start, *numbers, friends), question)
+
+
+def _pack(source: random.Random) -> Draw | None:
+    """Some each day, a change, then packed."""
+    (name, things), boxes = _who(source), source.choice(BOXES)
+    daily, days, size = source.randint(2, 9), source.randint(2, 9), source.randint(2, 6)
+    account = _Account(name, things, 0)
+    account.make(daily, "*", days)
+    kinds, said, numbers = account.events(source, 1)
+    account.make(account.amount, "/", size, is_=f"the number of {boxes} is", has=f"{name} fills {{}} {boxes}")
+    question = (
+        f"{name} gets {daily} {things} a day for {days} days. {said} {name} puts them into {boxes} of {size}. "
+        f"How many {boxes} does {name} fill?"
+    )
+    return _finish(account, f"pack:{kinds}", (daily, days, *numbers, size), question)
+
+
+def _compare(source: random.Random) -> Draw | None:
+    """A second person has more, fewer or times as many; then both together."""
+    (name, things), start = _who(source), source.randint(3, 20)
+    other = source.choice([known for known in HE if known != name])
+    kind, number = source.choice(("more", "fewer", "times")), source.randint(2, 12)
+    if kind == "times":
+        start, number = source.randint(2, 9), source.randint(2, 5)
+    said = f"{number} times as many as {name}" if kind == "times" else f"{number} {kind} than {name}"
+    account = _Account(other, things, 0)
+    sign = {"more": "+", "fewer": "-", "times": "*"}[kind]
+    account.make(start, sign, number, is_=f"what {other} has is")
+    account.make(start, "+", account.amount, is_="what they have together is", has=f"they have {{}} {things}")
+    question = f"{name} has {start} {things}. {other} has {said}. "
+    if source.random() < 0.5:
+        return _finish(account, f"compare:{kind}", (start, number), f"{question}How many {things} do they have in all?")
+    lost = source.randint(2, 15)
+    account.make(account.amount, "-", lost, is_="what they have left is", has=f"they have {{}} {things} left")
+    question += f"Together they sell {lost}. How many {things} do they have left?"
+    return _finish(account, f"compare:{kind},loss", (start, number, lost), question)
+
+
+def _shop(source: random.Random) -> Draw | None:
+    """Two kinds of things at two prices; sometimes out of a purse."""
+    name = source.choice(tuple(HE))
+    one, two = source.sample(THINGS, 2)
+    count_1, price_1, count_2, price_2 = (source.randint(2, 9) for _ in range(4))
+    account = _Account(name, "dollars", 0)
+    pays = f"{name} pays {{}} dollars"
+    account.make(count_1, "*", price_1, is_=f"the price of the {one} is", has=f"the {one} cost {{}} dollars")
+    first = account.amount
+    account.make(count_2, "*", price_2, is_=f"the price of the {two} is", has=f"the {two} cost {{}} dollars")
+    account.make(first, "+", account.amount, is_="the price in all is", has=pays)
+    question = (
+        f"{name} buys {count_1} {one} for {price_1} dollars each and {count_2} {two} for {price_2} dollars each. "
+        f"How many dollars does {name} pay in all?"
+    )
+    return _finish(account, "shop", (count_1, price_1, count_2, price_2), question)
+
+
+def _change(source: random.Random) -> Draw | None:
+    """Money, a purchase of several things, and then some more or less money."""
+    (name, things), purse = _who(source), source.randint(15, 50)
+    count, price = source.randint(2, 9), source.randint(2, 9)
+    account = _Account(name, "dollars", 0)
+    account.make(count, "*", price, is_=f"the price of the {things} is", has=f"{name} pays {{}} dollars")
+    account.make(purse, "-", account.amount, is_="the money left is", has=f"{name} has {{}} dollars left")
+    question = f"{name} has {purse} dollars. {HE[name]} buys {count} {things} for {price} dollars each."
+    if source.random() < 0.4:
+        question += f" How many dollars does {name} have left?"
+        return _finish(account, "change", (purse, count, price), question)
+    kind, _, number = account.event(source)
+    verb = source.choice(("finds", "gets") if kind == "gain" else ("loses", "gives away"))
+    question += f" Then {name} {verb} {number} dollars. How many dollars does {name} have now?"
+    return _finish(account, f"change:{kind}", (purse, count, price, number), question)
+
+
+MAKERS: tuple[Maker, ...] = (_chain, _boxes, _share, _pack, _compare, _shop, _change)

@@ -1,0 +1,1 @@
+"""How far a sweep can grow on one machine."""

@@ -1,0 +1,1 @@
+"""Trains the bundled model (`--model tiny`) and measures its answers."""

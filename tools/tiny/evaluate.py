@@ -1,0 +1,151 @@
+"""python -m tools.tiny.evaluate: how well a model answers held-out lines, by the sampler's own decoding and scoring.
+
+An answer is right if its last box holds what the expected answer's last box holds; a choice if its letter is the most
+likely of A to D. Knows nothing of lm-eval's metrics.
+"""
+
+import argparse
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sampler.cli import Parser, run_command
+from sampler.decode import Step, decode_prompts
+from sampler.errors import InputError
+from sampler.loading import LoadedModel, load_model
+from sampler.policy import ReusePolicy
+from sampler.records import Counters, DecodeSettings, Pair, Prompt
+from sampler.scoring import score_pairs
+from sampler.text import encode, encode_chat
+from tools.tiny.examples import DRILL, HELD_OUT, Line, read_lines
+from tools.tiny.tokenizer import LETTERS
+
+BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+EXAMPLES = """examples:
+  python -m tools.tiny.evaluate --data build/tiny.jsonl --limit 60
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What was measured on one task; the last two only where answers are generated."""
+
+    documents: int
+    right: int
+    tokens: float | None = None  # of an answer, on average
+    passes: float | None = None  # denoising passes of an answer, on average
+    steps: float | None = None  # denoising steps of a block that held nothing but the answer, on average
+
+    def __str__(self) -> str:
+        text = f"{100 * self.right / self.documents:.1f} % right of {self.documents}"
+        if self.tokens is not None:
+            text += f", {self.tokens:.1f} tokens and {self.passes:.1f} denoising passes an answer"
+        if self.steps is not None:
+            text += f", {self.steps:.2f} of them a whole block"
+        return text
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    if arguments.limit < 1:
+        raise InputError(f"limit {arguments.limit}: at least 1 is allowed")
+    lines = read_lines(Path(arguments.data))
+    model = load_model(arguments.model)
+    figures = evaluate(model, lines, limit=arguments.limit, batch_size=arguments.batch_size)
+    print_figures(figures)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m tools.tiny.evaluate",
+        description="Answers the held-out lines of a data file and counts what is right, task by task.",
+        examples=EXAMPLES,
+    )
+    parser.add_argument("--data", required=True, metavar="FILE", help="JSON lines of prompts and answers")
+    parser.add_argument("--model", default="tiny", help="a model folder, or tiny, the bundled one (default: tiny)")
+    parser.add_argument("--limit", type=int, default=1_000_000, help="held-out lines of each task (default: all)")
+    parser.add_argument("--batch-size", type=int, default=1, help="prompts decoded together (default: 1)")
+    return parser
+
+
+def print_figures(figures: Mapping[str, Figures]) -> None:
+    for task, measured in figures.items():
+        print(f"{task}: {measured}")
+
+
+def evaluate(
+    model: LoadedModel, lines: Iterable[Line], *, limit: int = 1_000_000, batch_size: int = 1
+) -> dict[str, Figures]:
+    """Figures of each task on its first held-out lines, at threshold 0.95 and small block 8 with every layer run."""
+    tasks: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.split == HELD_OUT and line.task != DRILL and len(tasks[line.task]) < limit:
+            tasks[line.task].append(line)
+    return {
+        task: _choices(model, chosen) if _are_choices(chosen) else _answers(model, chosen, batch_size)
+        for task, chosen in sorted(tasks.items())
+    }
+
+
+def _are_choices(lines: Sequence[Line]) -> bool:
+    return all(line.answer.strip() in LETTERS for line in lines)
+
+
+def _choices(model: LoadedModel, lines: Sequence[Line]) -> Figures:
+    pairs = []
+    for line in lines:
+        prefix = encode_chat(model.tokenizer, line.messages)
+        pairs += [Pair(prefix=prefix, target=encode(model.tokenizer, letter)) for letter in LETTERS]
+    scores = [0.0] * len(pairs)
+    for index, scored in tqdm(score_pairs(model, pairs, policy=_K1), total=len(pairs), unit="pair", disable=None):
+        scores[index] = scored.score
+    right = 0
+    for number, line in enumerate(lines):
+        four = scores[number * len(LETTERS) : (number + 1) * len(LETTERS)]
+        right += LETTERS[four.index(max(four))] == line.answer.strip()
+    return Figures(documents=len(lines), right=right)
+
+
+def _answers(model: LoadedModel, lines: Sequence[Line], batch_size: int) -> Figures:
+    prompts = [Prompt(ids=encode_chat(model.tokenizer, line.messages)) for line in lines]
+    settings = DecodeSettings(threshold=0.95, small_block=8, max_new_tokens=160)
+    steps: Counter[tuple[int, int]] = Counter()
+    work = Counters()
+    whole: list[int] = []  # steps of each block that was denoised from its first position to its last
+    size = model.config.block_size
+    right = tokens = 0
+
+    def note(step: Step) -> None:
+        steps[step.document, step.block] += 1
+
+    results = decode_prompts(model, prompts, policy=_K1, settings=settings, batch_size=batch_size, on_step=note)
+    for index, generated in tqdm(results, total=len(prompts), unit="answer", disable=None):
+        right += boxed(generated.text or "") == boxed(lines[index].answer)
+        tokens += len(generated.ids)
+        work += generated.counters
+        begin, end = len(prompts[index].ids), len(prompts[index].ids) + len(generated.ids)
+        whole += [steps[index, block] for block in range(-(-begin // size), end // size)]
+    count = len(lines)
+    return Figures(
+        documents=count,
+        right=right,
+        tokens=tokens / count,
+        passes=(work.full + work.small) / count,
+        steps=sum(whole) / len(whole) if whole else None,
+    )
+
+
+def boxed(text: str) -> str | None:
+    """What the last box of an answer holds."""
+    found = BOX.findall(text)
+    return found[-1].replace(" ", "") if found else None
+
+
+_K1 = ReusePolicy.parse("k1")
+
+if __name__ == "__main__":
+    run_command(main)
