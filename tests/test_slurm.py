@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.slurm.flags import parse
-from orchestrator.slurm.job import Job, seconds
-from orchestrator.slurm.script import script_of
+from orchestrator.slurm.job import Job, script_of, seconds
 from orchestrator.slurm.status import lines, queue, submitted
 from orchestrator.slurm.submit import RayToken, submit
 from sampler.errors import InputError

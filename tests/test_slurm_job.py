@@ -30,7 +30,7 @@ keep = ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "HF_HOME", "TMPDIR", "IN_CONTAINER", 
 call = dict(argv=words[1:], env={{name: os.environ.get(name) for name in keep}})
 with open("{calls}", "a") as file:
     file.write(json.dumps(call) + "\\n")
-if words[1] == "orchestrator.slurm.free_ports":
+if words[1:3] == ["orchestrator.slurm", "free-ports"]:
     print(10001, 10002)
 elif words[1] == "ray":
     if "--head" in words:
@@ -121,15 +121,19 @@ def script(site: Site, *flags: str, sweep: tuple[str, ...] = ()) -> str:
     return submit(submission)
 
 
+PROGRAMS = ["orchestrator.slurm free-ports", "orchestrator.slurm wait-until-ready", "orchestrator.sweep", "ray"]
+
+
 def modules(site: Site) -> list[str]:
-    return [call["argv"][0] for call in site.python_calls()]
+    """The module of each call, with the command for orchestrator.slurm."""
+    calls = [call["argv"] for call in site.python_calls()]
+    return [" ".join(words[:2]) if words[0] == "orchestrator.slurm" else words[0] for words in calls]
 
 
 def test_without_a_container_python_runs_directly(site: Site) -> None:
     done = site.run(script(site, sweep=("--no-dashboard",)), RAY_AUTH_TOKEN=TOKEN)
     assert done.returncode == 0, done.stderr
-    expected = ["orchestrator.slurm.free_ports", "orchestrator.slurm.gather", "orchestrator.sweep", "ray"]
-    assert sorted(modules(site)) == expected
+    assert sorted(modules(site)) == PROGRAMS
     assert all(call["env"]["IN_CONTAINER"] is None for call in site.python_calls())
     assert "dashboard" not in done.stdout
     assert (site.folder / "swept").exists()
@@ -143,7 +147,13 @@ def test_every_python_process_runs_in_the_container(site: Site) -> None:
     text = script(site, "--container", str(image), "--gpus-per-node", "a100:2")
     done = site.run(text, nodes=2, RAY_AUTH_TOKEN=TOKEN)
     assert done.returncode == 0, done.stderr
-    expected = ["orchestrator.slurm.free_ports", "orchestrator.slurm.gather", "orchestrator.sweep", "ray", "ray"]
+    expected = [
+        "orchestrator.slurm free-ports",
+        "orchestrator.slurm wait-until-ready",
+        "orchestrator.sweep",
+        "ray",
+        "ray",
+    ]
     assert sorted(modules(site)) == expected, "the head and the worker both start Ray"
     cache = site.home / ".cache" / "huggingface"
     for call in site.python_calls():

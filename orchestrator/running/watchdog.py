@@ -1,10 +1,11 @@
-"""Ends this process if it hangs: a child process waits for its signs of life. Knows no Ray and no trials.
+"""Kills this process if it hangs.
 
-The child is another process because a stopped or blocked one cannot end itself. It hears nothing while this process is
-stopped, or while one piece of work takes longer than allowed; then it kills, and whoever started this process sees a
-worker that died. A machine that sleeps, or stops both processes, is no reason: the child counts ticks, not hours.
+A child process does it, because a stopped or blocked process cannot kill itself. A thread of this process writes a
+heartbeat to the child, but not while one piece of work takes longer than allowed. The child counts time only while it
+runs itself, so a machine that sleeps kills nothing.
 """
 
+import inspect
 import os
 import subprocess
 import sys
@@ -12,60 +13,78 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
-PROGRAM = Path(__file__).with_name("watchdog_process.py")
-BEATS = 20  # in the time allowed
+HEARTBEATS = 20  # within the time allowed
+
+
+def kill_silent_parent(parent: int, seconds: float, ticks: int = 10) -> None:
+    """Runs in the child process, as source without any of our packages: reads heartbeats from standard input."""
+    import os
+    import select
+    import signal
+
+    silent = 0
+    while silent < ticks:
+        readable, _, _ = select.select([0], [], [], seconds / ticks)
+        if not readable:
+            silent += 1
+        elif os.read(0, 4096):
+            silent = 0
+        else:
+            return  # the parent closed the pipe, or ended
+    if os.getppid() == parent:  # never another process that has the same id since
+        os.kill(parent, signal.SIGKILL)
 
 
 class Watchdog:
-    """Watches from its making to the end of the process, or until `close`."""
+    """Watches this process until `close`. `seconds`: how long one piece of work may take."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._since: float | None = None  # when the work that is going on was begun
-        self._ended = threading.Event()
+        self._work_started: float | None = None
+        self._closed = threading.Event()
+        program = f"{inspect.getsource(kill_silent_parent)}\n{kill_silent_parent.__name__}({os.getpid()}, {seconds})"
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(PROGRAM), str(os.getpid()), str(seconds)],
+            [sys.executable, "-I", "-S", "-c", program],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # an interrupt typed at the terminal is not for it
+            start_new_session=True,  # Ctrl-C in the terminal must not reach it
         )
-        self._thread = threading.Thread(target=self._beat, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._send_heartbeats, name="watchdog", daemon=True)
         self._thread.start()
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """One piece of work, which must not take longer than allowed."""
-        self._since = time.monotonic()
+        self._work_started = time.monotonic()
         try:
             yield
         finally:
-            self._since = None
+            self._work_started = None
 
     def each(self, items: Iterator[Item]) -> Iterator[Item]:
-        """The same items; making each of them is a piece of work, using it is not."""
+        """Yields the same items; producing an item is a piece of work, using it is not."""
         while True:
             with self.working():
-                found = next(items, None)
-            if found is None:
+                item = next(items, None)
+            if item is None:
                 return
-            yield found
+            yield item
 
     def close(self) -> None:
-        self._ended.set()
+        self._closed.set()
         self._thread.join()
         assert self._child.stdin is not None
         self._child.stdin.close()
         self._child.wait()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         assert self._child.stdin is not None
-        while not self._ended.wait(self._seconds / BEATS):
-            since = self._since
-            if since is None or time.monotonic() - since < self._seconds:
+        while not self._closed.wait(self._seconds / HEARTBEATS):
+            started = self._work_started
+            if started is None or time.monotonic() - started < self._seconds:
                 try:
                     os.write(self._child.stdin.fileno(), b".")
-                except BrokenPipeError:  # somebody ended it; nothing is watched then
+                except BrokenPipeError:  # the child was killed: this process is no longer watched
                     return

@@ -13,12 +13,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from orchestrator.core.errors import Problems
+from orchestrator.planning.machine import Machine, resolve_model
+from orchestrator.planning.preflight import prepare
+from orchestrator.planning.request import Request, adopt
+from orchestrator.planning.settings import SweepSettings
 from orchestrator.slurm.flags import Submission
-from orchestrator.slurm.job import seconds
-from orchestrator.slurm.preflight import check_sweep
-from orchestrator.slurm.script import directives_of, script_of
+from orchestrator.slurm.job import directives_of, script_of, seconds
 from orchestrator.store import Store, folder_checks
 from sampler.errors import InputError
+from sampler.loading import find_model
+from sampler.tiny import BUNDLED_MODEL
+from tasks.lookup import find_entry
+from tasks.sources import choose_source, resolve_auto
 
 SBATCH_TIMEOUT_SECONDS = 120
 SCRIPT_NAME = re.compile(r"([0-9]+)\.sh")
@@ -150,3 +157,31 @@ def _reason(output: str) -> str:
     """The last line of sbatch's error output, without its prefixes."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason given"]
     return lines[-1].removeprefix("sbatch: ").removeprefix("error: ").removeprefix("Batch job submission failed: ")
+
+
+HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@.+)?")
+
+
+def check_sweep(settings: SweepSettings, machine: Machine, stored: Request | None) -> None:
+    """Raises an InputError with every problem found. `stored` is the sweep.json of the directory, if there is one."""
+    adopted = adopt(settings, stored)
+    model = os.path.expanduser(resolve_model(adopted.model, machine, adopted.address))
+    data = os.path.expanduser(resolve_auto(adopted.data, model))
+    if _is_local(model) and data != "hub":
+        prepare(settings, machine, stored)
+        return
+    problems = Problems()
+    if _is_local(model):
+        with problems.collect():
+            find_model(model, weights=False)
+    with problems.collect():
+        choose_source(data)
+    for name in () if settings.skip_unavailable else settings.tasks:
+        with problems.collect():
+            find_entry(name)
+    problems.check()
+
+
+def _is_local(model: str) -> bool:
+    """Whether the model is a directory here, or cannot be a Hub id and so would have to be one."""
+    return model == BUNDLED_MODEL or os.path.exists(model) or HUB_ID.fullmatch(model) is None

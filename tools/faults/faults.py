@@ -56,7 +56,7 @@ def stop_worker(scene: Scene, chance: Random) -> list[Problem]:
     """Stops one that its watchdog watches already; it must be gone before it could go on."""
     pid = scene.victim(WORKER, chance)
     until = time.monotonic() + LONGEST
-    while not any("watchdog_process" in name for name in below(pid).values()):
+    while not any("kill_silent_parent" in name for name in below(pid).values()):
         if not scene.running or time.monotonic() > until:
             raise TooLate
         pid = scene.victim(WORKER, chance)
