@@ -21,9 +21,8 @@ from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.nodes import NodeHealth
 from orchestrator.running.stop import Stop
 from orchestrator.running.uploader import Uploader, finish_upload
-from orchestrator.store import Store
-from orchestrator.store.remote_copy import RemoteCopy, open_copy
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import Store, StoreWriter
+from orchestrator.store.upload import RemoteCopy, open_remote_copy
 from orchestrator.watching.stored import stored_progress
 from orchestrator.watching.view import SweepView
 from sampler.errors import InputError
@@ -49,7 +48,7 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         folder = sweep_folder(settings, machine)
         copy = None
         if settings.upload is not None:
-            copy = open_copy(settings.upload, folder, dry_run=command.dry_run, note=SweepView().note)
+            copy = open_remote_copy(settings.upload, folder, dry_run=command.dry_run, note=SweepView().note)
         stored = Store(folder).read_request()
         probe = None
         if settings.address is not None and stored is None:
@@ -172,7 +171,11 @@ def _load_callbacks(names: Sequence[str]) -> list[Any]:
 def _print_dry_run(prepared: Prepared) -> None:
     store = Store(prepared.folder)
     there = set(store.trial_ids())
-    done = {trial.trial_id: store.done(trial.trial_id) for trial in prepared.trials if trial.trial_id in there}
+    done = {
+        trial.trial_id: store.completed_documents(trial.trial_id)
+        for trial in prepared.trials
+        if trial.trial_id in there
+    }
     measured = measured_seconds(store.rows(columns=["task", "trial_id", "attempt", "batch_id", "batch_seconds"]))
     print(*describe(prepared, done=done, measured=measured), sep="\n")
 

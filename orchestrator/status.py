@@ -105,11 +105,11 @@ def _failures(overview: Overview) -> Iterator[str]:
 
 def _damage(overview: Overview, damage: Sequence[str]) -> Iterator[str]:
     for sentence in damage[:LISTED]:
-        yield f"damaged: {sentence}"
+        yield f"corrupted: {sentence}"
     if len(damage) > LISTED:
-        yield f"damaged: {len(damage) - LISTED} more, see --json"
+        yield f"corrupted: {len(damage) - LISTED} more, see --json"
     if overview.set_aside:
-        yield f"{overview.set_aside} files, damaged or run again, were moved to {overview.folder / 'set-aside'}"
+        yield f"{overview.set_aside} files, corrupted or run again, were moved to {overview.folder / 'quarantine'}"
 
 
 if __name__ == "__main__":

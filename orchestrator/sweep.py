@@ -14,7 +14,7 @@ from orchestrator.planning.flags import parse, without_force
 from orchestrator.running import environment
 from orchestrator.running.environment import check_listening, is_this_machine, only_on_loopback
 from orchestrator.running.stop import Aborted, Stop
-from orchestrator.store.errors import StoreError
+from orchestrator.store import StoreError
 from sampler.cli import run_command
 
 

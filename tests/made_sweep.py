@@ -10,9 +10,9 @@ from made_rows import DEFAULTS
 
 from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.store.atomic import Disk
+from orchestrator.store import StoreWriter
+from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
-from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.tally import trial_sums
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from simulated_answers import SCRIPTS, TAILS, Pool, options_pool, reasoning_pool
 
-from orchestrator.store.atomic import Disk
+from orchestrator.store import StoreWriter
+from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
-from orchestrator.store.writer import StoreWriter
 from sampler.policy import ReusePolicy
 from tasks.catalog import MMLU_SUBJECTS
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from orchestrator.store.atomic import Disk
+from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
 
 VALUES = {

@@ -6,8 +6,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+from orchestrator.store import StoreWriter
 from orchestrator.store.lock import FolderInUse, FolderLock
-from orchestrator.store.writer import StoreWriter
 from tests.store_fakes import TRIAL, make_rows, spec
 
 PROCESSES = multiprocessing.get_context("forkserver")  # no fork of a process with threads, and imports only once

@@ -10,8 +10,7 @@ from random import Random
 import pytest
 from store_fakes import TRIAL, make_rows, spec
 
-from orchestrator.store import Store
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import Store, StoreWriter
 from sampler.errors import InputError
 from tools.faults import damage
 from tools.faults.__main__ import main
@@ -82,7 +81,7 @@ def test_rows_of_a_damaged_file_may_be_made_again(tmp_path: Path) -> None:
     assert ledger.look() == []
     assert [problem.kind for problem in ledger.look_at_the_end()] == [LOST, OTHER]
     StoreWriter(folder).close()
-    assert (folder / "set-aside" / TRIAL / "rows.parquet").exists()
+    assert (folder / "quarantine" / TRIAL / "rows.parquet").exists()
 
 
 def test_a_torn_end_is_seen_or_at_a_border(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from test_tasks_sources import gsm8k_folder
 
 from orchestrator.export import main
 from orchestrator.report.lm_eval_export import export_lm_eval
-from orchestrator.store import Store
+from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import DOCUMENTS, ROWS
-from orchestrator.store.writer import StoreWriter
 from sampler.cli import run_command
 from tasks.documents import TaskOptions
 from tasks.task import Task, open_task, quiet

@@ -12,11 +12,9 @@ from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.running.results import KILLED_IN_SETUP, Results
-from orchestrator.store import Store
-from orchestrator.store.errors import StoreError
+from orchestrator.store import Store, StoreError, StoreWriter
 from orchestrator.store.lock import FolderInUse
 from orchestrator.store.schema import ROWS
-from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.stored import stored_progress
 
 DOCUMENTS = ("a", "b", "c")
@@ -49,7 +47,7 @@ def test_what_is_acknowledged_is_on_disk(folder: Path) -> None:
     assert results.assign(ONE.key, "worker-1").missing == DOCUMENTS
     attempt = results.begin(ONE.trial_id, {"actor": "worker-1"})
     assert results.append(ONE.trial_id, attempt, batch(ONE, "ab")) == 2
-    assert Store(folder).done(ONE.trial_id) == {"a", "b"}
+    assert Store(folder).completed_documents(ONE.trial_id) == {"a", "b"}
     assert results.assign(ONE.key, "worker-1").missing == ("c",)
     progress = results.progress()
     assert (progress.documents, progress.wanted, progress.finished, progress.running) == (2, 6, 0, (ONE.label,))

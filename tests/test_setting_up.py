@@ -16,9 +16,8 @@ from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.prepared import Prepared
 from orchestrator.planning.setting_up import SetUp, set_up, write_down
-from orchestrator.store import Store
+from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import ROWS
-from orchestrator.store.writer import StoreWriter
 from sampler import InputError
 
 MACHINE = Machine(nodes=(Nodes(resources={"CPU": 2}),))
@@ -59,7 +58,7 @@ def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[Prepared, 
             write_down(prepared, writer, made, arguments=arguments)
         for spec in made.trials if finish else ():
             wanted = made.plan.wanted(spec)
-            missing = [doc_id for doc_id in wanted if doc_id not in writer.done(spec.trial_id)]
+            missing = [doc_id for doc_id in wanted if doc_id not in writer.completed_documents(spec.trial_id)]
             attempt = writer.begin(spec.as_dict(), {})
             row = {**DEFAULTS, "attempt": attempt, **{name: getattr(spec, name) for name in spec.as_dict()}}
             rows = [{**row, "doc_id": doc_id} for doc_id in missing]
@@ -162,10 +161,10 @@ def test_force_runs_again_and_keeps_the_old_rows(common: list[str], force: list[
     for count in (1, 2):
         _, forced = ready([*arguments, *force], finish=True)
         assert {spec.policy for spec in forced.trials} == again
-        aside = sorted(path.name for path in (prepared.folder / "set-aside").iterdir())
+        aside = sorted(path.name for path in (prepared.folder / "quarantine").iterdir())
         assert aside == sorted(f"{spec.trial_id}-{n}" for spec in forced.trials for n in range(1, count + 1))
     first = forced.trials[0].trial_id
-    kept = json.loads((prepared.folder / "set-aside" / f"{first}-1" / "trial.json").read_text())
+    kept = json.loads((prepared.folder / "quarantine" / f"{first}-1" / "trial.json").read_text())
     assert (kept["status"], kept["rows"]) == ("finished", len(old[first]))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_sweep import MadeSweep
 
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import StoreWriter
 from orchestrator.watching.overview import look
 from orchestrator.watching.tally import tally_of
 from sampler.errors import InputError
@@ -157,7 +157,7 @@ def test_damage_is_told(sweep: MadeSweep, name: str) -> None:
     path.write_bytes(data)
     checked = status(sweep.folder, "--check")
     assert checked.returncode == 2
-    assert f"damaged: {path} " in checked.stdout
+    assert f"corrupted: {path} " in checked.stdout
     assert status(sweep.folder).returncode == 0
     assert as_json(sweep.folder)["documents"]["done"] == 40  # rows are still there, or said to be
     if name == "trial.json":

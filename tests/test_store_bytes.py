@@ -10,12 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.store.errors import Damaged
-from orchestrator.store.schema import ROWS
-from orchestrator.store.sealed_json import decode_object, encode_object
-from orchestrator.store.sealed_parquet import SMALL, encode_table, read_copy, read_table, verify_table
-from orchestrator.store.segments import decode_segment, encode_segment
-from orchestrator.store.trial_folder import COPIED
+from orchestrator.store.files import (
+    ARROW_COPY_MAX_ROWS,
+    CorruptedFile,
+    decode_json,
+    encode_json,
+    encode_table,
+    read_arrow_copy,
+    read_table,
+    verify_table,
+)
+from orchestrator.store.schema import ARROW_COPY, ROWS
+from orchestrator.store.trial_files import decode_segment, encode_segment
 from sampler.errors import InputError
 from tests.store_fakes import make_rows
 
@@ -100,24 +106,24 @@ def test_batches_taken_out_moved_or_repeated_are_noticed(order: tuple[int, ...])
 
 
 def test_an_undamaged_stream_with_other_columns_is_not_taken_for_damage(tmp_path: Path) -> None:
-    from orchestrator.store import segments
+    from orchestrator.store import trial_files as segments
 
     path = tmp_path / "rows-0.arrows"
     data = encode_segment(TABLE)
-    head = len(segments.SCHEMA)
+    head = len(segments.SCHEMA_MESSAGE)
     other = ROWS.append(pa.field("novel", pa.int32())).serialize().to_pybytes()
     first, _ = segments.encode_batch(BATCHES[0], segments.digest_of_schema(other))
     path.write_bytes(other + first)
     assert len(other) != head
     assert len(data) > head
-    with pytest.raises(InputError, match=r"rows-0\.arrows is undamaged, but has other columns"):
+    with pytest.raises(InputError, match=r"rows-0\.arrows is intact, but has other columns"):
         segments.read_segment(path)
 
 
-def raises_damaged(act: Callable[[], object]) -> bool:
+def raises_corrupted(act: Callable[[], object]) -> bool:
     try:
         act()
-    except Damaged:
+    except CorruptedFile:
         return True
     return False
 
@@ -125,16 +131,16 @@ def raises_damaged(act: Callable[[], object]) -> bool:
 def test_a_table_is_plain_parquet_with_page_checksums() -> None:
     data = encode_table(TABLE)
     assert pq.read_table(io.BytesIO(data), page_checksum_verification=True).equals(TABLE)
-    with_copy = encode_table(TABLE, COPIED)
+    with_copy = encode_table(TABLE, ARROW_COPY.names)
     assert len(with_copy) > len(data)
     assert pq.read_table(io.BytesIO(with_copy), page_checksum_verification=True).equals(TABLE)
 
 
 def check_changed_table(path: Path, thorough: bool) -> None:
     """The copy of its columns is part of it."""
-    for at in changed_files(path, encode_table(TABLE, COPIED), thorough=thorough):
-        assert raises_damaged(lambda: verify_table(path)), at
-        assert read_copy(path, COPIED, ["doc_id", "tokens"]) is None, at
+    for at in changed_files(path, encode_table(TABLE, ARROW_COPY.names), thorough=thorough):
+        assert raises_corrupted(lambda: verify_table(path)), at
+        assert read_arrow_copy(path, ARROW_COPY, ["doc_id", "tokens"]) is None, at
 
 
 def test_a_table_with_a_changed_byte_is_noticed(tmp_path: Path) -> None:
@@ -148,33 +154,33 @@ def test_a_table_with_any_bit_changed_is_noticed(tmp_path: Path) -> None:
 
 def test_a_table_cut_anywhere_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    path.write_bytes(encode_table(TABLE, COPIED))
+    path.write_bytes(encode_table(TABLE, ARROW_COPY.names))
     for size in reversed(range(path.stat().st_size)):
         os.truncate(path, size)
-        assert raises_damaged(lambda: verify_table(path)), size
-        assert read_copy(path, COPIED, ["doc_id"]) is None, size
+        assert raises_corrupted(lambda: verify_table(path)), size
+        assert read_arrow_copy(path, ARROW_COPY, ["doc_id"]) is None, size
 
 
 def test_a_copy_holds_what_the_table_holds(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    path.write_bytes(encode_table(TABLE, COPIED))
-    for columns in (["doc_id"], ["tokens", "doc_id"], COPIED.names):
-        found = read_copy(path, COPIED, columns)
+    path.write_bytes(encode_table(TABLE, ARROW_COPY.names))
+    for columns in (["doc_id"], ["tokens", "doc_id"], ARROW_COPY.names):
+        found = read_arrow_copy(path, ARROW_COPY, columns)
         assert found is not None
         assert found.equals(read_table(path, ROWS, columns), check_metadata=True)
-    assert read_copy(path, COPIED, ["doc_id", "text"]) is None, "texts are long, and not copied"
+    assert read_arrow_copy(path, ARROW_COPY, ["doc_id", "text"]) is None, "texts are long, and not copied"
 
 
 def test_where_there_is_no_copy_of_these_columns_none_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(encode_table(TABLE))
-    assert read_copy(path, COPIED, ["doc_id"]) is None
-    many = pa.concat_tables([TABLE] * SMALL)
-    assert encode_table(many, COPIED) == encode_table(many), "Parquet alone is quick enough"
-    path.write_bytes(encode_table(TABLE, pa.schema(list(COPIED)[:-1], COPIED.metadata)))
-    assert read_copy(path, COPIED, ["doc_id"]) is None, "another version's columns"
+    assert read_arrow_copy(path, ARROW_COPY, ["doc_id"]) is None
+    many = pa.concat_tables([TABLE] * ARROW_COPY_MAX_ROWS)
+    assert encode_table(many, ARROW_COPY.names) == encode_table(many), "Parquet alone is quick enough"
+    path.write_bytes(encode_table(TABLE, ARROW_COPY.names[:-1]))
+    assert read_arrow_copy(path, ARROW_COPY, ["doc_id"]) is None, "another version's columns"
     with pytest.raises(FileNotFoundError):
-        read_copy(tmp_path / "absent", COPIED, ["doc_id"])
+        read_arrow_copy(tmp_path / "absent", ARROW_COPY, ["doc_id"])
 
 
 def test_a_whole_table_is_believed(tmp_path: Path) -> None:
@@ -191,26 +197,26 @@ def test_reading_a_changed_table_unverified_gives_a_table_or_damage_and_nothing_
     for at in changed_files(path, encode_table(TABLE), thorough=False, share=0.04):
         try:
             rows = read_table(path, ROWS)
-        except (Damaged, InputError):
+        except (CorruptedFile, InputError):
             continue
         assert rows.schema.equals(ROWS), at
 
 
-@pytest.mark.parametrize("size", range(len(encode_object(FACTS))))
+@pytest.mark.parametrize("size", range(len(encode_json(FACTS))))
 def test_an_object_cut_anywhere_is_noticed(size: int) -> None:
-    with pytest.raises(Damaged):
-        decode_object(encode_object(FACTS)[:size])
+    with pytest.raises(CorruptedFile):
+        decode_json(encode_json(FACTS)[:size])
 
 
 def test_an_object_with_any_bit_changed_is_noticed() -> None:
-    data = encode_object(FACTS)
-    assert decode_object(data) == FACTS
+    data = encode_json(FACTS)
+    assert decode_json(data) == FACTS
     for at, changed in changes(data, thorough=True):
-        assert raises_damaged(lambda changed=changed: decode_object(changed)), at
-        assert raises_damaged(lambda changed=changed: decode_object(changed, seal_required=False)), at
+        assert raises_corrupted(lambda changed=changed: decode_json(changed)), at
+        assert raises_corrupted(lambda changed=changed: decode_json(changed, checksum_required=False)), at
 
 
 def test_an_object_written_by_hand_is_read_where_that_is_allowed() -> None:
-    assert decode_object(b'{"schema": 1}', seal_required=False) == {"schema": 1}
-    with pytest.raises(Damaged, match="checksum"):
-        decode_object(b'{"schema": 1}')
+    assert decode_json(b'{"schema": 1}', checksum_required=False) == {"schema": 1}
+    with pytest.raises(CorruptedFile, match="checksum"):
+        decode_json(b'{"schema": 1}')

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store import Store
+from orchestrator.store import Store, StoreWriter
+from orchestrator.store.files import encode_json, encode_table
 from orchestrator.store.schema import ROWS
-from orchestrator.store.sealed_json import encode_object
-from orchestrator.store.sealed_parquet import encode_table
-from orchestrator.store.writer import StoreWriter
 from sampler.errors import InputError
 from tests.store_fakes import TRIAL, make_rows, spec
 
@@ -22,7 +20,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 
 def change(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
     def act(folder: Path) -> None:
-        data = encode_object({"schema": 1, "sweep": "mine", "margin": 5.0})
+        data = encode_json({"schema": 1, "sweep": "mine", "margin": 5.0})
         assert old in data
         (folder / name).write_bytes(data.replace(old, new))
 
@@ -43,15 +41,18 @@ BAD = {
     "newer": (write("sweep.json", b'{"schema": 99}'), "has schema 99, written by a newer version; .* up to 1"),
     "newer, sealed in another way": (
         change("sweep.json", b'"schema": 1', b'"schema": 2'),
-        r"has schema 2, written by a newer version \(or damaged: sweep.copy.json is a copy of it\); .* up to 1",
+        r"has schema 2, written by a newer version \(or is corrupted: sweep.copy.json is a copy of it\); .* up to 1",
     ),
-    "no schema": (write("sweep.json", b"{}"), "states no schema number"),
-    "a strange schema": (write("sweep.json", b'{"schema": true}'), "states no schema number"),
+    "no schema": (write("sweep.json", b"{}"), "has no schema number"),
+    "a strange schema": (write("sweep.json", b'{"schema": true}'), "has no schema number"),
     "no JSON": (write("sweep.json", b'{"schema": 1,'), "sweep.json is not readable JSON"),
     "not text": (write("sweep.json", b"\xff\xfe\x00"), "sweep.json is not readable JSON"),
     "a list": (write("sweep.json", b"[1]"), "is JSON, but not an object"),
     "empty": (write("sweep.json", b""), "is not readable JSON"),
-    "edited": (change("sweep.json", b"5.0", b"9.0"), "does not match its own checksum: .* put sweep.copy.json in its"),
+    "edited": (
+        change("sweep.json", b"5.0", b"9.0"),
+        "does not match its own checksum: .* replace it with sweep.copy.json",
+    ),
     "a folder": (lambda folder: (folder / "sweep.json").mkdir(), "cannot be read: Is a directory"),
 }
 
@@ -101,7 +102,7 @@ def test_a_reader_of_nothing_finds_nothing(tmp_path: Path) -> None:
     assert reader.trials() == {}
     assert len(reader.rows()) == 0
     assert reader.rows().schema.equals(ROWS)
-    assert reader.done(TRIAL) == set()
+    assert reader.completed_documents(TRIAL) == set()
     assert reader.check() == []
     with pytest.raises(InputError, match=r"gsm8k\.parquet does not exist"):
         reader.documents("gsm8k")
@@ -135,7 +136,7 @@ def test_undamaged_rows_of_other_columns_are_refused_not_replaced(tmp_path: Path
         rows = writer.rows()
     path = tmp_path / "trials" / TRIAL / "rows.parquet"
     path.write_bytes(encode_table(rows.append_column("novel", [[1]])))
-    sentence = r"rows\.parquet is undamaged, but has other columns than this version writes"
+    sentence = r"rows\.parquet is intact, but has other columns than this version writes"
     with pytest.raises(InputError, match=sentence):
         Store(tmp_path).rows()
     with pytest.raises(InputError, match=sentence):

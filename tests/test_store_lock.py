@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.errors import StoreError
-from orchestrator.store.lock import FolderInUse, FolderLock, Holder, writer_of
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import StoreError, StoreWriter
+from orchestrator.store.lock import FolderInUse, FolderLock, LockHolder, active_writer
 from tests.store_fakes import TRIAL, make_rows, spec
 from tests.store_processes import PROCESSES, hold_lock, race_for_lock
 
@@ -32,7 +31,7 @@ def leave_lock(folder: Path, **changes: object) -> Path:
     """A lock file as another writer would have left it."""
     path = folder / "lock" / "000001.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**Holder.this_process().as_dict(), **changes}))
+    path.write_text(json.dumps({**LockHolder.this_process().as_dict(), **changes}))
     return path
 
 
@@ -43,12 +42,12 @@ def grow_old(path: Path, seconds: float) -> None:
 def test_a_folder_is_free_again_after_release(tmp_path: Path) -> None:
     for _ in range(3):
         lock = FolderLock.acquire(tmp_path)
-        holder = writer_of(tmp_path)
+        holder = active_writer(tmp_path)
         assert holder is not None
         assert holder.pid == os.getpid()
         lock.release()
         lock.release()
-        assert writer_of(tmp_path) is None
+        assert active_writer(tmp_path) is None
     assert len(list((tmp_path / "lock").iterdir())) == 1
 
 
@@ -74,18 +73,18 @@ def test_a_reused_process_number_does_not_keep_a_folder(tmp_path: Path) -> None:
 
 def test_a_writer_elsewhere_lives_as_long_as_it_gives_signs_of_life(tmp_path: Path) -> None:
     path = leave_lock(tmp_path, machine="another", host="node7", pid=5)
-    with pytest.raises(FolderInUse, match=r"process 5 on node7 .* gave a sign of life 0 s ago; wait .* 60 s"):
+    with pytest.raises(FolderInUse, match=r"process 5 on node7 .* last heartbeat was 0 s ago; wait .* 60 s"):
         FolderLock.acquire(tmp_path)
     grow_old(path, 50)
-    with pytest.raises(FolderInUse, match=r"sign of life 5[01] s ago"):
+    with pytest.raises(FolderInUse, match=r"heartbeat was 5[01] s ago"):
         FolderLock.acquire(tmp_path)
     grow_old(path, 70)
-    assert writer_of(tmp_path) is None
+    assert active_writer(tmp_path) is None
     FolderLock.acquire(tmp_path).release()
 
 
 def test_signs_of_life_are_given(tmp_path: Path) -> None:
-    lock = FolderLock.acquire(tmp_path, stale=0.3)
+    lock = FolderLock.acquire(tmp_path, stale_seconds=0.3)
     path = tmp_path / "lock" / "000001.json"
     grow_old(path, 100)
     deadline = time.monotonic() + 20
@@ -123,7 +122,7 @@ def test_who_was_taken_for_dead_writes_no_more(tmp_path: Path) -> None:
     writer.write_request({"sweep": "x"})
     attempt = writer.begin(spec(), {})
     (path,) = (tmp_path / "lock").iterdir()
-    path.write_text(json.dumps({**Holder.this_process().as_dict(), "machine": "another"}))
+    path.write_text(json.dumps({**LockHolder.this_process().as_dict(), "machine": "another"}))
     grow_old(path, 70)
     other = StoreWriter(tmp_path)
     with pytest.raises(StoreError, match="another process has taken over"):
@@ -201,7 +200,7 @@ def test_a_slow_taker_that_wakes_up_late_steps_back(tmp_path: Path) -> None:
     before = sorted((tmp_path / "lock").iterdir())
     assert locks._create(tmp_path / "lock", 2) is None
     assert sorted((tmp_path / "lock").iterdir()) == before
-    assert not held.lost()
+    assert not held.is_lost()
     held.release()
 
 

@@ -11,9 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from orchestrator.store import Store
-from orchestrator.store.errors import StoreError
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import Store, StoreError, StoreWriter
 from tests.store_fakes import CrashingDisk, PowerCut, found, make_rows, spec
 
 TRIALS = ("aa", "bb")
@@ -107,9 +105,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.maybe = dict.fromkeys(new, self.mark)
 
         def act() -> None:
-            assert self.writer.append(trial_id, attempt, batch) == len(new)
+            assert len(self.writer.append(trial_id, attempt, batch)) == len(new)
             self.rows |= self.maybe
-            assert self.writer.append(trial_id, attempt, batch) == 0
+            assert len(self.writer.append(trial_id, attempt, batch)) == 0
 
         self.survive(calls, act)
 
@@ -127,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(trial_id=TRIAL, calls=CALLS)
     def fail(self, trial_id: str, calls: int | None) -> None:
-        with pytest.raises(StoreError, match="has no row for 1 documents, elsewhere the first"):
+        with pytest.raises(StoreError, match="has no row for 1 documents, the first is elsewhere"):
             self.writer.finish(trial_id, {}, [*self.done(trial_id), "elsewhere"])
         self.survive(calls, lambda: self.writer.fail(trial_id, "out of memory"))
 
@@ -154,7 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
         kept = found(self.reader.rows())
         assert kept.items() <= self.maybe_rows.items()
         assert {key for key in self.maybe_rows.keys() - kept.keys() if key[0] != path.parent.name} == set()
-        assert any(bytes(data) == other.read_bytes() for other in (self.folder / "set-aside").glob("*/*"))
+        assert any(bytes(data) == other.read_bytes() for other in (self.folder / "quarantine").glob("*/*"))
         self.rows = kept
         if path.name == "trial.json":  # it alone knew of attempts that had no row yet
             stated = self.reader.rows([path.parent.name], ["attempt"])["attempt"].to_pylist()
@@ -175,7 +173,11 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def same_documents_done(self) -> None:
         for trial_id in TRIALS:
-            assert sorted(self.writer.done(trial_id)) == sorted(self.reader.done(trial_id)) == self.done(trial_id)
+            assert (
+                sorted(self.writer.completed_documents(trial_id))
+                == sorted(self.reader.completed_documents(trial_id))
+                == self.done(trial_id)
+            )
 
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]

@@ -13,10 +13,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from orchestrator.store import Store
-from orchestrator.store.atomic import Disk
-from orchestrator.store.errors import RowsLost, StoreError
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import RowsLost, Store, StoreError, StoreWriter
+from orchestrator.store.files import Disk
 from sampler.errors import InputError
 from tests.store_fakes import TRIAL, CrashingDisk, PowerCut, found, make_documents, make_rows, spec
 
@@ -45,7 +43,7 @@ def test_rows_facts_and_documents_come_back(tmp_path: Path) -> None:
         documents = make_documents(DOCS)
         writer.write_documents("gsm8k", documents)
         fill(writer, DOCS)
-        assert writer.counts() == {TRIAL: 4}
+        assert writer.row_counts() == {TRIAL: 4}
         writer.finish(TRIAL, {"peak_memory": 5, "tally": {"correct": 4}}, DOCS[::-1])
         reader = Store(tmp_path)
         assert reader.documents("gsm8k").equals(documents, check_metadata=True)
@@ -86,9 +84,9 @@ def test_a_late_row_of_a_finished_trial_makes_it_unfinished(tmp_path: Path) -> N
     with new_sweep(tmp_path) as writer:
         fill(writer, DOCS[:2])
         writer.finish(TRIAL, {"tally": {"documents": 2}}, DOCS[:2])
-        assert writer.append(TRIAL, 0, make_rows(DOCS[:2])) == 0
+        assert len(writer.append(TRIAL, 0, make_rows(DOCS[:2]))) == 0
         assert writer.trials()[TRIAL]["status"] == "finished"
-        assert writer.append(TRIAL, 0, make_rows(DOCS[:3])) == 1
+        assert len(writer.append(TRIAL, 0, make_rows(DOCS[:3]))) == 1
         facts = writer.trials()[TRIAL]
         assert (facts["status"], facts["tally"]) == ("running", None)
 
@@ -149,7 +147,7 @@ def test_the_power_may_go_at_every_call(tmp_path: Path, seed: int) -> None:
         assert acknowledged.items() <= left.items(), cut
         assert set(left.values()) <= {1}, cut
         with StoreWriter(folder, disk=disk) as again:
-            assert all(damage.torn for damage in again.damage.values()), cut
+            assert all(damage.torn for damage in again.corrupted.values()), cut
             assert marks(folder) == left, cut
             tell_story(again, left, mark=2)
         assert marks(folder) == left, cut
@@ -195,9 +193,9 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, cut_fai
     with pytest.raises(StoreError, match="No space left"):
         writer.begin(spec("other"), {})
     assert marks(tmp_path) == dict.fromkeys(DOCS[:2], 7)
-    assert writer.done(TRIAL) == set(DOCS[:2])
+    assert writer.completed_documents(TRIAL) == set(DOCS[:2])
     disk.full = False
-    assert writer.append(TRIAL, attempt, make_rows(["d2", "d3"], tokens=9)) == 2
+    assert len(writer.append(TRIAL, attempt, make_rows(["d2", "d3"], tokens=9))) == 2
     writer.finish(TRIAL, {}, DOCS)
     assert marks(tmp_path) == {"d0": 7, "d1": 7, "d2": 9, "d3": 9}
     writer.close()
@@ -305,13 +303,13 @@ def test_a_damaged_file_is_named_set_aside_and_only_its_rows_are_gone(
     assert found(reader.rows()) == left
     facts = reader.trials()
     assert [facts[trial_id]["trial"] for trial_id in ("aa", "bb")] == [spec("aa"), spec("bb")]
-    assert list(reader.damage) == [tmp_path / name]
+    assert list(reader.corrupted) == [tmp_path / name]
     (sentence,) = reader.check()
     assert sentence.startswith(str(tmp_path / name))
     assert (tmp_path / name).read_bytes() == data, "a reader changed something"
     with StoreWriter(tmp_path) as writer:
-        assert list(writer.damage) == [tmp_path / name]
-        assert [path.read_bytes() for path in tmp_path.glob("set-aside/*/*")] == [data]
+        assert list(writer.corrupted) == [tmp_path / name]
+        assert [path.read_bytes() for path in tmp_path.glob("quarantine/*/*")] == [data]
         assert found(writer.rows()) == left
         assert writer.check() == []
         for trial_id in ("aa", "bb"):
@@ -328,7 +326,7 @@ def test_a_rebuilt_trial_knows_its_attempts(tmp_path: Path) -> None:
     change_byte(tmp_path / "trials" / TRIAL / "trial.json", 0.5)
     with StoreWriter(tmp_path) as writer:
         assert len(writer.trials()[TRIAL]["attempts"]) == 2
-        assert writer.append(TRIAL, 3, make_rows(["d2"], attempt=3)) == 1  # begun, but not a row was there to tell
+        assert len(writer.append(TRIAL, 3, make_rows(["d2"], attempt=3))) == 1  # begun, but not a row was there to tell
         assert writer.begin(spec(), {}) == 4
 
 
@@ -338,9 +336,9 @@ def test_a_missing_table_is_noticed(tmp_path: Path) -> None:
         writer.finish(TRIAL, {}, DOCS)
     (tmp_path / "trials" / TRIAL / "rows.parquet").unlink()
     (sentence,) = Store(tmp_path).check()
-    assert sentence.endswith("rows.parquet should have 4 rows by trial.json, but 0 are there")
+    assert sentence.endswith("rows.parquet should have 4 rows according to trial.json, but has 0")
     with StoreWriter(tmp_path) as writer:
-        assert [damage.problem for damage in writer.damage.values()] == ["is missing"]
+        assert [damage.problem for damage in writer.corrupted.values()] == ["is missing"]
         assert writer.trials()[TRIAL]["status"] == "running"
 
 
@@ -348,14 +346,14 @@ def test_rows_damaged_while_the_trial_runs_are_lost_aloud(tmp_path: Path) -> Non
     with new_sweep(tmp_path) as writer:
         fill(writer, DOCS)
         change_byte(tmp_path / "trials" / TRIAL / "rows-0.arrows", 0.6)
-        with pytest.raises(RowsLost, match=r"2 rows of .* are to be made again: .*rows-0\.arrows"):
+        with pytest.raises(RowsLost, match=r"2 rows of .* must be made again: .*rows-0\.arrows"):
             writer.finish(TRIAL, {}, DOCS)
-        assert list(writer.damage) == [tmp_path / "trials" / TRIAL / "rows-0.arrows"]
-        assert writer.done(TRIAL) == set(DOCS[:2])
+        assert list(writer.corrupted) == [tmp_path / "trials" / TRIAL / "rows-0.arrows"]
+        assert writer.completed_documents(TRIAL) == set(DOCS[:2])
         writer.append(TRIAL, 0, make_rows(DOCS, tokens=9))
         writer.finish(TRIAL, {}, DOCS)
         assert marks(tmp_path) == {"d0": 7, "d1": 7, "d2": 9, "d3": 9}
-        assert len(list(tmp_path.glob("set-aside/*/*"))) == 1
+        assert len(list(tmp_path.glob("quarantine/*/*"))) == 1
 
 
 def test_damaged_documents_are_set_aside_and_can_be_written_again(tmp_path: Path) -> None:
@@ -366,7 +364,7 @@ def test_damaged_documents_are_set_aside_and_can_be_written_again(tmp_path: Path
         Store(tmp_path).documents("gsm8k")
     assert len(Store(tmp_path).check()) == 1
     with StoreWriter(tmp_path) as writer:
-        assert len(writer.damage) == 1
+        assert len(writer.corrupted) == 1
         with pytest.raises(InputError, match="has no documents of gsm8k"):
             writer.documents("gsm8k")
         writer.write_documents("gsm8k", make_documents(DOCS))
@@ -382,9 +380,9 @@ def test_a_torn_end_is_no_damage_while_someone_writes(tmp_path: Path) -> None:
         assert Store(tmp_path).check() == []
         assert sorted(marks(tmp_path)) == DOCS
     (sentence,) = Store(tmp_path).check()
-    assert sentence == f"{path} batch 4 is cut short"
+    assert sentence == f"{path} batch 4 is truncated"
     with StoreWriter(tmp_path) as writer:
-        assert [str(damage) for damage in writer.damage.values()] == [sentence]
+        assert [str(damage) for damage in writer.corrupted.values()] == [sentence]
         assert sorted(marks(tmp_path)) == DOCS
 
 
@@ -407,8 +405,8 @@ def test_readers_see_every_row_while_trials_are_compacted(tmp_path: Path) -> Non
     while not ended.is_set():
         before = dict(acknowledged)
         reader = Store(tmp_path)
-        if not before.items() <= found(reader.rows()).items() or reader.damage:
-            problems.append((before, reader.damage))
+        if not before.items() <= found(reader.rows()).items() or reader.corrupted:
+            problems.append((before, reader.corrupted))
     thread.join()
     assert problems == []
     assert len(marks(tmp_path)) == 36
@@ -445,4 +443,4 @@ def test_rows_that_come_while_their_trial_is_finished_are_kept(tmp_path: Path) -
         for thread in threads:
             thread.join()
         assert sorted(marks(tmp_path)) == sorted(docs)
-        assert writer.done(TRIAL) == set(docs)
+        assert writer.completed_documents(TRIAL) == set(docs)

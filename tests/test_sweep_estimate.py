@@ -29,9 +29,8 @@ from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.prepared import Prepared, PreparedTask
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.store.schema import ROWS
-from orchestrator.store.sealed_parquet import encode_table
-from orchestrator.store.trial_folder import COPIED
+from orchestrator.store.files import encode_table
+from orchestrator.store.schema import ARROW_COPY, ROWS
 from sampler.config import ModelConfig
 from sampler.loading import find_model, load_model
 from tasks.catalog import CATALOG
@@ -94,7 +93,7 @@ def test_bytes_on_disk_are_of_the_right_size(tokens: int) -> None:
     with pa.ipc.new_stream(stream, ROWS) as writer:
         for one in rows:
             writer.write_batch(pa.RecordBatch.from_pylist([one], schema=ROWS))
-    file = encode_table(pa.Table.from_pylist(rows, schema=ROWS), COPIED)
+    file = encode_table(pa.Table.from_pylist(rows, schema=ROWS), ARROW_COPY.names)
     running = 50 * (ROW_WHILE_RUNNING + 2 * TOKEN * tokens)
     assert 0.3 * running < len(stream.getvalue()) < running
     assert len(file) < TRIAL + 50 * (ROW + TOKEN * tokens) < 8 * len(file)

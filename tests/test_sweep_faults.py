@@ -109,8 +109,8 @@ def test_rows_damaged_after_their_trial_ended_are_made_again_by_the_same_command
     os.kill(run.named("ray::Results"), signal.SIGKILL)
     text = run.wait()
     assert outcome(run.folder) == undisturbed
-    assert f"damaged and set aside: {path}" in text
-    assert (run.folder / "set-aside" / path.parent.name / path.name).exists()
+    assert f"corrupted and quarantined: {path}" in text
+    assert (run.folder / "quarantine" / path.parent.name / path.name).exists()
 
 
 def test_a_result_actor_that_comes_back_to_a_full_disk_says_so(
@@ -268,7 +268,6 @@ from orchestrator.running import environment
 environment.prepare(local=True)
 import time
 import ray
-from orchestrator.store.errors import StoreError
 
 @ray.remote
 def refuse():

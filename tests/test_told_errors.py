@@ -4,7 +4,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from orchestrator.running.driver import _failed_before_setup, describe
 from orchestrator.running.trainable import sentence
-from orchestrator.store.errors import StoreError
+from orchestrator.store import StoreError
 
 
 def test_an_error_of_another_actor_is_its_cause() -> None:

@@ -17,15 +17,14 @@ from simulated_sweep import Simulation, write_sweep
 from orchestrator.report.write import write_report
 from orchestrator.running import uploader
 from orchestrator.running.uploader import Uploader, UploadIncomplete, finish_upload
-from orchestrator.store import Store
-from orchestrator.store.remote_copy import RemoteCopy, open_copy
-from orchestrator.store.remote_folder import CopyFailed, RemoteFolder
-from orchestrator.store.sealed_parquet import hash_file
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import Store, StoreWriter
+from orchestrator.store.files import hash_file
+from orchestrator.store.remote_folder import RemoteFolder, UploadFailed
+from orchestrator.store.upload import RemoteCopy, open_remote_copy
 from sampler.errors import InputError
 from tests.upload_processes import kill_upload
 
-NOT_COPIED = ("lock", "set-aside", "slurm", "upload.jsonl", ".upload.jsonl")  # the last: of a killed process
+NOT_COPIED = ("lock", "quarantine", "slurm", "upload.jsonl", ".upload.jsonl")  # the last: of a killed process
 KILLS = 20
 
 
@@ -55,12 +54,12 @@ def small_sweep(folder: Path, documents: int = 28) -> MadeSweep:
 def run_trials(sweep: MadeSweep, count: int | None = None) -> None:
     with sweep.begin() as store:
         for trial in sweep.trials[:count]:
-            if len(store.done(trial.trial_id)) < len(sweep.wanted(trial)):
+            if len(store.completed_documents(trial.trial_id)) < len(sweep.wanted(trial)):
                 sweep.run(store, trial)
 
 
 def opened(url: str, folder: Path) -> RemoteCopy:
-    copy = open_copy(url, folder, dry_run=False, note=lambda _: None)
+    copy = open_remote_copy(url, folder, dry_run=False, note=lambda _: None)
     assert copy is not None
     return copy
 
@@ -148,13 +147,13 @@ def test_trials_that_have_changed_are_copied_again(url: str, tmp_path: Path, wri
     run_trials(extended)
     with StoreWriter(folder, disk=Unsynced()) as store:  # as --force does
         forced = extended.trials[0]
-        store.set_aside(forced.trial_id)
+        store.quarantine(forced.trial_id)
         extended.run(store, forced)
     upload(url, folder)
     assert remote_files(url) == local_files(folder)
     changed = {trial.trial_id for trial in extended.trials if trial.shard == 4} | {forced.trial_id}
     assert {name.split("/")[1] for name in written if name.startswith("trials/")} == changed
-    assert list((folder / "set-aside").iterdir()), "which stays here"
+    assert list((folder / "quarantine").iterdir()), "which stays here"
 
 
 def test_changed_rows_are_never_in_the_copy_with_the_old_trial_json(
@@ -169,7 +168,7 @@ def test_changed_rows_are_never_in_the_copy_with_the_old_trial_json(
 
     def refuse_facts(self: RemoteFolder, name: str, data: bytes) -> None:
         if name.endswith("trial.json"):
-            raise CopyFailed("no network")
+            raise UploadFailed("no network")
         write(self, name, data)
 
     with monkeypatch.context() as patch:
@@ -210,11 +209,11 @@ def test_a_new_machine_continues_from_the_copy(url: str, tmp_path: Path, written
     upload(url, here)
     written.clear()
     notes: list[str] = []
-    assert open_copy(url, there, dry_run=True, note=notes.append) is None
+    assert open_remote_copy(url, there, dry_run=True, note=notes.append) is None
     assert not there.exists()
-    copy = open_copy(url, there, dry_run=False, note=notes.append)
+    copy = open_remote_copy(url, there, dry_run=False, note=notes.append)
     assert copy is not None
-    assert ["would be fetched first" in notes[0], notes[1]] == [True, f"fetching the sweep from {copy.url}"]
+    assert ["would be downloaded first" in notes[0], notes[1]] == [True, f"downloading the sweep from {copy.url}"]
     assert local_files(there) == local_files(here)
     assert Store(there).check() == []
     assert not copy.copy_all().missing
@@ -236,7 +235,7 @@ def test_two_machines_take_turns(url: str, tmp_path: Path, monkeypatch: pytest.M
 
     def refuse_facts(self: RemoteFolder, name: str, data: bytes) -> None:
         if name.endswith("trial.json"):
-            raise CopyFailed("no network")
+            raise UploadFailed("no network")
         write(self, name, data)
 
     with monkeypatch.context() as patch:
@@ -268,7 +267,7 @@ def change(sweep: MadeSweep, number: int) -> MadeSweep:
     run_trials(sweep, 6 + number)
     with StoreWriter(sweep.folder, disk=Unsynced()) as store:
         for trial in sweep.trials[number % 4 : 6 : 2]:
-            store.set_aside(trial.trial_id)
+            store.quarantine(trial.trial_id)
             for _ in range(number % 2):
                 store.begin(trial.as_dict(), {})  # its rows then say that they are of a later attempt
             sweep.run(store, trial)
@@ -292,7 +291,7 @@ def check_continues(url: str, folder: Path, expected: dict[tuple[str, str], dict
     rows = rows_of(folder)
     assert rows.items() <= expected.items()
     with StoreWriter(folder, disk=Unsynced()) as store:
-        assert store.damage == {}
+        assert store.corrupted == {}
     run_trials(small_sweep(folder, documents=30))
     assert rows_of(folder) == expected
     shutil.rmtree(folder)
@@ -327,7 +326,7 @@ def test_a_fetch_killed_20_times_is_complete_in_the_end(url: str, tmp_path: Path
             continue
         killed += 1
         if (there / "fetching.json").exists():
-            with pytest.raises(InputError, match="holds a part of a sweep whose copy was being fetched; repeat the"):
+            with pytest.raises(InputError, match="holds a partly downloaded sweep; repeat the"):
                 StoreWriter(there)
         else:
             assert not there.exists() or Store(there).read_request() is None or local_files(there) == local_files(here)
@@ -399,7 +398,7 @@ def test_what_is_refused_before_a_run(url: str, tmp_path: Path) -> None:
     request = json.loads((other / "sweep.json").read_text())
     with StoreWriter(other) as store:
         store.write_request({**{key: request[key] for key in request if key != "check"}, "sweep": "another-1"})
-    with pytest.raises(InputError, match=r"/copies/s holds the sweep made-01234567, and .*/other/s is another-1; use"):
+    with pytest.raises(InputError, match=r"/copies/s holds the sweep made-01234567, but .*/other/s is another-1; use"):
         opened(url, other)
     system, root = fs.FileSystem.from_uri(url)
     with system.open_output_stream(f"{root}/s/sweep.json") as file:
@@ -418,7 +417,7 @@ def test_urls_that_cannot_be_used(s3: S3Server, tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv(name, value)
     folder = tmp_path / "results" / "s"
     for url, sentence in (
-        (f"file://{tmp_path}/results", "is the sweep's own folder; name another place"),
+        (f"file://{tmp_path}/results", "is the sweep's own folder; use another URL"),
         (f"file://{tmp_path}/results/s", "is the sweep's own folder"),
         (s3.url("no-such-bucket/x"), "--upload s3://no-such-bucket/x/s cannot be used: .*NO_SUCH_BUCKET.*; check the"),
         ("s3://bucket/x?region=us-east-1&color=red", "cannot be opened: Unexpected query parameter in S3 URI: 'color'"),

@@ -60,7 +60,7 @@ def test_a_killed_sweep_continues_here_and_from_its_copy(case: Path, tmp_path: P
     there.until(lambda: Store(there.folder).trial_ids(), "fetched trials")
     copied = finished_in(url)
     text = there.wait()
-    assert "fetching the sweep from" in text
+    assert "downloading the sweep from" in text
     assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in text
     assert text.splitlines()[-1] == f"{url.partition('?')[0]}/s"
     assert remote_files(url) == local_files(there.folder)

@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from orchestrator.store.remote_copy import open_copy
 from orchestrator.store.remote_folder import RemoteFolder
+from orchestrator.store.upload import open_remote_copy
 
 PROCESSES = multiprocessing.get_context("forkserver")  # no fork of a process with threads, and imports only once
 PROCESSES.set_forkserver_preload(["tests.upload_processes"])
@@ -22,7 +22,7 @@ def upload(url: str, folder: Path, said: Connection, environment: dict[str, str]
     """Fetches or uploads everything there is, and announces each access to the remote folder before it begins."""
     os.environ.update(environment)  # the fork server has that of the first test
     _announce(said)
-    copy = open_copy(url, folder, dry_run=False, note=lambda _: None)
+    copy = open_remote_copy(url, folder, dry_run=False, note=lambda _: None)
     assert copy is not None
     outcome = copy.copy_all()
     assert not outcome.missing, outcome

@@ -12,7 +12,7 @@ from orchestrator.planning.plan import Plan
 from orchestrator.planning.prepared import Prepared
 from orchestrator.planning.request import combine, extension
 from orchestrator.running.worker import WorkerSettings
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import StoreWriter
 from sampler.errors import InputError
 from tasks.catalog import GENERATE
 
@@ -45,9 +45,9 @@ def set_up(prepared: Prepared, writer: StoreWriter, *, force: Sequence[str] | No
     known = writer.trials()
     again = _again(plan, known, force or prepared.settings.policies) if force is not None else ()
     trials = plan.unfinished({trial_id: facts for trial_id, facts in known.items() if trial_id not in again})
-    notices = [f"damaged and set aside: {damage}" for damage in writer.damage.values()]
+    notices = [f"corrupted and quarantined: {damage}" for damage in writer.corrupted.values()]
     if again:
-        notices.append(f"{len(again)} trials are run again; their old rows are in {writer.folder / 'set-aside'}")
+        notices.append(f"{len(again)} trials are run again; their old rows are in {writer.folder / 'quarantine'}")
     more = extension(stored, request) if trials and stored is not None else []
     notices += [f"extended by {'; '.join(more)}"] if more else []
     return SetUp(
@@ -63,7 +63,7 @@ def set_up(prepared: Prepared, writer: StoreWriter, *, force: Sequence[str] | No
 def write_down(prepared: Prepared, writer: StoreWriter, made: SetUp, *, arguments: Sequence[str]) -> None:
     """The folder is ready afterwards. Documents first: a request promises them."""
     for trial_id in made.again:
-        writer.set_aside(trial_id)
+        writer.quarantine(trial_id)
     limit = made.request["settings"]["limit"]
     for name, task in prepared.tasks.items():
         if not _has_documents(writer, name, len(task.within(limit))):

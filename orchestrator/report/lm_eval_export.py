@@ -198,7 +198,7 @@ def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
             written.append(target / model)
     if not written:
         raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
-    for damage in store.damage.values():
+    for damage in store.corrupted.values():
         print(LEFT_OUT.format(damage), file=sys.stderr)
     return written
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from orchestrator.analysis import COLUMNS, condense
 from orchestrator.analysis.trial_facts import SUMS
 from orchestrator.store import Store
-from orchestrator.store.trial_folder import TABLE, Damage
+from orchestrator.store.trial_files import ROWS_FILE, Corruption
 from sampler.errors import InputError
 
 A = TypeVar("A")
@@ -75,7 +75,7 @@ def _end_with_parent() -> None:
 
 TABLES = 64  # trials read at a time, before their rows are condensed
 NEEDED = (*COLUMNS, *SUMS, "node")
-Part = tuple[pa.Table, dict[Path, Damage]]
+Part = tuple[pa.Table, dict[Path, Corruption]]
 LEFT_OUT = "{}; what cannot be read of it is left out."
 SAME = (
     *("model", "model_revision", "depth", "dtype", "subset_size", "data", "sample", "fewshot", "chat_template"),
@@ -98,7 +98,7 @@ class Material:
     @property
     def damage(self) -> list[str]:
         """Of all that was read so far; texts are read last."""
-        found = [damage for store in self.stores for damage in store.damage.values()]
+        found = [damage for store in self.stores for damage in store.corrupted.values()]
         return [LEFT_OUT.format(damage) for damage in found]
 
 
@@ -137,8 +137,8 @@ def _read(folder: Path, mapped: Mapped) -> Material:
     trials = store.trials()  # meanwhile, where others read
     rows = join(store, parts)
     check_files(store, trials)
-    if not rows.num_rows and store.damage:
-        raise InputError(f"{next(iter(store.damage.values()))}, and {folder} has no other rows; continue the sweep")
+    if not rows.num_rows and store.corrupted:
+        raise InputError(f"{next(iter(store.corrupted.values()))}, and {folder} has no other rows; continue the sweep")
     if not rows.num_rows:
         raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
     tasks = rows["task"].unique().to_pylist()
@@ -156,9 +156,9 @@ def _read(folder: Path, mapped: Mapped) -> Material:
 def check_files(store: Store, trials: Mapping[str, Mapping[str, Any]]) -> None:
     """A trial that has ended has its rows, or a file that is damaged and told of; a file that is gone is refused."""
     for trial_id, facts in trials.items():
-        path = store.trial_folder(trial_id) / TABLE
+        path = store.trial_folder(trial_id) / ROWS_FILE
         ended = facts.get("status") == "finished" and facts.get("rows")
-        if ended and not path.exists() and not store.done(trial_id):
+        if ended and not path.exists() and not store.completed_documents(trial_id):
             raise InputError(f"{path} is missing: its trial ended with {ended} rows; restore it, or continue the sweep")
 
 
@@ -173,14 +173,14 @@ def join(store: Store, parts: Iterator[Part]) -> pa.Table:
     tables = []
     for table, damage in parts:
         tables.append(table)
-        store.damage.update(damage)
+        store.corrupted.update(damage)
     return pa.concat_tables(tables).unify_dictionaries()
 
 
 def _read_part(where: tuple[Path, Sequence[str]]) -> Part:
     folder, trial_ids = where
     store = Store(folder)
-    return condense(store.rows(trial_ids, NEEDED, verify=False).combine_chunks()), store.damage
+    return condense(store.rows(trial_ids, NEEDED, verify=False).combine_chunks()), store.corrupted
 
 
 def _same_identity(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

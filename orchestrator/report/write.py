@@ -23,7 +23,7 @@ from orchestrator.report.section import Section, beside, read_earlier, section
 from orchestrator.report.summaries import summaries
 from orchestrator.report.sweeps import gather, one_by_one, side_by_side
 from orchestrator.store import Store
-from orchestrator.store.atomic import DISK, make_folders, remove_quietly, write_file
+from orchestrator.store.files import DISK, make_folders, remove_quietly, write_file
 from sampler.errors import InputError
 
 PAGE = "report.html"

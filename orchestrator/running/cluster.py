@@ -33,7 +33,7 @@ from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TU
 from orchestrator.running.nodes import FailedSetup, Node, failure_sentences
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
-from orchestrator.store.errors import StoreError
+from orchestrator.store import StoreError
 from sampler.errors import InputError
 
 ROOM_SECONDS = 5.0

@@ -43,7 +43,7 @@ from orchestrator.running.trainable import (
     Watched,
     sentence,
 )
-from orchestrator.store.errors import StoreError
+from orchestrator.store import StoreError
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.view import SweepView, duration
 from sampler.errors import InputError
@@ -135,7 +135,7 @@ def run_all(plan: Plan, trials: Sequence[TrialSpec], *, results: Any, view: Swee
         unfinished, damage = _call(results.unfinished.remote())
         for found in damage:
             if found not in reported:
-                view.note(f"damaged and set aside: {found}")
+                view.note(f"corrupted and quarantined: {found}")
         reported.update(damage)
         trials = [trial for trial in plan.trials if trial.trial_id in unfinished and trial.trial_id not in not_done]
         if not trials:

@@ -18,8 +18,7 @@ from orchestrator.planning.grid import TrialKey, TrialSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.running.dashboard import SweepMetrics
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
-from orchestrator.store.errors import StoreError
-from orchestrator.store.writer import StoreWriter
+from orchestrator.store import StoreError, StoreWriter
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.stored import stored_tally
 from orchestrator.watching.tally import COLUMNS, trial_sums
@@ -127,7 +126,7 @@ class Results:
     def assign(self, key: TrialKey, worker: str) -> Assignment:
         """What is left to do of a trial, and how long to wait if an earlier attempt failed."""
         trial = self._by_key[key]
-        done = self._store.done(trial.trial_id)
+        done = self._store.completed_documents(trial.trial_id)
         with self._guard:
             self._worker_of[key] = worker
             self._warm.add(worker)  # already there, unless this actor was restarted since
@@ -145,13 +144,11 @@ class Results:
 
     def append(self, trial_id: str, attempt: int, batch: pa.RecordBatch) -> int:
         """How many rows were new; all of them are on disk."""
-        done = self._store.done(trial_id)
         new = self._store.append(trial_id, attempt, batch)
-        if new:
-            keep = pa.array([doc_id not in done for doc_id in batch.column("doc_id").to_pylist()])
+        if len(new):
             with self._guard:
-                self._tally.add(batch.filter(keep))
-        return new
+                self._tally.add(new)
+        return len(new)
 
     def finish(self, trial_id: str, facts: Mapping[str, Any]) -> None:
         sums = trial_sums(self._store.rows([trial_id], COLUMNS, verify=False))
@@ -171,7 +168,7 @@ class Results:
 
         A file that this actor, coming back, found damaged is one of a trial that Tune has seen end.
         """
-        damage = [str(damage) for damage in self._store.damage.values()]
+        damage = [str(damage) for damage in self._store.corrupted.values()]
         with self._guard:
             return sorted(self._trials.keys() - self._finished), damage
 

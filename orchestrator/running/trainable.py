@@ -16,7 +16,7 @@ from orchestrator.running.nodes import FailedSetup, Node
 from orchestrator.running.results import Assignment
 from orchestrator.running.rows import Account, RowContext
 from orchestrator.running.watchdog import Watchdog
-from orchestrator.store.errors import RowsLost, StoreError
+from orchestrator.store import RowsLost, StoreError
 from sampler.errors import InputError
 
 if TYPE_CHECKING:

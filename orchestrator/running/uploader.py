@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from orchestrator.store.errors import StoreError
-from orchestrator.store.remote_copy import RemoteCopy
+from orchestrator.store import StoreError
+from orchestrator.store.upload import RemoteCopy
 
 POLL_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0  # between tries of an upload that fails

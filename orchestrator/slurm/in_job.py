@@ -9,7 +9,7 @@ from random import sample
 from typing import Any
 
 from orchestrator.running import environment
-from orchestrator.store.lock import STALE_SECONDS, writer_of
+from orchestrator.store.lock import STALE_SECONDS, active_writer
 from sampler.errors import InputError
 
 FIRST_PORT = 10_000
@@ -63,7 +63,7 @@ def wait_until_ready(address: str, nodes: int, folder: Path) -> None:
     _wait_until(lambda: _alive(ray.nodes()) >= nodes, NODES_TIMEOUT_SECONDS)
     print(f"Ray on {_alive(ray.nodes())} of {nodes} nodes", flush=True)
     ray.shutdown()
-    _wait_until(lambda: writer_of(folder) is None, LOCK_TIMEOUT_SECONDS)
+    _wait_until(lambda: active_writer(folder) is None, LOCK_TIMEOUT_SECONDS)
 
 
 def _wait_until(reached: Callable[[], bool], seconds: float) -> None:

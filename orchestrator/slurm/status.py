@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.status import show
-from orchestrator.store import folder_checks
+from orchestrator.store.reader import SLURM_FOLDER, read_request
 from orchestrator.watching.overview import look
 from sampler.errors import InputError
 
@@ -38,7 +38,7 @@ def print_status(folder: Path) -> None:
             f"{folder} has no Slurm jobs: give the directory of a sweep that was submitted, such as results/demo"
         )
     print(*lines(jobs, queue([job.job for job in jobs])), "", sep="\n")
-    if folder_checks.read_request(folder) is None:
+    if read_request(folder) is None:
         print("the sweep has not begun")
         return
     overview = look(folder)
@@ -47,7 +47,7 @@ def print_status(folder: Path) -> None:
 
 def submitted(folder: Path) -> list[Submitted]:
     found = []
-    for path in sorted((folder / folder_checks.SLURM).glob("*.json")):
+    for path in sorted((folder / SLURM_FOLDER).glob("*.json")):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             found.append(Submitted(script=path.with_suffix(".sh"), job=str(record["job"]), at=str(record["submitted"])))

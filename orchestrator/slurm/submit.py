@@ -20,7 +20,8 @@ from orchestrator.planning.request import Request, adopt
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.slurm.flags import Submission
 from orchestrator.slurm.job import directives_of, script_of, seconds
-from orchestrator.store import Store, folder_checks
+from orchestrator.store import Store
+from orchestrator.store.reader import SLURM_FOLDER
 from sampler.errors import InputError
 from sampler.loading import find_model
 from sampler.tiny import BUNDLED_MODEL
@@ -39,7 +40,7 @@ def submit(submission: Submission) -> str:
         )
     check_sweep(submission.settings, submission.machine, Store(submission.folder).read_request())
     if submission.dry_run:
-        return _script(submission, submission.folder / folder_checks.SLURM / "001.sh")
+        return _script(submission, submission.folder / SLURM_FOLDER / "001.sh")
     token = RayToken.load_or_create()
     path = _new_script(submission)
     job_id = _sbatch(path, submission, token)
@@ -115,7 +116,7 @@ def _script(submission: Submission, path: Path) -> str:
 
 def _new_script(submission: Submission) -> Path:
     """Writes the script under the next free number."""
-    folder = submission.folder / folder_checks.SLURM
+    folder = submission.folder / SLURM_FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = [int(found[1]) for path in folder.iterdir() if (found := SCRIPT_NAME.fullmatch(path.name))]

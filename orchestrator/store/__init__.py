@@ -1,5 +1,7 @@
-"""A sweep's folder: rows on disk before they are acknowledged, and every damage noticed. Knows no Ray and no grids."""
+"""The sweep folder: rows are on disk before they are acknowledged, and every corruption is detected."""
 
+from orchestrator.store.files import RowsLost, StoreError
 from orchestrator.store.reader import Store
+from orchestrator.store.writer import StoreWriter
 
-__all__ = ["Store"]
+__all__ = ["RowsLost", "Store", "StoreError", "StoreWriter"]

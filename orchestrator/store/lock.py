@@ -1,12 +1,12 @@
-"""One writer per folder, and how to tell whether it still lives. Knows no sweeps.
+"""One writer per folder, and how to tell whether that writer is still alive.
 
-A folder `lock/` holds one small file per generation of writers: 000001.json, 000002.json, … The newest one counts. To
-take the folder one creates the next number, which the file system grants to exactly one; a number is never used again
-while it matters, because the newest file is only ever renamed (to .released), not removed. File locks are not used:
-network file systems do not keep them.
+The folder `lock/` holds one small file per generation of writers: 000001.json, 000002.json, … The newest one counts. A
+process takes the folder by creating the next number, which the file system grants to exactly one. Numbers are not
+reused while they matter: the newest file is only renamed (to .released), never removed. File locks are not used because
+network file systems do not support them reliably.
 
-A writer on this machine lives if the kernel has its process, with the same start time. One elsewhere lives if it has
-touched its file lately; both times come from the file system's clock, so the machines' clocks may differ.
+A writer on this machine is alive if its process exists and has the same start time. A writer on another machine is
+alive if it has touched its file recently; both times come from the file system, so the machines' clocks can differ.
 """
 
 import errno
@@ -17,50 +17,49 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sampler.errors import InputError
 
-NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-FOLDER = "lock"
+LOCK_FOLDER = "lock"
 STALE_SECONDS = 60.0
-BEATS = 6  # signs of life in that time
-TRIES = 50
+HEARTBEATS_PER_STALE_TIME = 6
+ACQUIRE_ATTEMPTS = 50
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class FolderInUse(InputError):
-    """Another living process writes to the folder."""
+    """Another live process writes to the folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """Who wrote a lock file; empty where it could not be read yet."""
+class LockHolder:
+    """The process that wrote a lock file; defaults if the file could not be read."""
 
     host: str = "?"
     pid: int = 0
-    start: str = ""  # of the process, in the kernel's ticks
-    machine: str = ""  # this boot of this machine, and the namespace the pid counts in
+    start: str = ""  # start time of the process, in kernel ticks
+    machine: str = ""  # this boot of the machine, and the pid's namespace
     since: str = "?"
 
     @classmethod
-    def this_process(cls) -> "Holder":
+    def this_process(cls) -> "LockHolder":
         now = datetime.now(UTC).isoformat(timespec="seconds")
         pid = os.getpid()
         return cls(host=socket.gethostname(), pid=pid, start=_start_time(pid), machine=_machine(), since=now)
 
     @classmethod
-    def read(cls, path: Path) -> "Holder":
+    def read(cls, path: Path) -> "LockHolder":
         try:
-            value = json.loads(path.read_bytes())
-            return cls(**value)
-        except (ValueError, TypeError, OSError):  # half-written, damaged, or gone
+            return cls(**json.loads(path.read_bytes()))
+        except (ValueError, TypeError, OSError):  # incomplete, corrupted or gone
             return cls()
 
     def as_dict(self) -> Mapping[str, Any]:
-        return {name: getattr(self, name) for name in ("host", "pid", "start", "machine", "since")}
+        return asdict(self)
 
 
 def _machine() -> str:
@@ -68,11 +67,11 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return ""  # no Linux: only signs of life count
+        return ""  # not Linux: only heartbeats count
 
 
 def _start_time(pid: int) -> str:
-    """Empty for a process that is not there or has ended without being reaped."""
+    """Empty for a process that does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -81,13 +80,12 @@ def _start_time(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def _generations(folder: Path) -> list[tuple[int, Path]]:
-    found = ((path.name.partition(".")[0], path) for path in folder.iterdir())
+def _generations(locks: Path) -> list[tuple[int, Path]]:
+    found = ((path.name.partition(".")[0], path) for path in locks.iterdir())
     return sorted((int(number), path) for number, path in found if number.isdigit())
 
 
-def _now(folder: Path) -> float:
-    """The file system's clock."""
+def _file_system_time(folder: Path) -> float:
     probe = folder / f".{uuid.uuid4().hex}.tmp"
     probe.touch()
     try:
@@ -96,102 +94,104 @@ def _now(folder: Path) -> float:
         probe.unlink()
 
 
-def _refusal(path: Path, now: float, stale: float) -> str | None:
-    """Why the folder cannot be taken, if the holder of this lock file lives."""
+def _refusal(path: Path, now: float, stale_seconds: float) -> str | None:
+    """Why the folder cannot be taken; None if the holder of this lock file is not alive."""
     if path.suffix == ".released":
         return None
     try:
         age = now - path.stat().st_mtime
     except FileNotFoundError:
-        return None  # released or taken over since; whoever tries for the next number will see
-    holder = Holder.read(path)
+        return None  # released or taken over since: creating the next number decides
+    holder = LockHolder.read(path)
     who = f"process {holder.pid} on {holder.host} has been writing to it since {holder.since}"
     if holder.machine and holder.machine == _machine():
-        lives = _start_time(holder.pid) == holder.start
-        return f"{who}; wait until it ends, or stop it (kill {holder.pid}) and repeat the command" if lives else None
-    if age >= stale:
+        alive = _start_time(holder.pid) == holder.start
+        return f"{who}; wait until it ends, or stop it (kill {holder.pid}) and repeat the command" if alive else None
+    if age >= stale_seconds:
         return None
     return (
-        f"{who} and gave a sign of life {max(age, 0):.0f} s ago; wait until it ends, or {stale:.0f} s after its death"
+        f"{who}, and its last heartbeat was {max(age, 0):.0f} s ago; wait until it ends, "
+        f"or {stale_seconds:.0f} s after it was killed"
     )
 
 
-def writer_of(folder: Path, *, stale: float = STALE_SECONDS) -> Holder | None:
-    """The living writer of a folder, if there is one; for readers, who change nothing and trust their own clock."""
+def active_writer(folder: Path, *, stale_seconds: float = STALE_SECONDS) -> LockHolder | None:
+    """The live writer of a folder, if any. For readers: writes nothing and uses the local clock."""
     try:
-        generations = _generations(folder / FOLDER)
+        generations = _generations(folder / LOCK_FOLDER)
     except FileNotFoundError:
         return None
-    if not generations or _refusal(generations[-1][1], time.time(), stale) is None:
+    if not generations or _refusal(generations[-1][1], time.time(), stale_seconds) is None:
         return None
-    return Holder.read(generations[-1][1])
+    return LockHolder.read(generations[-1][1])
 
 
 class FolderLock:
-    """Held from acquire to release, or until this process ends. A thread gives the signs of life."""
+    """Held from `acquire` to `release`, or until this process ends. A thread writes the heartbeats."""
 
-    def __init__(self, path: Path, number: int, handle: int, *, stale: float) -> None:
+    def __init__(self, path: Path, number: int, handle: int, *, stale_seconds: float) -> None:
         self._path = path
-        self._next = _path_of(path.parent, number + 1)
+        self._next = _lock_path(path.parent, number + 1)
         self._handle = handle
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, args=(stale / BEATS,), name="folder-lock", daemon=True)
+        self._released = threading.Event()
+        interval = stale_seconds / HEARTBEATS_PER_STALE_TIME
+        self._thread = threading.Thread(target=self._send_heartbeats, args=(interval,), name="folder-lock", daemon=True)
         self._thread.start()
 
     @classmethod
-    def acquire(cls, folder: Path, *, stale: float = STALE_SECONDS) -> "FolderLock":
-        """Takes an existing folder; FolderInUse, naming the holder, if another process that lives has it."""
-        locks = folder / FOLDER
+    def acquire(cls, folder: Path, *, stale_seconds: float = STALE_SECONDS) -> "FolderLock":
+        """Takes an existing folder; raises FolderInUse, with the holder, if another live process has it."""
+        locks = folder / LOCK_FOLDER
         locks.mkdir(exist_ok=True)
-        for _ in range(TRIES):
+        for _ in range(ACQUIRE_ATTEMPTS):
             newest = max(_generations(locks), default=None)
-            refusal = _refusal(newest[1], _now(locks), stale) if newest else None
+            refusal = _refusal(newest[1], _file_system_time(locks), stale_seconds) if newest else None
             if refusal is not None:
                 raise FolderInUse(f"{folder} is in use: {refusal}")
             number = newest[0] + 1 if newest else 1
             handle = _create(locks, number)
             if handle is not None:
                 _remove_older(locks, number)
-                return cls(_path_of(locks, number), number, handle, stale=stale)
-        raise FolderInUse(f"{folder} is in use: others keep taking it; try again later")
+                return cls(_lock_path(locks, number), number, handle, stale_seconds=stale_seconds)
+        raise FolderInUse(f"{folder} is in use: other processes keep taking it; try again later")
 
-    def lost(self) -> bool:
-        """Whether someone took this process for dead (it was stopped, or cut off from the disk, for too long)."""
+    def is_lost(self) -> bool:
+        """Whether another process took over because this one was stopped, or cut off from the disk, for too long."""
         return self._next.exists() or not self._path.exists()
 
     def release(self) -> None:
-        if self._ended.is_set():
+        if self._released.is_set():
             return
-        self._ended.set()
+        self._released.set()
         self._thread.join()
-        if not self.lost():
+        if not self.is_lost():
             self._path.rename(self._path.with_suffix(".released"))
         os.close(self._handle)
 
-    def _beat(self, seconds: float) -> None:
-        while not self._ended.wait(seconds):
+    def _send_heartbeats(self, interval_seconds: float) -> None:
+        while not self._released.wait(interval_seconds):
             try:
-                os.utime(self._handle)  # by handle: never another's file
+                os.utime(self._handle)  # by handle: never the file of another process
             except OSError:
-                continue  # a disk that is away for a moment
+                continue  # the disk may come back
 
 
-def _path_of(locks: Path, number: int) -> Path:
+def _lock_path(locks: Path, number: int) -> Path:
     return locks / f"{number:06d}.json"
 
 
 def _create(locks: Path, number: int) -> int | None:
-    """The next lock file, if nobody else was faster. It appears with its content, also if this process is killed."""
-    path = _path_of(locks, number)
-    content = json.dumps(Holder.this_process().as_dict())
+    """Creates the next lock file with its content in one step; None if another process was faster."""
+    path = _lock_path(locks, number)
+    content = json.dumps(LockHolder.this_process().as_dict())
     draft = locks / f".{uuid.uuid4().hex}.tmp"
     try:
         draft.write_text(content, encoding="utf-8")
         os.link(draft, path)
     except FileExistsError:
         return None
-    except OSError as problem:
-        if problem.errno not in NO_HARD_LINKS:
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
             raise
         if not _create_without_link(path, content):
             return None
@@ -199,12 +199,12 @@ def _create(locks: Path, number: int) -> int | None:
         draft.unlink(missing_ok=True)
     if max(_generations(locks))[1] == path:
         return os.open(path, os.O_RDONLY)
-    path.unlink(missing_ok=True)  # so slow that this number had come, gone and been followed by others
+    path.unlink(missing_ok=True)  # so slow that this number was already taken, removed and followed by others
     return None
 
 
 def _create_without_link(path: Path, content: str) -> bool:
-    """For file systems without hard links; a process killed in it keeps others away until its lock is stale."""
+    """For file systems without hard links. A process killed here blocks others until its lock is stale."""
     try:
         file = path.open("x", encoding="utf-8")
     except FileExistsError:
@@ -212,7 +212,7 @@ def _create_without_link(path: Path, content: str) -> bool:
     try:
         with file:  # closed at once: a network file system shows it to others only then
             file.write(content)
-    except OSError:  # a full disk
+    except OSError:  # such as a full disk
         path.unlink(missing_ok=True)
         raise
     return True

@@ -1,17 +1,18 @@
-"""A sweep's folder as any process may read it, at any time, also while another writes. Changes nothing.
+"""Reads a sweep folder, at any time, also while another process writes to it. Never changes anything.
 
     sweep.json, sweep.copy.json    the request, twice
-    documents/<task>.parquet       question, choices and gold, once
-    trials/<trial_id>/trial.json   what the trial is, its status and attempts
-                      rows-<n>.arrows   rows as they came; one file per attempt and writer
-                      rows.parquet      all rows, when the trial has ended; of a small one in Arrow's form too
-    set-aside/                     damaged files, moved here and never deleted
-    lock/                          who writes
-    upload.jsonl                   which files are in the copy at --upload URL, and in which version
+    documents/<task>.parquet       questions, choices and gold answers
+    trials/<trial_id>/trial.json   the trial, its status and attempts
+                      rows-<n>.arrows   rows of a running trial; one segment per attempt and writer
+                      rows.parquet      all rows of a finished trial
+    quarantine/                    corrupted files and replaced trials; never deleted (older sweeps: set-aside/)
+    lock/                          the process that writes
+    upload.jsonl                   which versions of which files are in the copy at --upload URL
 
-Rows are the truth: what is done is what rows say. What is damaged is skipped and noted in `damage`.
+Rows are the truth: a document is done if it has a row. Corrupted files are skipped and listed in `Store.corrupted`.
 """
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,44 +21,56 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.store import folder_checks
-from orchestrator.store.errors import Damaged
-from orchestrator.store.lock import writer_of
-from orchestrator.store.schema import DOCUMENTS, ROWS
-from orchestrator.store.sealed_parquet import read_table, verify_table
-from orchestrator.store.trial_folder import FACTS, TABLE, Damage, is_compact, read_facts, read_rows, rebuild_facts
+from orchestrator.store.files import CorruptedFile, is_temporary, read_json, read_table, verify_table
+from orchestrator.store.lock import LOCK_FOLDER, active_writer
+from orchestrator.store.schema import DOCUMENTS, ROWS, SCHEMA_VERSION, select_fields
+from orchestrator.store.trial_files import (
+    ROWS_FILE,
+    TRIAL_FILE,
+    Corruption,
+    TrialRows,
+    is_merged,
+    read_rows,
+    read_trial_record,
+    rebuild_trial_record,
+)
 from sampler.errors import InputError
+
+REQUEST_FILE = "sweep.json"
+REQUEST_COPY = "sweep.copy.json"
+FETCHING_MARKER = "fetching.json"  # exists while the sweep is being downloaded into the folder
+SLURM_FOLDER = "slurm"  # job scripts and logs, created before the sweep starts
+QUARANTINE_FOLDER = "quarantine"
+QUARANTINE_FOLDERS = (QUARANTINE_FOLDER, "set-aside")  # the second: of versions before 2
 
 
 class Store:
-    """Reads one folder."""
+    """Reads one sweep folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.damage: dict[Path, Damage] = {}  # what was skipped so far
+        self.corrupted: dict[Path, Corruption] = {}  # files skipped so far
 
     def read_request(self) -> dict[str, Any] | None:
-        """sweep.json; None where no sweep has begun; InputError for a folder that cannot be used."""
-        return folder_checks.read_request(self.folder)
+        """The content of sweep.json; None for a folder without a sweep; InputError for a folder that cannot be used."""
+        return read_request(self.folder)
 
     def documents(self, task: str) -> pa.Table:
         path = self.documents_path(task)
         try:
             verify_table(path)
             return read_table(path, DOCUMENTS)
-        except FileNotFoundError as problem:
-            raise InputError(
-                f"{path} does not exist: the sweep in {self.folder} has no documents of {task}"
-            ) from problem
-        except Damaged as problem:
-            raise InputError(f"{path} {problem}; continuing the sweep writes it again") from problem
+        except FileNotFoundError as error:
+            raise InputError(f"{path} does not exist: the sweep in {self.folder} has no documents of {task}") from error
+        except CorruptedFile as error:
+            raise InputError(f"{path} {error}; continue the sweep to restore it") from error
 
     def documents_path(self, task: str) -> Path:
         assert task == Path(task).name, task
         return self.folder / "documents" / f"{task}.parquet"
 
     def trial_ids(self) -> list[str]:
-        """Folders named as a trial is; whatever else somebody put beside them is left alone."""
+        """The folders that are named like a trial; others are ignored."""
         try:
             with os.scandir(self.folder / "trials") as entries:
                 return sorted(entry.name for entry in entries if entry.name.isalnum() and entry.is_dir())
@@ -69,33 +82,40 @@ class Store:
         return self.folder / "trials" / trial_id
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """Each trial's trial.json. One that is damaged or missing is made from the trial's rows."""
-        found = ((trial_id, self.trial(trial_id)) for trial_id in self.trial_ids())
-        return {trial_id: facts for trial_id, facts in found if facts is not None}
+        """The content of each trial.json, by trial id."""
+        return dict(self.iter_trials())
+
+    def iter_trials(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each trial id with its trial.json, one at a time: fast and small also for 20,000 trials."""
+        trials = str(self.folder / "trials")
+        for trial_id in self.trial_ids():
+            try:
+                record: dict[str, Any] | None = read_trial_record(f"{trials}/{trial_id}")
+            except (OSError, CorruptedFile):
+                record = self.trial(trial_id)
+            if record is not None:
+                yield trial_id, record
 
     def trial(self, trial_id: str) -> dict[str, Any] | None:
+        """The content of trial.json, rebuilt from the trial's rows if it is corrupted or missing."""
         folder = self.trial_folder(trial_id)
         try:
-            return read_facts(folder)
+            return read_trial_record(folder)
         except FileNotFoundError:
             pass
-        except (Damaged, OSError) as problem:
-            self._note([Damage(path=folder / FACTS, problem=str(problem))])
-        reading = read_rows(folder)
-        self._note(reading.damage)
-        return rebuild_facts(reading.rows, finished=is_compact(folder))
+        except (CorruptedFile, OSError) as error:
+            self._add_corrupted([Corruption(path=folder / TRIAL_FILE, problem=str(error))])
+        return rebuild_trial_record(self._read_rows(trial_id).rows, finished=is_merged(folder))
 
-    def done(self, trial_id: str) -> set[str]:
-        """The documents that have a row."""
-        reading = read_rows(self.trial_folder(trial_id), ["doc_id"])
-        self._note(reading.damage)
-        return set(reading.rows["doc_id"].to_pylist())
+    def completed_documents(self, trial_id: str) -> set[str]:
+        """Ids of the documents that have a row."""
+        return set(self._read_rows(trial_id, ["doc_id"]).rows["doc_id"].to_pylist())
 
-    def counts(self) -> dict[str, int]:
-        """Rows of each trial; of finished ones as stated when they ended."""
+    def row_counts(self) -> dict[str, int]:
+        """Rows of each trial; for a finished trial as trial.json states."""
         return {
-            trial_id: facts["rows"] if facts["status"] == "finished" else len(self.done(trial_id))
-            for trial_id, facts in self.trials().items()
+            trial_id: record["rows"] if record["status"] == "finished" else len(self.completed_documents(trial_id))
+            for trial_id, record in self.iter_trials()
         }
 
     def rows(
@@ -106,13 +126,13 @@ class Store:
         where: pc.Expression | None = None,
         verify: bool = True,
     ) -> pa.Table:
-        """Rows of some or all trials, each (trial, document) once, columns in the schema's order.
+        """Rows of some or all trials, one per trial and document, columns in the schema's order.
 
-        `where` may only speak of the chosen columns. With verify=False, whole-file checksums are not read.
+        `where` can only use the chosen columns. verify=False skips the checksums of whole files.
         """
         tables = list(self.tables(trial_ids, columns, where=where, verify=verify))
-        names = [name for name in ROWS.names if columns is None or name in columns]
-        return pa.concat_tables([pa.schema([ROWS.field(name) for name in names], ROWS.metadata).empty_table(), *tables])
+        schema = ROWS if columns is None else select_fields(ROWS, columns)
+        return pa.concat_tables([schema.empty_table(), *tables])
 
     def tables(
         self,
@@ -122,49 +142,115 @@ class Store:
         where: pc.Expression | None = None,
         verify: bool = True,
     ) -> Iterator[pa.Table]:
-        """The same trial by trial, so that one trial's rows are in memory at a time."""
+        """The same trial by trial, with one trial's rows in memory at a time."""
         unknown = set(columns or ()) - set(ROWS.names)
         assert not unknown, unknown
         for trial_id in self.trial_ids() if trial_ids is None else trial_ids:
-            reading = read_rows(self.trial_folder(trial_id), columns, verify=verify)
-            self._note(reading.damage)
-            yield reading.rows if where is None else reading.rows.filter(where)
+            rows = self._read_rows(trial_id, columns, verify=verify).rows
+            yield rows if where is None else rows.filter(where)
+
+    def _read_rows(self, trial_id: str, columns: Sequence[str] | None = None, *, verify: bool = True) -> TrialRows:
+        found = read_rows(self.trial_folder(trial_id), columns, verify=verify)
+        self._add_corrupted(found.corrupted)
+        return found
+
+    def count_quarantined_files(self) -> int:
+        folders = (self.folder / name for name in QUARANTINE_FOLDERS)
+        return sum(path.is_file() for folder in folders for path in folder.rglob("*"))
 
     def check(self) -> list[str]:
-        """Reads every byte; a sentence for each file that is not as it was written."""
-        found = [damage for task in self._tasks() for damage in self._check_documents(task)]
+        """Reads every byte; returns a sentence for each corrupted file."""
+        found = [corruption for task in self._tasks() for corruption in self._check_documents(task)]
         for trial_id in self.trial_ids():
             found += self._check_trial(self.trial_folder(trial_id))
-        if writer_of(self.folder) is not None:
-            found = [damage for damage in found if not damage.torn]  # it is writing there now
-        self._note(found)
-        return [str(damage) for damage in found]
+        if active_writer(self.folder) is not None:
+            found = [corruption for corruption in found if not corruption.torn]  # being written now
+        self._add_corrupted(found)
+        return [str(corruption) for corruption in found]
 
-    def _check_trial(self, folder: Path) -> list[Damage]:
+    def _check_trial(self, folder: Path) -> list[Corruption]:
         try:
-            facts = read_facts(folder)
-            reading = read_rows(folder, ["doc_id"])
-            if read_facts(folder) != facts:
-                return self._check_trial(folder)  # written to meanwhile
+            record = read_trial_record(folder)
+            found = read_rows(folder, ["doc_id"])
+            if read_trial_record(folder) != record:
+                return self._check_trial(folder)  # changed meanwhile
         except FileNotFoundError:
-            return read_rows(folder, ["doc_id"]).damage
-        except Damaged as problem:
-            return [*read_rows(folder, ["doc_id"]).damage, Damage(path=folder / FACTS, problem=str(problem))]
-        if facts["status"] == "finished" and not reading.damage and facts["rows"] != len(reading.rows):
-            differs = f"should have {facts['rows']} rows by {FACTS}, but {len(reading.rows)} are there"
-            return [Damage(path=folder / TABLE, problem=differs)]
-        return reading.damage
+            return read_rows(folder, ["doc_id"]).corrupted
+        except CorruptedFile as error:
+            corruption = Corruption(path=folder / TRIAL_FILE, problem=str(error))
+            return [*read_rows(folder, ["doc_id"]).corrupted, corruption]
+        if record["status"] == "finished" and not found.corrupted and record["rows"] != len(found.rows):
+            problem = f"should have {record['rows']} rows according to {TRIAL_FILE}, but has {len(found.rows)}"
+            return [Corruption(path=folder / ROWS_FILE, problem=problem)]
+        return found.corrupted
 
     def _tasks(self) -> list[str]:
         return sorted(path.stem for path in (self.folder / "documents").glob("*.parquet"))
 
-    def _check_documents(self, task: str) -> list[Damage]:
+    def _check_documents(self, task: str) -> list[Corruption]:
         path = self.documents_path(task)
         try:
             verify_table(path)
-        except Damaged as problem:
-            return [Damage(path=path, problem=str(problem))]
+        except CorruptedFile as error:
+            return [Corruption(path=path, problem=str(error))]
         return []
 
-    def _note(self, damage: Iterable[Damage]) -> None:
-        self.damage.update((one.path, one) for one in damage if not one.torn)
+    def _add_corrupted(self, found: Iterable[Corruption]) -> None:
+        self.corrupted.update((one.path, one) for one in found if not one.torn)
+
+
+def read_request(folder: Path) -> dict[str, Any] | None:
+    """The content of sweep.json; None for a folder without a sweep; InputError for a folder that cannot be used."""
+    path = folder / REQUEST_FILE
+    if (folder / FETCHING_MARKER).exists():
+        raise InputError(
+            f"{folder} holds a partly downloaded sweep; repeat the command with its --upload to download the rest, "
+            "or delete the folder"
+        )
+    try:
+        request = read_json(path, checksum_required=False)
+    except FileNotFoundError:
+        _require_unused(folder)
+        return None
+    except NotADirectoryError as error:
+        raise InputError(f"{folder} is a file; a sweep needs a folder") from error
+    except CorruptedFile as error:
+        _require_known_schema(path, _stated_schema(path), f" (or is corrupted: {REQUEST_COPY} is a copy of it)")
+        raise InputError(f"{path} {error}; replace it with {REQUEST_COPY}, or use another folder") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    _require_known_schema(path, request.get("schema"))
+    return request
+
+
+def _stated_schema(path: Path) -> int:
+    """The version in a file whose checksum does not match, since a newer version may compute it in another way."""
+    try:
+        schema = json.loads(path.read_bytes())["schema"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return SCHEMA_VERSION
+    return schema if isinstance(schema, int) and schema > SCHEMA_VERSION else SCHEMA_VERSION
+
+
+def _require_known_schema(path: Path, schema: object, doubt: str = "") -> None:
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise InputError(f"{path} has no schema number: it does not belong to this project")
+    if schema > SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema {schema}, written by a newer version{doubt}; this version reads up to "
+            f"{SCHEMA_VERSION}: upgrade, or use another folder"
+        )
+
+
+def _require_unused(folder: Path) -> None:
+    """Accepts a folder that is missing, empty, or was abandoned before sweep.json was written."""
+    try:
+        names = {path.name for path in folder.iterdir() if not is_temporary(path.name)}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read: {error.strerror}") from error
+    allowed = {SLURM_FOLDER} | ({LOCK_FOLDER, "documents"} if LOCK_FOLDER in names else set())
+    if names - allowed:
+        some = ", ".join(sorted(names - allowed)[:3])
+        raise InputError(f"{folder} is not empty (it holds {some}) and has no {REQUEST_FILE}; use another folder")

@@ -1,68 +1,83 @@
-"""A folder in an object store (S3, Google Cloud Storage) or on a mounted disk, opened through pyarrow.fs.
+"""A folder in an object store (S3, Google Cloud Storage) or on a mounted disk, and the manifest of its files.
 
-A file appears under its name whole or not at all. Object stores guarantee that for one upload; on a disk the file is
-written under a temporary name, flushed and renamed.
+A file appears under its name completely or not at all. Object stores guarantee that for one upload; on a disk the file
+is written under a temporary name, synced and renamed.
+
+The manifest (upload.jsonl in the local folder) lists the files that are in the remote folder, and in which version. A
+line is appended after a file was copied, so it never lists more than the remote folder has. The remote folder names the
+manifest that last wrote to it; if that is another one, because the sweep was continued elsewhere, this one is ignored.
+Losing the manifest only costs another upload.
 """
 
+import hashlib
+import json
 import mimetypes
 import os
+import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
-from orchestrator.store.atomic import DISK, TEMPORARY, make_folders, write_file
-from orchestrator.store.errors import StoreError
+from orchestrator.store.files import DISK, TEMPORARY_SUFFIX, StoreError, make_folders, write_file
 from sampler.errors import InputError
 
-WRITE_TEST = f".write-test{TEMPORARY}"
-# Small files in one request instead of three. Google's client would retry for 15 minutes before it reports anything.
+MANIFEST_FILE = "upload.jsonl"
+WRITE_TEST_FILE = f".write-test{TEMPORARY_SUFFIX}"
+# S3: small files in one request instead of three. Google's client would retry for 15 minutes before it fails.
 DEFAULT_OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60"}
-LONGEST_REASON = 300  # characters
+MAX_REASON_CHARACTERS = 300
 
 
-class CopyFailed(StoreError):
-    """A file could not be copied; the message is the reason, which may go away."""
+class UploadFailed(StoreError):
+    """A file could not be copied; the message is the reason, which may be temporary."""
 
 
 class RemoteFolder:
-    """`url`/`name`. Methods may be called from several threads; they raise CopyFailed."""
+    """The folder `url`/`name`. Methods can be called from several threads; they raise UploadFailed."""
 
     def __init__(self, url: str, name: str) -> None:
-        """Opens it without writing; InputError where that is not possible."""
+        """Opens the folder without writing to it; raises InputError if that is not possible."""
         address, _, options = url.partition("?")
-        self.url = f"{address.rstrip('/')}/{name}"  # without options: this is what people are shown
+        self.url = f"{address.rstrip('/')}/{name}"  # without options, for messages
         self.identity = f"{self.url}?{options}"
         try:
-            self._system, root = fs.FileSystem.from_uri(_with_defaults(url))
-        except (NotImplementedError, pa.ArrowNotImplementedError) as problem:
-            kind = url.partition(":")[0]
+            self._system, root = fs.FileSystem.from_uri(_with_default_options(url))
+        except (NotImplementedError, pa.ArrowNotImplementedError) as error:
+            scheme = url.partition(":")[0]
             raise InputError(
-                f"--upload {self.url} cannot be opened: this pyarrow was built without {kind}:// support; "
+                f"--upload {self.url} cannot be opened: this pyarrow was built without {scheme}:// support; "
                 "install the wheel from PyPI"
-            ) from problem
-        except (OSError, pa.ArrowException) as problem:
-            raise InputError(f"--upload {self.url} cannot be opened: {_reason(problem)}") from problem
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"--upload {self.url} cannot be opened: {_reason(error)}") from error
         self._root = f"{root.rstrip('/')}/{name}"
         self.local = Path(self._root) if isinstance(self._system, fs.LocalFileSystem) else None
 
     def list(self) -> dict[str, int]:
-        """Sizes of all files, by their paths relative to the folder; empty where the folder does not exist."""
-        with _explained("list", self.url):
+        """Sizes of all files, by path relative to the folder; empty if the folder does not exist."""
+        with _reporting_errors("list", self.url):
             found = self._system.get_file_info(fs.FileSelector(self._root, recursive=True, allow_not_found=True))
         start = len(self._root) + 1
         return {entry.path[start:]: entry.size for entry in found if entry.type == fs.FileType.File}
 
     def read(self, name: str) -> bytes:
-        with _explained("read", f"{self.url}/{name}"), self._system.open_input_file(f"{self._root}/{name}") as file:
+        with (
+            _reporting_errors("read", f"{self.url}/{name}"),
+            self._system.open_input_file(f"{self._root}/{name}") as file,
+        ):
             data: bytes = file.read()
             return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Replaces a file. All bytes are given at once: closing an object after half of them would publish it."""
-        with _explained("write", f"{self.url}/{name}"):
+        """Replaces a file. All bytes are written at once: closing an object early would publish a part of it."""
+        with _reporting_errors("write", f"{self.url}/{name}"):
             if self.local is not None:
                 make_folders(DISK, (self.local / name).parent)
                 write_file(DISK, self.local / name, data)
@@ -73,32 +88,26 @@ class RemoteFolder:
                 file.write(data)
 
     def delete(self, name: str) -> None:
-        """A file that is gone already is no failure."""
-        with _explained("delete", f"{self.url}/{name}"), suppress(FileNotFoundError):
+        """Deletes a file if it exists."""
+        with _reporting_errors("delete", f"{self.url}/{name}"), suppress(FileNotFoundError):
             if self.local is not None:
                 (self.local / name).unlink()
             else:
                 self._system.delete_file(f"{self._root}/{name}")
 
     def check_writable(self) -> None:
-        """InputError unless files can be written and deleted there."""
+        """Raises InputError unless files can be written and deleted."""
         try:
-            self.write(WRITE_TEST, b"")
-            self.delete(WRITE_TEST)
-        except CopyFailed as problem:
+            self.write(WRITE_TEST_FILE, b"")
+            self.delete(WRITE_TEST_FILE)
+        except UploadFailed as error:
             raise InputError(
-                f"--upload {self.url} cannot be used: {problem}; check the address, the credentials in the environment "
+                f"--upload {self.url} cannot be used: {error}; check the address, the credentials in the environment "
                 "and their permissions"
-            ) from problem
+            ) from error
 
 
-def is_temporary(name: str) -> bool:
-    """Whether a file is what a killed writer left behind."""
-    last = PurePosixPath(name).name
-    return last.startswith(".") and last.endswith(TEMPORARY)
-
-
-def _with_defaults(url: str) -> str:
+def _with_default_options(url: str) -> str:
     address, _, options = url.partition("?")
     default = DEFAULT_OPTIONS.get(url.partition(":")[0], "")
     if default.partition("=")[0] not in options:
@@ -107,16 +116,128 @@ def _with_defaults(url: str) -> str:
 
 
 @contextmanager
-def _explained(what: str, where: str) -> Iterator[None]:
+def _reporting_errors(action: str, where: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException) as problem:
-        raise CopyFailed(f"cannot {what} {where}: {_reason(problem)}") from problem
+    except (OSError, pa.ArrowException) as error:
+        raise UploadFailed(f"cannot {action} {where}: {_reason(error)}") from error
 
 
-def _reason(problem: BaseException) -> str:
-    """One line; the libraries' messages hold no credentials, but some go on for pages."""
-    if isinstance(problem, OSError) and problem.strerror and problem.errno:
-        return os.strerror(problem.errno)
-    text = " ".join(str(problem).split())
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}…"
+def _reason(error: BaseException) -> str:
+    """One line: messages of the client libraries contain no credentials, but can be pages long."""
+    if isinstance(error, OSError) and error.strerror and error.errno:
+        return os.strerror(error.errno)
+    text = " ".join(str(error).split())
+    return text if len(text) <= MAX_REASON_CHARACTERS else f"{text[:MAX_REASON_CHARACTERS]}…"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileState:
+    """Changes whenever a file is replaced or appended to; known without reading the file."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileState":
+        return cls(size=status.st_size, mtime_ns=status.st_mtime_ns, inode=status.st_ino)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalFile:
+    """A file's bytes and the state they were read in. The store replaces files, so one handle sees one version."""
+
+    data: bytes
+    state: FileState
+
+    @classmethod
+    def read(cls, path: Path) -> "LocalFile":
+        with path.open("rb") as file:
+            state = FileState.of(os.fstat(file.fileno()))
+            return cls(data=file.read(), state=state)
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedFile:
+    """The version of a file that was copied last."""
+
+    state: FileState
+    sha256: str
+
+
+class UploadManifest:
+    """The manifest of one folder for one URL; another URL starts a new one. Can be used from several threads."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._path, self._url = folder / MANIFEST_FILE, url
+        self._guard = threading.Lock()
+        self.id = secrets.token_hex(8)
+        self._files = self._load()
+        self._rewritten = False  # by this process, so that all lines before an appended one are complete
+
+    def _load(self) -> dict[str, CopiedFile]:
+        files: dict[str, CopiedFile] = {}
+        with suppress(OSError):
+            entries = [_parse_line(line) for line in self._path.read_bytes().splitlines()]
+            if not entries or entries[0].get("url") != self._url:
+                return {}
+            self.id = str(entries[0].get("id"))
+            for entry in entries[1:]:
+                with suppress(KeyError, TypeError):
+                    name, sha256 = entry.pop("name"), entry.pop("sha256")
+                    files.pop(name, None)
+                    if sha256 is not None:
+                        files[name] = CopiedFile(state=FileState(**entry), sha256=sha256)
+        return files
+
+    def clear(self) -> None:
+        """Forgets all files: another process has written to the remote folder."""
+        self._files.clear()
+
+    def get(self, name: str) -> CopiedFile | None:
+        return self._files.get(name)
+
+    def names(self) -> list[str]:
+        with self._guard:
+            return list(self._files)
+
+    def record(self, name: str, file: LocalFile) -> None:
+        copied = CopiedFile(state=file.state, sha256=file.sha256)
+        with self._guard:
+            self._files[name] = copied
+            self._append(_format_line(name, copied))
+
+    def forget(self, name: str) -> None:
+        with self._guard:
+            if self._files.pop(name, None) is not None:
+                self._append(_format_line(name, None))
+
+    def _append(self, line: str) -> None:
+        """Rewrites the file the first time. A disk error only costs another upload."""
+        with suppress(OSError):
+            if self._rewritten:
+                with self._path.open("ab") as file:
+                    file.write(f"{line}\n".encode())
+            else:
+                first = json.dumps({"url": self._url, "id": self.id})
+                lines = [first, *(_format_line(name, copied) for name, copied in self._files.items())]
+                write_file(DISK, self._path, "".join(f"{line}\n" for line in lines).encode())
+                self._rewritten = True
+
+
+def _format_line(name: str, file: CopiedFile | None) -> str:
+    values = {"sha256": None} if file is None else {"sha256": file.sha256, **asdict(file.state)}
+    return json.dumps({"name": name, **values})
+
+
+def _parse_line(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:  # incomplete
+        return {}
+    return value if isinstance(value, dict) else {}

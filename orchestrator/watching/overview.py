@@ -15,16 +15,13 @@ from typing import Any
 from orchestrator.planning.grid import TrialSpec, configurations_of
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store import Store
-from orchestrator.store.errors import Damaged
-from orchestrator.store.lock import Holder, writer_of
+from orchestrator.store.lock import LockHolder, active_writer
 from orchestrator.store.schema import SCHEMA_VERSION
-from orchestrator.store.sealed_json import decode_object
-from orchestrator.store.trial_folder import FACTS, TABLE, segment_numbers, segment_path
+from orchestrator.store.trial_files import ROWS_FILE, segment_numbers, segment_path
 from orchestrator.watching.tally import COLUMNS, KEYS, Configuration, Sums, Tally, Totals
 from sampler.errors import InputError
 
 STATES = ("finished", "running", "unfinished", "failed", "pending")
-USUAL = 1 << 16  # bytes a trial.json stays under; a longer one is left to the store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +43,7 @@ class Overview:
     totals: tuple[Totals, ...]
     trials: Mapping[str, int]  # how many are in each of STATES
     failures: tuple[Failure, ...]
-    writer: Holder | None
+    writer: LockHolder | None
     damage: tuple[str, ...]
     set_aside: int  # files that were moved away, damaged or run again
     last_row: datetime | None
@@ -95,7 +92,7 @@ def look(folder: Path) -> Overview:
     store = Store(folder)
     request = store.read_request()
     if request is None:
-        writer = writer_of(folder)
+        writer = active_writer(folder)
         if writer is not None:
             raise InputError(f"{folder}: process {writer.pid} on {writer.host} prepares a sweep there; look again soon")
         raise InputError(f"{folder} holds no sweep: a folder with a sweep.json is expected, such as results/NAME")
@@ -112,7 +109,7 @@ class _Look:
             self._tasks: dict[str, Mapping[str, Any]] = {task: request["tasks"][task] for task in self._settings.tasks}
         except (KeyError, TypeError) as problem:
             raise InputError(f"{store.folder}/sweep.json lacks {problem}: it is no sweep's, or was edited") from None
-        self._writer = writer_of(store.folder)  # before the trials: what ends meanwhile is seen as ended
+        self._writer = active_writer(store.folder)  # before the trials: what ends meanwhile is seen as ended
         self._notes: list[str] = []
         self._shards = {task: self._shard_sizes(task) for task in self._tasks}
         self._last: float | None = None
@@ -127,7 +124,7 @@ class _Look:
         )
         failures = []
         known = {(*asdict(one).values(),): one for one in self._wanted()}  # made once, not for each trial
-        for trial_id, facts in self._facts():
+        for trial_id, facts in self._store.iter_trials():
             trial = facts["trial"]
             summed = self._summed(trial_id, facts)
             if summed is None:
@@ -147,8 +144,8 @@ class _Look:
             trials={**states, "pending": max(0, states["pending"])},
             failures=tuple(failures),
             writer=self._writer,
-            damage=(*self._notes, *map(str, self._store.damage.values())),
-            set_aside=sum(path.is_file() for path in (self._store.folder / "set-aside").rglob("*")),
+            damage=(*self._notes, *map(str, self._store.corrupted.values())),
+            set_aside=self._store.count_quarantined_files(),
             last_row=None if self._last is None else datetime.fromtimestamp(self._last, UTC),
         )
 
@@ -175,26 +172,12 @@ class _Look:
             size = self._settings.shard_size
             return Counter(number // size for number in range(self._tasks[task]["documents"]))
 
-    def _facts(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each trial.json, one at a time. There may be 20,000: plain calls, where the store is thorough."""
-        for trial_id in self._store.trial_ids():
-            try:
-                handle = os.open(f"{self._trials}/{trial_id}/{FACTS}", os.O_RDONLY)
-                try:
-                    facts: dict[str, Any] | None = decode_object(os.read(handle, USUAL))
-                finally:
-                    os.close(handle)
-            except (OSError, Damaged):
-                facts = self._store.trial(trial_id)  # which makes it from rows and notes the damage
-            if facts is not None:
-                yield trial_id, facts
-
     def _summed(self, trial_id: str, facts: Mapping[str, Any]) -> Sums | None:
         """What a finished trial says of itself, if that is of all its rows."""
         summed = facts.get("tally")
         if facts["status"] != "finished" or summed is None or summed["documents"] != facts["rows"]:
             return None
-        path = f"{self._trials}/{trial_id}/{TABLE}"
+        path = f"{self._trials}/{trial_id}/{ROWS_FILE}"
         if not self._seen(path):
             self._notes.append(f"{path} is missing")
         return Sums.from_json(summed)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from orchestrator.store.segments import read_segment
+from orchestrator.store.trial_files import read_segment
 
 LONGEST_TEAR = 2000  # bytes
 

@@ -136,7 +136,7 @@ class Scene:
         """Damage that no command has named, or that was not set aside."""
         problems = []
         for path, before in self.damaged:
-            if not list((self.folder / "set-aside" / path.parent.name).glob(f"{path.name}*")):
+            if not list((self.folder / "quarantine" / path.parent.name).glob(f"{path.name}*")):
                 problems.append(other(f"{path} was damaged and not set aside"))
             later = self.commands[before:]
             cut_short = bool(later) and later[0].code != 0 and "trials to run" not in later[0].text

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
 from orchestrator.planning.settings import SweepSettings, policies_of
-from orchestrator.store.atomic import Disk
+from orchestrator.store import StoreWriter
+from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
-from orchestrator.store.writer import StoreWriter
 from orchestrator.watching.tally import trial_sums
 from tools.scale.figure import Figure, spent_by
 

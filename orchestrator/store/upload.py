@@ -1,14 +1,14 @@
-"""Copies a sweep's folder to a URL while the sweep grows, and fetches it from there where the local folder is empty.
+"""Copies a sweep folder to a URL while the sweep runs, and downloads it from there if the local folder is empty.
 
-Copied are sweep.json, documents/, every finished trial and the report; not lock/, set-aside/ and slurm/. At every
+Copied are sweep.json, documents/, every finished trial and the report, but not lock/, quarantine/ and slurm/. At every
 moment the copy is a sweep that can be continued:
 
-- documents are copied before the sweep.json that promises them;
-- rows.parquet is copied before the trial.json that calls the trial finished. If rows change later, the copy's
-  trial.json is deleted first; a trial without trial.json is not fetched, and so runs again;
-- files that vanish locally are deleted from the copy last, and only those that this folder had copied.
+- documents are copied before the sweep.json that lists them;
+- rows.parquet is copied before the trial.json that calls the trial finished. If rows change later, the remote
+  trial.json is deleted first; a trial without trial.json is not downloaded and runs again;
+- files that no longer exist locally are deleted from the copy last, and only if they were copied from this folder.
 
-The local folder is only read, except for the manifest (upload.jsonl) and for a fetch into an unused folder.
+The local folder is only read, except for the manifest (upload.jsonl) and for a download into an unused folder.
 """
 
 import json
@@ -20,30 +20,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.store import folder_checks
-from orchestrator.store.atomic import DISK, make_folders, write_file
-from orchestrator.store.errors import Damaged
-from orchestrator.store.folder_checks import COPY, FETCHING, REQUEST
+from orchestrator.store.files import (
+    DISK,
+    CorruptedFile,
+    decode_json,
+    is_temporary,
+    make_folders,
+    remove_temporary_files,
+    write_file,
+)
 from orchestrator.store.lock import FolderLock
-from orchestrator.store.reader import Store
-from orchestrator.store.recovery import remove_leftovers
-from orchestrator.store.remote_folder import CopyFailed, RemoteFolder, is_temporary
-from orchestrator.store.sealed_json import decode_object
-from orchestrator.store.trial_folder import FACTS, SEGMENT, TABLE
-from orchestrator.store.upload_manifest import FileState, LocalFile, UploadManifest
+from orchestrator.store.reader import FETCHING_MARKER, REQUEST_COPY, REQUEST_FILE, Store, read_request
+from orchestrator.store.remote_folder import FileState, LocalFile, RemoteFolder, UploadFailed, UploadManifest
+from orchestrator.store.trial_files import ROWS_FILE, SEGMENT_NAME, TRIAL_FILE
 from sampler.errors import InputError
 
 PARALLEL_COPIES = 8
-OWNER = "uploader.json"  # in the copy only: the id of the manifest that wrote to it last
-PAGE = "report.html"  # last of the report: it speaks of the other files
+OWNER_FILE = "uploader.json"  # only in the copy: the id of the manifest that last wrote to it
+REPORT_PAGE = "report.html"  # copied after the files it refers to
 REPORT_FILES, REPORT_FOLDERS = ("results.md",), ("figures", "summaries")
 REQUEST_PART, REPORT_PART = "sweep.json and its documents", "the report"
-COPIED = (REQUEST, COPY, PAGE, *REPORT_FILES, "documents", "trials", *REPORT_FOLDERS)  # at the top of the folder
+COPIED_NAMES = (
+    REQUEST_FILE,
+    REQUEST_COPY,
+    REPORT_PAGE,
+    *REPORT_FILES,
+    "documents",
+    "trials",
+    *REPORT_FOLDERS,
+)  # at the top level
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyOutcome:
-    """What one pass could not copy, and why; nothing if the copy is up to date."""
+class UploadOutcome:
+    """What one pass could not copy, and why; empty if the copy is up to date."""
 
     missing: tuple[str, ...] = ()  # REQUEST_PART, trials/<id>, REPORT_PART
     problem: str = ""
@@ -56,60 +66,60 @@ class CopyOutcome:
 
 
 class RemoteCopy:
-    """The copy of one folder. One pass runs at a time, and copies several files at once."""
+    """The copy of one folder. One pass runs at a time and copies several files in parallel."""
 
     def __init__(self, folder: Path, remote: RemoteFolder, sizes: dict[str, int]) -> None:
         self.folder, self._remote, self._sizes = folder, remote, sizes
         self._manifest = UploadManifest(folder, remote.identity)
-        self._unfinished: dict[str, FileState] = {}  # trials, by the state of the trial.json that says so
+        self._unfinished: dict[str, FileState] = {}  # by trial id: the state of its trial.json
 
     @property
     def url(self) -> str:
         return self._remote.url
 
     def claim(self) -> None:
-        """Comes before everything else that is written to the copy."""
+        """Marks the copy as written by this folder; comes before all other writes."""
         owner = json.dumps({"id": self._manifest.id}).encode() + b"\n"
-        if OWNER not in self._sizes or self._remote.read(OWNER) != owner:
-            self._manifest.distrust()
-            self._remote.write(OWNER, owner)
+        if OWNER_FILE not in self._sizes or self._remote.read(OWNER_FILE) != owner:
+            self._manifest.clear()
+            self._remote.write(OWNER_FILE, owner)
 
     def fetch(self) -> int:
-        """Makes an unused local folder what the copy is; how many files were fetched. A killed fetch continues.
+        """Downloads the copy into an unused local folder; returns the number of files. A killed download continues.
 
-        sweep.json comes last, and until everything is there a marker keeps the folder from being used.
+        sweep.json comes last, and a marker file prevents the use of the folder until the download is complete.
         """
         make_folders(DISK, self.folder)
         lock = FolderLock.acquire(self.folder)
         try:
-            if not (self.folder / FETCHING).exists() and folder_checks.read_request(self.folder) is not None:
-                raise InputError(f"{self.folder} was begun by another process meanwhile; repeat the command")
+            if not (self.folder / FETCHING_MARKER).exists() and read_request(self.folder) is not None:
+                raise InputError(f"{self.folder} was started by another process meanwhile; repeat the command")
             for parent, _, _ in os.walk(self.folder):
-                remove_leftovers(Path(parent))
-            write_file(DISK, self.folder / FETCHING, json.dumps({"from": self.url}).encode() + b"\n")
+                remove_temporary_files(Path(parent))
+            write_file(DISK, self.folder / FETCHING_MARKER, json.dumps({"from": self.url}).encode() + b"\n")
             names = [name for name in self._fetchable() if not self._is_current(name, _state(self.folder / name))]
-            _each(self._fetch_file, [name for name in names if name not in (REQUEST, COPY)])
-            for name in (COPY, REQUEST):
+            _in_parallel(self._fetch_file, [name for name in names if name not in (REQUEST_FILE, REQUEST_COPY)])
+            for name in (REQUEST_COPY, REQUEST_FILE):
                 if name in names:
                     self._fetch_file(name)
-            (self.folder / FETCHING).unlink()
+            (self.folder / FETCHING_MARKER).unlink()
             DISK.sync_folder(self.folder)
             return len(names)
-        except OSError as problem:
-            raise InputError(f"{self.folder} cannot be written to: {problem.strerror or problem}") from problem
+        except OSError as error:
+            raise InputError(f"{self.folder} cannot be written to: {error.strerror or error}") from error
         finally:
             lock.release()
 
     def _fetchable(self) -> list[str]:
-        """Everything of the sweep, but for trials that the copy does not have whole."""
-        whole = {name.rpartition("/")[0] for name in self._sizes if name.endswith(f"/{FACTS}")}
+        """All files of the sweep, except those of trials that are incomplete in the copy."""
+        complete = {name.rpartition("/")[0] for name in self._sizes if name.endswith(f"/{TRIAL_FILE}")}
         return [
             name
             for name in self._sizes
-            if name.partition("/")[0] in COPIED
+            if name.partition("/")[0] in COPIED_NAMES
             and not is_temporary(name)
             and ".." not in name.split("/")
-            and (not name.startswith("trials/") or name.rpartition("/")[0] in whole)
+            and (not name.startswith("trials/") or name.rpartition("/")[0] in complete)
         ]
 
     def _fetch_file(self, name: str) -> None:
@@ -118,23 +128,23 @@ class RemoteCopy:
         write_file(DISK, path, self._remote.read(name))
         self._manifest.record(name, LocalFile.read(path))
 
-    def copy_finished(self, stopped: Callable[[], bool] = lambda: False) -> CopyOutcome:
-        """One pass over what is final while a sweep runs; `stopped` ends it early."""
+    def copy_finished(self, stopped: Callable[[], bool] = lambda: False) -> UploadOutcome:
+        """One pass over finished trials while a sweep runs; `stopped` ends it early."""
         changed = [trial_id for trial_id in Store(self.folder).trial_ids() if self._may_be_finished(trial_id)]
         return self._pass(changed, self._copy_finished_trial, stopped=stopped)
 
-    def copy_all(self) -> CopyOutcome:
-        """The last pass, when nobody writes to the folder any more: trials that failed and the report as well."""
+    def copy_all(self) -> UploadOutcome:
+        """The last pass, when nothing writes to the folder any more: includes failed trials and the report."""
         try:
             self._sizes = self._remote.list()
-        except CopyFailed as problem:
-            return CopyOutcome(missing=("everything that is new",), problem=str(problem))
+        except UploadFailed as error:
+            return UploadOutcome(missing=("all new files",), problem=str(error))
         known: dict[str, list[str]] = {}
         for name in self._manifest.names():
             known.setdefault(name.rpartition("/")[0], []).append(name)
 
         def copy_trial(trial_id: str) -> None:
-            self._copy_trial_as_it_is(trial_id, known.get(f"trials/{trial_id}", ()))
+            self._copy_whole_trial(trial_id, known.get(f"trials/{trial_id}", ()))
 
         return self._pass(Store(self.folder).trial_ids(), copy_trial, report=True)
 
@@ -145,8 +155,8 @@ class RemoteCopy:
         *,
         report: bool = False,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> CopyOutcome:
-        """Copies part by part until one fails: the others would wait for the same network."""
+    ) -> UploadOutcome:
+        """Copies part by part and stops at the first failure: the other parts need the same network."""
         trials = [f"trials/{trial_id}" for trial_id in trial_ids]
         left = dict.fromkeys([REQUEST_PART, *trials, *([REPORT_PART] if report else ())])
 
@@ -158,43 +168,43 @@ class RemoteCopy:
         try:
             self._copy_request()
             del left[REQUEST_PART]
-            _each(copy_and_count, trial_ids)
+            _in_parallel(copy_and_count, trial_ids)
             if report:
                 self._copy_report()
                 del left[REPORT_PART]
-        except (CopyFailed, OSError) as problem:
-            return CopyOutcome(missing=tuple(left), problem=str(problem))
-        return CopyOutcome(missing=tuple(left))
+        except (UploadFailed, OSError) as error:
+            return UploadOutcome(missing=tuple(left), problem=str(error))
+        return UploadOutcome(missing=tuple(left))
 
     def _copy_request(self) -> None:
-        """Read before the documents: those that it promises are then on disk."""
-        request = [(name, LocalFile.read(self.folder / name)) for name in (REQUEST, COPY)]
+        """sweep.json is read before the documents: all documents it lists are then on disk."""
+        request = [(name, LocalFile.read(self.folder / name)) for name in (REQUEST_FILE, REQUEST_COPY)]
         for name in _files_below(self.folder, "documents"):
             self._copy_file(name)
         for name, file in request:
             self._copy_if_changed(name, file)
 
     def _may_be_finished(self, trial_id: str) -> bool:
-        name = f"trials/{trial_id}/{FACTS}"
+        name = f"trials/{trial_id}/{TRIAL_FILE}"
         state = _state(self.folder / name)
         return state is not None and state != self._unfinished.get(trial_id) and not self._is_current(name, state)
 
     def _copy_finished_trial(self, trial_id: str) -> None:
-        """Of a trial that changes meanwhile nothing is copied: there will be another pass."""
+        """Skips a trial that changes meanwhile: there will be another pass."""
         folder = Store(self.folder).trial_folder(trial_id)
         try:
-            facts = LocalFile.read(folder / FACTS)
-            value = decode_object(facts.data)
-            if value["status"] != "finished":
-                self._unfinished[trial_id] = facts.state
+            record_file = LocalFile.read(folder / TRIAL_FILE)
+            record = decode_json(record_file.data)
+            if record["status"] != "finished":
+                self._unfinished[trial_id] = record_file.state
                 return
-            rows = LocalFile.read(folder / TABLE)
-        except (FileNotFoundError, Damaged):
+            rows = LocalFile.read(folder / ROWS_FILE)
+        except (FileNotFoundError, CorruptedFile):
             return
-        if rows.sha256 == value["sha256"]:
-            self._copy_trial(trial_id, {TABLE: rows, FACTS: facts})
+        if rows.sha256 == record["sha256"]:
+            self._copy_trial(trial_id, {ROWS_FILE: rows, TRIAL_FILE: record_file})
 
-    def _copy_trial_as_it_is(self, trial_id: str, known: Iterable[str]) -> None:
+    def _copy_whole_trial(self, trial_id: str, known: Iterable[str]) -> None:
         prefix = f"trials/{trial_id}"
         names = _files_below(self.folder, prefix)
         if any(not self._is_current(name, _state(self.folder / name)) for name in names):
@@ -207,21 +217,27 @@ class RemoteCopy:
     def _copy_trial(self, trial_id: str, files: Mapping[str, LocalFile]) -> None:
         """Rows first, trial.json last."""
         prefix = f"trials/{trial_id}"
-        if TABLE in files and f"{prefix}/{FACTS}" in self._sizes and not self._has(f"{prefix}/{TABLE}", files[TABLE]):
-            self._delete(f"{prefix}/{FACTS}")
-        for name in sorted(files, key=lambda name: (name == FACTS, SEGMENT.fullmatch(name) is not None, name)):
+        if (
+            ROWS_FILE in files
+            and f"{prefix}/{TRIAL_FILE}" in self._sizes
+            and not self._has(f"{prefix}/{ROWS_FILE}", files[ROWS_FILE])
+        ):
+            self._delete(f"{prefix}/{TRIAL_FILE}")
+        for name in sorted(
+            files, key=lambda name: (name == TRIAL_FILE, SEGMENT_NAME.fullmatch(name) is not None, name)
+        ):
             self._copy_if_changed(f"{prefix}/{name}", files[name])
 
     def _copy_report(self) -> None:
         names = [name for name in REPORT_FILES if (self.folder / name).exists()]
         names += [name for part in REPORT_FOLDERS for name in _files_below(self.folder, part)]
-        _each(self._copy_file, names)
-        if (self.folder / PAGE).exists():
-            self._copy_file(PAGE)
+        _in_parallel(self._copy_file, names)
+        if (self.folder / REPORT_PAGE).exists():
+            self._copy_file(REPORT_PAGE)
         for name in self._manifest.names():
             if name.partition("/")[0] in REPORT_FOLDERS and name not in names:
                 self._delete(name)
-        for name in [name for name in self._sizes if is_temporary(name)]:  # of uploads that were killed
+        for name in [name for name in self._sizes if is_temporary(name)]:  # left by killed uploads
             self._delete(name)
 
     def _copy_file(self, name: str) -> None:
@@ -236,12 +252,12 @@ class RemoteCopy:
             self._manifest.record(name, file)
 
     def _has(self, name: str, file: LocalFile) -> bool:
-        """Whether the copy has these bytes: this folder has copied them, and a file of their size is there."""
+        """Whether the copy has these bytes: they were copied from here, and the remote file has their size."""
         copied = self._manifest.get(name)
         return copied is not None and copied.sha256 == file.sha256 and self._sizes.get(name) == len(file.data)
 
     def _is_current(self, name: str, state: FileState | None) -> bool:
-        """Whether the copy has a file in this state, without reading the file."""
+        """The same for a file that has not been read, by its state."""
         copied = self._manifest.get(name)
         return copied is not None and copied.state == state and self._sizes.get(name) == copied.state.size
 
@@ -252,36 +268,38 @@ class RemoteCopy:
         self._manifest.forget(name)
 
 
-def open_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[str], None]) -> RemoteCopy | None:
-    """The copy at `url`/<name of the folder>, ready for uploads; fetched first if only the copy holds the sweep.
+def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[str], None]) -> RemoteCopy | None:
+    """The copy at `url`/<name of the folder>, ready for uploads; downloaded first if only the copy holds the sweep.
 
-    InputError where the URL cannot be used or holds something else. A dry run changes nothing, here and there.
+    Raises InputError if the URL cannot be used or holds something else. A dry run changes nothing and returns None.
     """
     remote = RemoteFolder(url, folder.name)
     _refuse_overlap(remote, folder)
     try:
         sizes = remote.list()
-        there = _remote_request(remote) if REQUEST in sizes else None
-    except CopyFailed as problem:
-        raise InputError(f"--upload {remote.url} cannot be used: {problem}") from problem
-    fetching = (folder / FETCHING).exists()
-    here = None if fetching else folder_checks.read_request(folder)
+        there = _remote_request(remote) if REQUEST_FILE in sizes else None
+    except UploadFailed as error:
+        raise InputError(f"--upload {remote.url} cannot be used: {error}") from error
+    fetching = (folder / FETCHING_MARKER).exists()
+    here = None if fetching else read_request(folder)
     _check_same_sweep(remote, folder, here, there, sizes)
     if fetching and there is None:
-        raise InputError(f"{folder} holds a part of a sweep, and {remote.url} has no {REQUEST}; delete the folder")
+        raise InputError(
+            f"{folder} holds a partly downloaded sweep, and {remote.url} has no {REQUEST_FILE}; delete the folder"
+        )
     if dry_run:
         if here is None and there is not None:
-            note(f"{remote.url} holds this sweep and would be fetched first; what follows does not count it")
+            note(f"{remote.url} holds this sweep and would be downloaded first; the figures below do not include it")
         return None
     copy = RemoteCopy(folder, remote, sizes)
     remote.check_writable()
     try:
         copy.claim()
         if here is None and there is not None:
-            note(f"fetching the sweep from {remote.url}")
+            note(f"downloading the sweep from {remote.url}")
             copy.fetch()
-    except CopyFailed as problem:
-        raise InputError(f"{problem}; repeat the command to try again") from problem
+    except UploadFailed as error:
+        raise InputError(f"{error}; repeat the command to try again") from error
     return copy
 
 
@@ -289,16 +307,14 @@ def _refuse_overlap(remote: RemoteFolder, folder: Path) -> None:
     if remote.local is not None:
         there, here = remote.local.resolve(), folder.resolve()
         if there == here or here in there.parents or there in here.parents:
-            raise InputError(f"--upload {remote.url} is the sweep's own folder; name another place")
+            raise InputError(f"--upload {remote.url} is the sweep's own folder; use another URL")
 
 
 def _remote_request(remote: RemoteFolder) -> dict[str, Any]:
     try:
-        return decode_object(remote.read(REQUEST), seal_required=False)
-    except Damaged as problem:
-        raise InputError(
-            f"--upload {remote.url}: its {REQUEST} {problem}; delete it there or use another URL"
-        ) from problem
+        return decode_json(remote.read(REQUEST_FILE), checksum_required=False)
+    except CorruptedFile as error:
+        raise InputError(f"--upload {remote.url}: its {REQUEST_FILE} {error}; delete it or use another URL") from error
 
 
 def _check_same_sweep(
@@ -310,13 +326,13 @@ def _check_same_sweep(
 ) -> None:
     if here is not None and there is not None and here.get("sweep") != there.get("sweep"):
         raise InputError(
-            f"--upload {remote.url} holds the sweep {there.get('sweep')}, and {folder} is {here.get('sweep')}; "
+            f"--upload {remote.url} holds the sweep {there.get('sweep')}, but {folder} is {here.get('sweep')}; "
             "use another URL or another --name"
         )
-    others = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents", OWNER})
+    others = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents", OWNER_FILE})
     if there is None and here is None and others:
         raise InputError(
-            f"--upload {remote.url} is not empty (it holds {', '.join(others[:3])}) and has no {REQUEST}; "
+            f"--upload {remote.url} is not empty (it holds {', '.join(others[:3])}) and has no {REQUEST_FILE}; "
             "use another URL or another --name"
         )
 
@@ -329,15 +345,15 @@ def _state(path: Path) -> FileState | None:
 
 
 def _files_below(folder: Path, part: str) -> list[str]:
-    """Files in a part of the folder, relative to the folder."""
+    """Paths of the files in a part of the folder, relative to the folder."""
     found = []
     for parent, _, names in os.walk(folder / part):
         found += [Path(parent, name).relative_to(folder).as_posix() for name in names if not is_temporary(name)]
     return sorted(found)
 
 
-def _each(act: Callable[[str], None], names: Sequence[str]) -> None:
-    """Acts on all names, several at a time; after the first failure, which is raised, no other is begun."""
+def _in_parallel(act: Callable[[str], None], names: Sequence[str]) -> None:
+    """Acts on all names; raises the first failure, after which no other is started."""
     failed = threading.Event()
 
     def unless_failed(name: str) -> None:

@@ -1,0 +1,294 @@
+"""Writes the files of one trial, and repairs them after a crash or corruption. The caller holds the folder's lock.
+
+Each step leaves files from which every acknowledged row can be read exactly once, so a crash at any point, also during
+a repair, loses nothing. Corrupted files are never deleted: their good rows are written again, then they are moved to
+the quarantine folder.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from orchestrator.store.files import (
+    CorruptedFile,
+    Disk,
+    RowsLost,
+    StoreError,
+    encode_table,
+    hash_file,
+    make_folders,
+    move_file,
+    read_table,
+    remove_temporary_files,
+    verify_table,
+    write_file,
+    write_json,
+)
+from orchestrator.store.schema import ARROW_COPY, ROWS
+from orchestrator.store.trial_files import (
+    ROWS_FILE,
+    TOTALS_KEY,
+    TRIAL_FILE,
+    Corruption,
+    SegmentWriter,
+    encode_segment,
+    first_occurrences,
+    lost_attempts,
+    new_trial_record,
+    read_rows,
+    read_segment,
+    read_trial_record,
+    rebuild_trial_record,
+    segment_numbers,
+    segment_path,
+)
+
+REQUIRED_COLUMNS = tuple(column.name for column in ROWS if not column.nullable)
+TRIAL_LEVEL_KEYS = ("settings", "layers", TOTALS_KEY)  # of trial.json; other facts belong to an attempt
+
+
+class TrialWriter:
+    """One trial while it is written. Callers of all methods hold `guard`.
+
+    The content of trial.json and the ids of completed documents are kept in memory; they are read from disk on opening.
+    """
+
+    def __init__(self, disk: Disk, folder: Path, quarantine: Path, trial: Mapping[str, Any] | None) -> None:
+        self._disk, self._folder, self._quarantine = disk, folder, quarantine
+        self.guard = threading.RLock()
+        self.corrupted: list[Corruption] = []  # quarantined since this trial was opened
+        self._segment: SegmentWriter | None = None
+        self._record, self._completed = self._load(trial)
+
+    def _load(self, trial: Mapping[str, Any] | None) -> tuple[dict[str, Any], set[str]]:
+        """Reads trial.json and the completed documents; repairs what was corrupted since the folder was opened."""
+        found = read_rows(self._folder, ["doc_id"])
+        record, corrupted = self._stored_record()
+        if corrupted or found.corrupted:
+            self.corrupted += recover_trial(self._disk, self._folder, self._quarantine)
+            found = read_rows(self._folder, ["doc_id"])
+            record, _ = self._stored_record()
+        if record is None and trial is None:
+            raise StoreError(f"trial {self._folder.name} has no {TRIAL_FILE}; it must begin first")
+        return record or new_trial_record(trial or {}), set(found.rows["doc_id"].to_pylist())
+
+    def _stored_record(self) -> tuple[dict[str, Any] | None, bool]:
+        """The content of trial.json, and whether it is corrupted."""
+        try:
+            return read_trial_record(self._folder), False
+        except FileNotFoundError:
+            return None, False
+        except CorruptedFile:
+            return None, True
+
+    def completed_documents(self) -> set[str]:
+        return set(self._completed)
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def begin(self, trial: Mapping[str, Any], facts: Mapping[str, Any]) -> int:
+        self.close()  # each attempt has its own segment
+        make_folders(self._disk, self._folder)
+        attempt = len(self._record["attempts"])
+        attempts = [*self._record["attempts"], {"attempt": attempt, "started_at": _now()}]
+        self._update_record({"status": "running", "trial": dict(trial), "attempts": attempts}, facts)
+        return attempt
+
+    def append(self, attempt: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Writes the rows of documents that have none yet, and returns those rows."""
+        for name in REQUIRED_COLUMNS:
+            assert batch[name].null_count == 0, f"{name} must not be null"
+        keep = first_occurrences(batch["doc_id"].to_pylist(), self._completed)
+        rows = batch if all(keep) else batch.filter(pa.array(keep))
+        if len(rows):
+            self._reopen(attempt)
+            self._write(rows)
+            self._completed.update(rows["doc_id"].to_pylist())
+        return rows
+
+    def _reopen(self, attempt: int) -> None:
+        """A late row makes a finished trial unfinished; attempts missing from a rebuilt trial.json are added."""
+        known = self._record["attempts"]
+        if self._record["status"] == "finished" or attempt >= len(known):
+            attempts = [*known, *lost_attempts(range(len(known), attempt + 1))]
+            make_folders(self._disk, self._folder)
+            self._update_record({"status": "running", "attempts": attempts}, {})
+
+    def _write(self, rows: pa.RecordBatch) -> None:
+        if self._segment is None:
+            number = max(segment_numbers(self._folder), default=-1) + 1
+            self._segment = SegmentWriter(self._disk, segment_path(self._folder, number))
+        try:
+            self._segment.append(rows)
+        except OSError:
+            self.close()  # later rows go to a new segment
+            raise
+
+    def finish(self, facts: Mapping[str, Any], wanted: Sequence[str]) -> None:
+        """Writes rows.parquet, then trial.json, then removes the segments: in this order a crash loses nothing."""
+        self.close()
+        missing = [doc_id for doc_id in wanted if doc_id not in self._completed]
+        if missing:
+            raise StoreError(
+                f"trial {self._folder.name} has no row for {len(missing)} documents, the first is {missing[0]}"
+            )
+        path = self._folder / ROWS_FILE
+        if segment_numbers(self._folder) or not path.exists():
+            self._merge(wanted)
+        state = {"status": "finished", "sha256": hash_file(path), "rows": len(self._completed)}
+        self._update_record(state, {"ended_at": _now(), **facts})
+        self._remove_segments()
+
+    def _merge(self, wanted: Sequence[str]) -> None:
+        """Writes rows.parquet: wanted documents first and in that order, then others by id."""
+        rows = self._read_all_rows()
+        order = {doc_id: position for position, doc_id in enumerate(wanted)}
+        keys = [(order.get(doc_id, len(order)), doc_id) for doc_id in rows["doc_id"].to_pylist()]
+        rows = rows.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
+        write_file(self._disk, self._folder / ROWS_FILE, encode_table(rows.combine_chunks(), ARROW_COPY.names))
+
+    def _read_all_rows(self) -> pa.Table:
+        """All rows on disk. Memory only tells whether some are gone."""
+        before = self._completed
+        self._record, self._completed = self._load(self._record["trial"])
+        if before - self._completed:
+            files = "; ".join(map(str, self.corrupted))
+            raise RowsLost(f"{len(before - self._completed)} rows of {self._folder.name} must be made again: {files}")
+        found = read_rows(self._folder)
+        if found.corrupted:  # though not a moment ago
+            raise StoreError(f"{found.corrupted[0]}; the disk does not read reliably")
+        return found.rows
+
+    def _remove_segments(self) -> None:
+        numbers = segment_numbers(self._folder)
+        for number in numbers:
+            self._disk.remove(segment_path(self._folder, number))
+        if numbers:
+            self._disk.sync_folder(self._folder)
+
+    def fail(self, reason: str) -> None:
+        self.close()
+        self._update_record({"status": "failed"}, {"ended_at": _now(), "reason": reason})
+
+    def recover(self) -> None:
+        """Verifies every byte again and quarantines corrupted files."""
+        self.close()
+        self.corrupted += recover_trial(self._disk, self._folder, self._quarantine)
+        self._record, self._completed = self._load(self._record["trial"])
+
+    def _update_record(self, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Replaces trial.json; the copy in memory changes only after the file has."""
+        at_trial = {key: facts[key] for key in TRIAL_LEVEL_KEYS if key in facts}
+        at_attempt = {key: value for key, value in facts.items() if key not in TRIAL_LEVEL_KEYS}
+        record = {**self._record, **state, TOTALS_KEY: None, **at_trial}
+        *others, last = record["attempts"]
+        record["attempts"] = [*others, {**last, **at_attempt}]
+        write_json(self._disk, self._folder / TRIAL_FILE, record)
+        self._record = record
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+# Recovery
+
+
+def recover_trial(disk: Disk, folder: Path, quarantine: Path) -> list[Corruption]:
+    """Repairs a trial's folder; returns what was corrupted."""
+    remove_temporary_files(folder)
+    record, corrupted = _recover_record(disk, folder, quarantine)
+    sha256, more = _recover_table(disk, folder, quarantine, None if record is None else record.get("sha256"))
+    corrupted += more
+    for number in segment_numbers(folder):
+        corrupted += _recover_segment(disk, folder, number, quarantine)
+    _reconcile(disk, folder, record, sha256)
+    return corrupted
+
+
+def recover_documents(disk: Disk, path: Path, quarantine: Path) -> list[Corruption]:
+    try:
+        verify_table(path)
+    except CorruptedFile as error:
+        return [_quarantine(disk, path, quarantine, str(error))]
+    return []
+
+
+def _quarantine(disk: Disk, path: Path, quarantine: Path, problem: str, *, torn: bool = False) -> Corruption:
+    move_file(disk, path, quarantine)
+    return Corruption(path=path, problem=problem, torn=torn)
+
+
+def _recover_record(disk: Disk, folder: Path, quarantine: Path) -> tuple[dict[str, Any] | None, list[Corruption]]:
+    try:
+        return read_trial_record(folder), []
+    except FileNotFoundError:
+        return None, []
+    except CorruptedFile as error:
+        return None, [_quarantine(disk, folder / TRIAL_FILE, quarantine, str(error))]
+
+
+def _recover_table(
+    disk: Disk, folder: Path, quarantine: Path, expected: str | None
+) -> tuple[str | None, list[Corruption]]:
+    """The sha256 of rows.parquet, if it exists and is intact."""
+    path = folder / ROWS_FILE
+    if not path.exists():
+        return None, [] if expected is None else [Corruption(path=path, problem="is missing")]
+    sha256 = hash_file(path)
+    try:
+        if sha256 != expected:  # after a crash between writing rows.parquet and trial.json
+            verify_table(path)
+    except CorruptedFile as error:
+        return None, [_quarantine(disk, path, quarantine, str(error))]
+    return sha256, []
+
+
+def _recover_segment(disk: Disk, folder: Path, number: int, quarantine: Path) -> list[Corruption]:
+    """Writes the good rows of a corrupted segment to a new one: a truncated stream cannot be continued."""
+    path = segment_path(folder, number)
+    segment = read_segment(path)
+    if segment.problem is None:
+        return []
+    if segment.batches:
+        write_file(disk, segment_path(folder, segment_numbers(folder)[-1] + 1), encode_segment(segment.rows))
+    return [_quarantine(disk, path, quarantine, segment.problem, torn=segment.torn)]
+
+
+def _reconcile(disk: Disk, folder: Path, record: dict[str, Any] | None, sha256: str | None) -> None:
+    """Makes trial.json agree with the other files."""
+    merged = sha256 is not None and _remove_merged_segments(disk, folder)
+    new = record or rebuild_trial_record(read_rows(folder).rows, finished=merged)
+    if new is None:
+        return
+    if new["status"] == "finished" and not merged:
+        new = {**new, "status": "running", TOTALS_KEY: None}
+    if new["sha256"] != sha256:
+        new = {**new, "sha256": sha256, "rows": None if sha256 is None else len(_merged_documents(folder))}
+    if new != record:
+        write_json(disk, folder / TRIAL_FILE, new)
+
+
+def _remove_merged_segments(disk: Disk, folder: Path) -> bool:
+    """Removes segments whose rows are all in rows.parquet; returns whether none is left."""
+    numbers = segment_numbers(folder)
+    if not numbers:
+        return True
+    merged = set(_merged_documents(folder))
+    for number in numbers:
+        path = segment_path(folder, number)
+        if merged.issuperset(read_segment(path).rows["doc_id"].to_pylist()):
+            disk.remove(path)
+    disk.sync_folder(folder)
+    return not segment_numbers(folder)
+
+
+def _merged_documents(folder: Path) -> list[str]:
+    return list(read_table(folder / ROWS_FILE, ROWS, ["doc_id"])["doc_id"].to_pylist())
