@@ -19,7 +19,7 @@ from orchestrator.planning.settings import SweepSettings
 from orchestrator.report.write import write_report
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.nodes import NodeHealth
-from orchestrator.running.stop import Stop
+from orchestrator.running.stop import StopSignals
 from orchestrator.running.uploader import Uploader, finish_upload
 from orchestrator.store import Store, StoreWriter
 from orchestrator.store.upload import RemoteCopy, open_remote_copy
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.running.cluster import Probe
 
 
-def run(command: Command, arguments: list[str], stop: Stop) -> int:
+def run(command: Command, arguments: list[str], stop: StopSignals) -> int:
     """How many trials failed."""
     settings = command.settings
     callbacks = _load_callbacks(settings.callback)
@@ -40,7 +40,7 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
         if settings.address is not None:
             from orchestrator.running import autoscaler, cluster  # only now: the environment is prepared
 
-            with stop.kept():
+            with stop.reinstalled():
                 dashboard = stack.enter_context(cluster.joined(settings.address))
             machine = autoscaler.with_expected_nodes(settings, cluster.machine())
         else:
@@ -72,7 +72,7 @@ def run(command: Command, arguments: list[str], stop: Stop) -> int:
                 if settings.address is None:
                     print("starting Ray on this machine", flush=True)
                     here = cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
-                    with stop.kept():
+                    with stop.reinstalled():
                         dashboard = stack.enter_context(here)
                 health = _check_devices(prepared, machine, probe)
                 write_down(prepared, writer, made, arguments=arguments)
@@ -118,7 +118,7 @@ def _check_devices(prepared: Prepared, machine: Machine, probe: "Probe | None") 
 def _decode(
     prepared: Prepared,
     made: SetUp,
-    stop: Stop,
+    stop: StopSignals,
     dashboard: str | None,
     *,
     copy: RemoteCopy | None,

@@ -13,7 +13,7 @@ from orchestrator.planning import config_file
 from orchestrator.planning.flags import parse, without_force
 from orchestrator.running import environment
 from orchestrator.running.environment import check_listening, is_this_machine, only_on_loopback
-from orchestrator.running.stop import Aborted, Stop
+from orchestrator.running.stop import Aborted, StopSignals
 from orchestrator.store import StoreError
 from sampler.cli import run_command
 
@@ -25,7 +25,7 @@ def main() -> None:
         config_file.save(command.save_config, command.settings.as_dict())
     started_by = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # this Python, as it was called
     repeated = shlex.join([*started_by, *without_force(arguments)])
-    stop = Stop(farewell=f"stopped; continue with: {repeated}")
+    stop = StopSignals(exit_message=f"stopped; continue with: {repeated}")
     stop.install()
     address = environment.cluster_address(command.settings.address)
     if address is not None and command.settings.address is None:
@@ -41,7 +41,7 @@ def main() -> None:
 
         failed = run(command, arguments, stop)
     except KeyboardInterrupt:  # Interrupted, or what Ray makes of it
-        stop.leave()
+        stop.exit_now()
     except (Aborted, StoreError) as error:
         *others, last = error.sentences if isinstance(error, Aborted) else (str(error),)
         for sentence in (*others, f"{last}; continue with: {repeated}"):

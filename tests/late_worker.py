@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.planning.machine import Machine, Placement
 from orchestrator.planning.plan import Plan
 from orchestrator.running import environment
-from orchestrator.running.stop import Stop
+from orchestrator.running.stop import StopSignals
 from orchestrator.store import Store
 from orchestrator.watching.view import SweepView
 from tools.scale.million import TASK, write_begun
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
             placement=placement,
             sweep=plan.sweep,
             view=view,
-            stop=Stop(),
+            stop=StopSignals(),
             worker=Slow,
         )
         driver.close(results)

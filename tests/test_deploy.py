@@ -13,7 +13,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.autoscaler._private.util import validate_config
 
 from orchestrator.planning.flags import parse
-from orchestrator.running.environment import OBJECT_STORE
+from orchestrator.running.environment import OBJECT_STORE_BYTES
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -138,7 +138,7 @@ def test_the_cluster_has_this_projects_ray_and_a_token(cluster: dict[str, Any]) 
     assert cluster["rayVersion"] == pinned("ray")
     assert cluster["authOptions"] == {"mode": "token"}
     for group in groups(cluster):
-        assert int(group["rayStartParams"]["object-store-memory"]) == OBJECT_STORE
+        assert int(group["rayStartParams"]["object-store-memory"]) == OBJECT_STORE_BYTES
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         assert group["template"]["spec"]["restartPolicy"] == "Never"
 

@@ -27,9 +27,9 @@ from orchestrator.running.dashboard import (
     TAGS,
     WANTED,
     SweepMetrics,
-    tags_of,
+    gauge_tags,
+    gauge_values,
     trials_by_state,
-    values_of,
 )
 from orchestrator.watching.progress import Progress
 from orchestrator.watching.tally import tally_of
@@ -41,7 +41,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 def test_no_two_configurations_share_their_tags() -> None:
     rows = [row("a", "k1"), row("b", "k1", threshold=0.9), row("c", "k1", block_cache=False), row("d", "k2_last")]
-    tags = [tags_of("demo-01234567", line) for line in tally_of(made_rows(rows))]
+    tags = [gauge_tags("demo-01234567", line) for line in tally_of(made_rows(rows))]
     assert len({tuple(one.items()) for one in tags}) == 4
     assert all(tuple(one) == TAGS for one in tags)
     assert tags[0] | {"settings": ""} == {"sweep": "demo-01234567", "task": "gsm8k", "policy": "k1", "settings": ""}
@@ -50,9 +50,9 @@ def test_no_two_configurations_share_their_tags() -> None:
 def test_what_is_not_known_has_no_value() -> None:
     done, unscored = tally_of(made_rows([row("a", "k1"), row("b", "k2_last", correct=None, tokens=0)]))
     (waiting,) = tally_of(made_rows([]), {configuration("gsm8k", "k3_last"): 10})
-    assert values_of(done).keys() >= {DONE, WANTED, ACCURACY, SPEED}
-    assert values_of(unscored).keys() == {DONE, WANTED}
-    assert values_of(waiting) == {DONE: 0, WANTED: 10}
+    assert gauge_values(done).keys() >= {DONE, WANTED, ACCURACY, SPEED}
+    assert gauge_values(unscored).keys() == {DONE, WANTED}
+    assert gauge_values(waiting) == {DONE: 0, WANTED: 10}
     progress = Progress(sweep="demo", totals=(done, unscored, waiting), trials=3)
     SweepMetrics("demo").update(progress)
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.running.stop import SIGNALS, Interrupted, Stop
+from orchestrator.running.stop import SIGNALS, Interrupted, StopSignals
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def stop() -> Iterator[Stop]:
+def stop() -> Iterator[StopSignals]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    made = Stop(seconds=60)
+    made = StopSignals(cleanup_seconds=60)
     made.install()
     yield made
     if made._timer is not None:
@@ -29,22 +29,22 @@ def stop() -> Iterator[Stop]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_interrupts(stop: Stop, number: signal.Signals) -> None:
+def test_the_first_signal_interrupts(stop: StopSignals, number: signal.Signals) -> None:
     with pytest.raises(Interrupted) as interrupted:
         os.kill(os.getpid(), number)
     assert interrupted.value.exit_code == 128 + number
     os.kill(os.getpid(), signal.SIGINT)  # and the second one does not
-    assert stop.asked == number
+    assert stop.received == number
 
 
-def test_a_deferred_signal_waits_for_a_safe_place(stop: Stop) -> None:
+def test_a_deferred_signal_waits_for_a_safe_place(stop: StopSignals) -> None:
     reached = []
 
     def steps() -> None:
         with stop.deferred():
             os.kill(os.getpid(), signal.SIGTERM)
             reached.append("after the signal")
-            stop.check()
+            stop.raise_if_received()
             reached.append("after the check")
 
     with pytest.raises(Interrupted):
@@ -52,29 +52,29 @@ def test_a_deferred_signal_waits_for_a_safe_place(stop: Stop) -> None:
     assert reached == ["after the signal"]
 
 
-def test_a_deferred_signal_is_not_forgotten(stop: Stop) -> None:
+def test_a_deferred_signal_is_not_forgotten(stop: StopSignals) -> None:
     with pytest.raises(Interrupted), stop.deferred():
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_a_library_with_handlers_of_its_own(stop: Stop) -> None:
+def test_a_library_with_handlers_of_its_own(stop: StopSignals) -> None:
     """As Ray does it: while it starts, SIGTERM leaves with its number."""
 
     def start(code: int) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(SystemExit), stop.kept():
+    with pytest.raises(SystemExit), stop.reinstalled():
         start(1)
-    assert stop.asked is None
-    with pytest.raises(Interrupted) as interrupted, stop.kept():
+    assert stop.received is None
+    with pytest.raises(Interrupted) as interrupted, stop.reinstalled():
         start(signal.SIGTERM)
     assert interrupted.value.exit_code == 143
-    assert stop.asked == signal.SIGTERM
+    assert stop.received == signal.SIGTERM
 
 
-def test_a_librarys_handlers_are_replaced_again(stop: Stop) -> None:
-    with stop.kept():
+def test_a_librarys_handlers_are_replaced_again(stop: StopSignals) -> None:
+    with stop.reinstalled():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with pytest.raises(Interrupted):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -83,8 +83,8 @@ def test_a_librarys_handlers_are_replaced_again(stop: Stop) -> None:
 def test_clearing_up_that_takes_too_long_is_cut_short() -> None:
     program = (
         "import os, signal, time\n"
-        "from orchestrator.running.stop import Interrupted, Stop\n"
-        "stop = Stop(farewell='continue so', seconds=0.5)\n"
+        "from orchestrator.running.stop import Interrupted, StopSignals\n"
+        "stop = StopSignals(exit_message='continue so', cleanup_seconds=0.5)\n"
         "stop.install()\n"
         "try:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"

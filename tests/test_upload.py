@@ -355,8 +355,8 @@ def test_an_upload_that_fails_is_told_once_retried_and_costs_no_row(
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     s3.make_bucket("bucket-away")
-    monkeypatch.setattr(uploader, "LAST_TRIES_SECONDS", (0.0,))
-    monkeypatch.setattr(uploader, "LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(uploader, "FINAL_PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(uploader, "MAX_PAUSE_SECONDS", 0.01)
     url, sweep, notes = s3.url("bucket-away/copies"), small_sweep(tmp_path / "s"), []
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0])

@@ -29,7 +29,7 @@ from orchestrator.planning.plan import Plan
 from orchestrator.planning.room import check_devices
 from orchestrator.running.autoscaler import AutoscalerReport, Prospect, growth_of, print_now, report_on
 from orchestrator.running.dashboard import MAX_TRIALS, TrialBoard
-from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, TUNE
+from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, TUNE_VARIABLES
 from orchestrator.running.nodes import FailedSetup, Node, failure_sentences
 from orchestrator.running.results import Results
 from orchestrator.running.stop import Aborted
@@ -64,7 +64,7 @@ def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 3) -> s
             num_cpus=cores,
             include_dashboard=dashboard,
             dashboard_host="127.0.0.1",
-            object_store_memory=OBJECT_STORE,
+            object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.CRITICAL,
             _temp_dir=str(temporary),
@@ -90,7 +90,7 @@ def _remove(temporary: Path) -> None:
 
 def _short_folder() -> str | None:
     """The usual temporary folder, unless its name leaves no room for those of Ray's sockets."""
-    return None if len(tempfile.gettempdir()) <= LONGEST_TEMPORARY else "/tmp"
+    return None if len(tempfile.gettempdir()) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def joined(address: str) -> Iterator[str | None]:
             address=address,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            runtime_env={"env_vars": {name: TUNE[name] for name in ("RAY_CHDIR_TO_TRIAL_DIR",)}},
+            runtime_env={"env_vars": {name: TUNE_VARIABLES[name] for name in ("RAY_CHDIR_TO_TRIAL_DIR",)}},
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

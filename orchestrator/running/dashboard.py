@@ -1,9 +1,9 @@
-"""Shows a sweep's trials in the Ray dashboard, as tasks that are pending, running, finished or failed as trials are.
+"""What Ray's dashboard shows of a sweep: its trials as tasks, and its totals as gauges for Prometheus.
 
-The dashboard knows tasks, not trials. So each trial gets a task that needs no resources and waits for the trial's end.
-It is named after the trial's configuration, and the dashboard draws one bar for each name. A task takes a process while
-it runs, so there is one more idle process for each worker, spread over the nodes. All other calls of a sweep are kept
-out of the dashboard (`enable_task_events=False`).
+Each trial gets a task that needs no resources and waits for the trial's end: it is pending, running, finished or failed
+as the trial is. Its name is the trial's configuration, and the dashboard draws one progress bar per name. A running
+task occupies a process, so there is one idle process for each worker, spread over the nodes. All other calls of a sweep
+are hidden from the dashboard (`enable_task_events=False`). deploy/grafana.json is a dashboard of the gauges.
 """
 
 import asyncio
@@ -20,6 +20,18 @@ from orchestrator.watching.progress import Progress
 from orchestrator.watching.tally import Totals
 
 MAX_TRIALS = 10_000  # each costs the driver about 35 kB of memory and half a millisecond
+PREFIX = "ray_"  # Ray adds it to the name of every gauge
+TAGS = ("sweep", "task", "policy", "settings")
+DONE, WANTED, TRIALS = "reuse_sweep_documents_done", "reuse_sweep_documents_wanted", "reuse_sweep_trials"
+ACCURACY, SPEED, SPEEDUP = "reuse_sweep_accuracy", "reuse_sweep_tokens_per_s", "reuse_sweep_speedup"
+GAUGES = {  # description and tags
+    DONE: ("Documents answered and stored.", TAGS),
+    WANTED: ("Documents that the sweep will answer.", TAGS),
+    ACCURACY: ("Share of correct answers so far, 0 to 1.", TAGS),
+    SPEED: ("Tokens per second of decoding.", TAGS),
+    SPEEDUP: ("Calibrated tokens per second relative to k1.", TAGS),
+    TRIALS: ("Trials by state: finished, failed, running or pending.", ("sweep", "state")),
+}
 
 
 class TrialFailed(Exception):
@@ -56,12 +68,12 @@ def _future(futures: dict[str, Any], trial_id: str) -> Any:
 
 
 def _resolve(future: Any, value: str | None) -> None:
-    if not future.done():  # a trial that is retried starts again
+    if not future.done():  # a trial that is retried starts more than once
         future.set_result(value)
 
 
 def show_trial(board: Any, trial_id: str, started: None) -> None:
-    """The task that stands for a trial: pending while `started` is, then running until the trial ends."""
+    """The task that represents a trial: pending while `started` is, then running until the trial ends."""
     del started
     reason = ray.get(board.until_ended.remote(trial_id))
     if reason is not None:
@@ -95,56 +107,43 @@ class DashboardTrials:
             self._board.end.remote(trial_id, reason)
 
 
-PREFIX = "ray_"  # Ray puts it before every name
-TAGS = ("sweep", "task", "policy", "settings")
-DONE, WANTED, TRIALS = "reuse_sweep_documents_done", "reuse_sweep_documents_wanted", "reuse_sweep_trials"
-ACCURACY, SPEED, SPEEDUP = "reuse_sweep_accuracy", "reuse_sweep_tokens_per_s", "reuse_sweep_speedup"
-GAUGES = {  # description and tags
-    DONE: ("Documents answered and stored.", TAGS),
-    WANTED: ("Documents that the sweep will answer.", TAGS),
-    ACCURACY: ("Share of correct answers so far, 0 to 1.", TAGS),
-    SPEED: ("Tokens per second of decoding.", TAGS),
-    SPEEDUP: ("Calibrated tokens per second relative to k1.", TAGS),
-    TRIALS: ("Trials by state: finished, failed, running or pending.", ("sweep", "state")),
-}
-
-
 class SweepMetrics:
-    """The gauges of one sweep. Ray exports them as long as the process lives that set them, a Ray worker."""
+    """The gauges of one sweep. Ray exports them as long as the process that sets them lives; it must be an actor."""
 
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
         self._gauges = {name: Gauge(name, description, tags) for name, (description, tags) in GAUGES.items()}
 
     def update(self, progress: Progress) -> None:
-        for line in progress.totals:
-            tags = tags_of(self._sweep, line)
-            for name, value in values_of(line).items():
+        for totals in progress.totals:
+            tags = gauge_tags(self._sweep, totals)
+            for name, value in gauge_values(totals).items():
                 self._gauges[name].set(value, tags)
         for state, count in trials_by_state(progress).items():
             self._gauges[TRIALS].set(count, {"sweep": self._sweep, "state": state})
 
 
-def tags_of(sweep: str, line: Totals) -> dict[str, str]:
+def gauge_tags(sweep: str, totals: Totals) -> dict[str, str]:
     """`settings` distinguishes configurations of the same policy."""
-    threshold, small_block, block_cache = line.configuration.settings
+    threshold, small_block, block_cache = totals.configuration.settings
     settings = f"threshold={threshold:g},small_block={small_block},block_cache={'on' if block_cache else 'off'}"
-    return {"sweep": sweep, "task": line.configuration.task, "policy": line.configuration.policy, "settings": settings}
+    task, policy = totals.configuration.task, totals.configuration.policy
+    return {"sweep": sweep, "task": task, "policy": policy, "settings": settings}
 
 
-def values_of(line: Totals) -> dict[str, float]:
-    """What is known so far: a configuration without answers has no accuracy."""
+def gauge_values(totals: Totals) -> dict[str, float]:
+    """Values by gauge, without those that are not known yet."""
     values = {
-        DONE: line.documents,
-        WANTED: line.wanted,
-        ACCURACY: line.accuracy,
-        SPEED: line.tokens_per_s,
-        SPEEDUP: line.speedup,
+        DONE: totals.documents,
+        WANTED: totals.wanted,
+        ACCURACY: totals.accuracy,
+        SPEED: totals.tokens_per_s,
+        SPEEDUP: totals.speedup,
     }
     return {name: value for name, value in values.items() if value is not None}
 
 
 def trials_by_state(progress: Progress) -> dict[str, int]:
-    """Adds up to all trials of the sweep."""
+    """Number of trials in each state; they add up to all trials of the sweep."""
     known = {"finished": progress.finished, "failed": progress.failed, "running": len(progress.running)}
     return {**known, "pending": max(0, progress.trials - sum(known.values()))}

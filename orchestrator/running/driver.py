@@ -22,7 +22,7 @@ from orchestrator.planning.machine import Placement
 from orchestrator.planning.plan import Plan
 from orchestrator.running.autoscaler import asked_and_free
 from orchestrator.running.dashboard import DashboardTrials
-from orchestrator.running.environment import Access
+from orchestrator.running.environment import AccessTokens
 from orchestrator.running.nodes import FailedSetup, Node, NodeHealth
 from orchestrator.running.results import WorkerFailure
 from orchestrator.running.scheduling import (
@@ -33,7 +33,7 @@ from orchestrator.running.scheduling import (
     search_space,
     usable_nodes,
 )
-from orchestrator.running.stop import Aborted, Stop
+from orchestrator.running.stop import Aborted, StopSignals
 from orchestrator.running.trainable import (
     FAILED,
     FINISHED,
@@ -68,7 +68,7 @@ def run_trials(
     placement: Placement,
     sweep: str,
     view: SweepView,
-    stop: Stop,
+    stop: StopSignals,
     worker: type[SweepWorker] = SweepWorker,
     capacity: Callable[[], int] | None = None,
     health: NodeHealth | None = None,
@@ -94,7 +94,7 @@ def run_trials(
         dashboard=dashboard,
     )
     trainable = tune.with_parameters(
-        worker, results=results, settings=settings, sweep=sweep, access=Access.of_this_process()
+        worker, results=results, settings=settings, sweep=sweep, access=AccessTokens.from_environment()
     )
     trainable.__qualname__ = SweepWorker.__qualname__  # what Ray calls its processes, instead of Tune's wrapper
     first_worker = ray.get(results.first_worker.remote(), timeout=FAILURE_RPC_TIMEOUT_SECONDS)
@@ -161,7 +161,7 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         *,
         results: Any,
         notes: "queue.SimpleQueue[str]",
-        stop: Stop,
+        stop: StopSignals,
         health: NodeHealth,
         bundle: dict[str, float],
         dashboard: DashboardTrials,
@@ -181,7 +181,7 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         self._stop.install()  # Tune has just put its own handler there
 
     def on_step_begin(self, **_: Any) -> None:
-        self._stop.check()
+        self._stop.raise_if_received()
 
     def on_trial_start(self, *, trial: Any, **_: Any) -> None:
         self._dashboard.start(self._spec(trial).trial_id)

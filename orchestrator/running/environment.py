@@ -1,4 +1,7 @@
-"""Variables that Ray and Tune read from the environment, most of them at import. Imports neither."""
+"""Prepares this process for Ray: environment variables, the cluster's address, access tokens. Does not import Ray.
+
+Ray reads most of its variables when it is imported, so `prepare` comes first.
+"""
 
 import os
 import socket
@@ -7,51 +10,55 @@ from pathlib import Path
 
 from sampler.errors import InputError
 
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` workers would start in a copy of the folder
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own future default, and it warns until it is set
-    # Of what Ray's own processes say on the terminal (nodes that died, how many processes there are) only memory
-    # matters: the rest is told in our own words.
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` workers would start in a copy of the directory
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own future default; it warns until it is set
+    # Of the lines that Ray's processes print to the terminal, only those about memory are shown: the sweep reports the
+    # rest, such as dead nodes, itself.
     "RAY_DEDUP_LOGS": "1",
     "RAY_DEDUP_LOGS_SKIP_REGEX": r"(?s)^(?!.*(memory pressure|low on memory))",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # answers that came too late; whoever waits for one hears its error himself
-    "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on the machine go first, and be measured
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # results of calls that timed out; a caller that waits still gets the error
+    "RAY_worker_niceness": "0",  # Ray's 15 gives way to every other process, which measurements would show
 }
-TUNE = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # whose table of the configuration no verbosity silences
+TUNE_VARIABLES = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # prints a table of the configuration at any verbosity
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # an interrupt ends the sweep, not only Tune
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # they are told in one sentence each
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C stops the sweep, not only Tune
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep prints one sentence for each
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's own state is never read
     "TUNE_WARN_THRESHOLD_S": "5",
     "TUNE_MAX_LEN_IDENTIFIER": "64",
 }
-OBJECT_STORE = 160 * 2**20  # bytes: rows are small, and weights never pass through Ray
-LONGEST_TEMPORARY = 40  # characters: Ray puts sockets into it, whose names may have 107 in all
-# Ray's switch for laptops: every process of the cluster then binds to the loopback device alone.
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-TOKEN = {"RAY_AUTH_MODE": "token"}
+# Ray's switch for laptops: all processes of the cluster listen on the loopback device only.
+LOOPBACK_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+OBJECT_STORE_BYTES = 160 * 2**20  # rows are small, and weights never pass through Ray
+MAX_TEMPORARY_CHARACTERS = 40  # of a directory for Ray's sockets, whose paths may have 107 characters
+CONNECT_TIMEOUT_SECONDS = 5.0
+RESERVED_ADDRESS = ("192.0.2.1", 9)  # nothing is sent there; the kernel tells which own address it would use
+ACCESS_VARIABLES = ("HF_TOKEN",)
 
 
 def prepare(*, local: bool, token: bool = False) -> None:
-    """To be called before Ray is imported. Variables that are set stay as they are, but for LOOPBACK.
+    """Sets the variables that Ray and Tune read. Variables that are set already are kept, except for `local`.
 
-    `token`: the cluster is on this machine. `ray start` makes it ask for this user's token where there is one, but Ray
-    sends it to the address `auto` only. To clusters elsewhere it is sent if RAY_AUTH_MODE says so.
+    `local`: the cluster is on the loopback device. `token`: the cluster is on this machine, where `ray start` requires
+    the user's token if there is one; Ray itself would only send it to the address `auto`.
     """
-    sends_token = token and (Path.home() / ".ray" / "auth_token").is_file()
-    for name, value in (QUIET | TUNE | (TOKEN if sends_token else {})).items():
+    variables = RAY_VARIABLES | TUNE_VARIABLES
+    if token and (Path.home() / ".ray" / "auth_token").is_file():
+        variables |= {"RAY_AUTH_MODE": "token"}
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
     if local:
-        os.environ.update(LOOPBACK)
+        os.environ.update(LOOPBACK_VARIABLES)
 
 
 def cluster_address(given: str | None) -> str | None:
-    """The cluster to join: --address, else Ray's own RAY_ADDRESS, which every `ray job` has; None for a new one here.
+    """The cluster to join: --address, else RAY_ADDRESS, which every `ray job` has. None: start Ray on this machine.
 
-    `local` is a new one too. RAY_ADDRESS may also be a dashboard's URL, for `ray job submit`: no sweep can join that.
+    RAY_ADDRESS may also be a dashboard's URL, for `ray job submit`; a sweep cannot join that.
     """
     address = given or os.environ.get("RAY_ADDRESS") or "local"
     if given is None and address.startswith(("http://", "https://")):
@@ -64,53 +71,38 @@ def cluster_address(given: str | None) -> str | None:
     return None if address == "local" else address
 
 
-NAMES = ("HF_TOKEN",)
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Variables by name, without those that are not set."""
-
-    variables: dict[str, str] = field(repr=False)
-
-    @classmethod
-    def of_this_process(cls) -> "Access":
-        return cls({name: os.environ[name] for name in NAMES if os.environ.get(name)})
-
-    def grant(self) -> None:
-        """To this process; what the node has of its own stays where the command had nothing."""
-        os.environ.update(self.variables)
-
-
-CONNECT_TIMEOUT_SECONDS = 5.0
-ELSEWHERE = ("192.0.2.1", 9)  # a reserved address; nothing is sent: the kernel picks the own address it would use
-
-
 def check_listening(address: str) -> None:
-    """An InputError where none does; `auto` and what is not HOST:PORT is left to Ray."""
-    place = _place(address)
-    if place is None:
+    """Raises an InputError if nothing listens at HOST:PORT; other addresses are left to Ray.
+
+    Ray itself would retry for minutes, and log every attempt.
+    """
+    host_port = _host_port(address)
+    if host_port is None:
         return
-    reasons = [_refusal(host, place[1]) for host in _hosts(place[0])]
-    if None not in reasons:
-        raise InputError(f"--address {address}: no Ray cluster can be joined there ({reasons[0]})")
+    problems = [_connection_problem(host, host_port[1]) for host in _hosts(host_port[0])]
+    if None not in problems:
+        raise InputError(f"--address {address}: no Ray cluster can be joined there ({problems[0]})")
 
 
 def is_this_machine(address: str) -> bool:
-    """Whether the address is one of this machine's; what is not HOST:PORT is not."""
-    place = _place(address)
-    return place is not None and (_is_loopback(place[0]) or place[0] == _own_address())
+    """Whether a HOST:PORT is an address of this machine."""
+    host_port = _host_port(address)
+    return host_port is not None and (_is_loopback(host_port[0]) or host_port[0] == _own_address())
 
 
 def only_on_loopback(address: str) -> bool:
-    place = _place(address)
-    if place is None or not _is_loopback(place[0]):
+    """Whether a cluster listens on the loopback device only.
+
+    Ray replaces a loopback address by the machine's own, and finds such a cluster only with LOOPBACK_VARIABLES.
+    """
+    host_port = _host_port(address)
+    if host_port is None or not _is_loopback(host_port[0]):
         return False
-    here, own = (_refusal(host, place[1]) for host in _hosts(place[0]))
-    return here is None and own is not None
+    loopback, own = (_connection_problem(host, host_port[1]) for host in _hosts(host_port[0]))
+    return loopback is None and own is not None
 
 
-def _place(address: str) -> tuple[str, int] | None:
+def _host_port(address: str) -> tuple[str, int] | None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
 
@@ -126,15 +118,33 @@ def _is_loopback(host: str) -> bool:
 def _own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(ELSEWHERE)
+            probe.connect(RESERVED_ADDRESS)
         except OSError:  # no network
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
-def _refusal(host: str, port: int) -> str | None:
+def _connection_problem(host: str, port: int) -> str | None:
     try:
         socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_SECONDS).close()
-    except (OSError, OverflowError, UnicodeError) as error:  # also a port or a name that cannot be
+    except (OSError, OverflowError, UnicodeError) as error:  # also an impossible port or host name
         return getattr(error, "strerror", None) or str(error)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class AccessTokens:
+    """Tokens for gated models and data. Created by the driver from its environment, read by every worker.
+
+    They travel with a worker's arguments: Ray would write variables of a runtime environment to its logs.
+    """
+
+    variables: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def from_environment(cls) -> "AccessTokens":
+        return cls({name: os.environ[name] for name in ACCESS_VARIABLES if os.environ.get(name)})
+
+    def export(self) -> None:
+        """Sets the variables in this process; variables that the driver does not have keep the node's values."""
+        os.environ.update(self.variables)

@@ -27,19 +27,19 @@ class FailedSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerCounts:
-    """How workers have fared in this run. Created by the result actor, read by `NodeHealth`."""
+    """Workers of this run. Created by the result actor, read by `NodeHealth`."""
 
-    alive: int  # set up and not known to have died
+    alive: int  # ready, and not known to have died
     set_up: Mapping[str, int]  # successful set-ups, by node id
 
 
 class NodeHealth:
-    """Counts failed set-ups and decides which nodes to exclude, and when the sweep cannot go on."""
+    """Counts failed set-ups and decides which nodes to exclude, and when the sweep cannot continue."""
 
     def __init__(self) -> None:
         self.excluded: set[str] = set()  # node ids; read whenever Ray places a worker
         self._failures: dict[str, list[FailedSetup]] = {}  # by node id, since its last successful set-up
-        self._set_up_then: dict[str, int] = {}
+        self._set_up_before: dict[str, int] = {}
         self._reported: set[tuple[str, str]] = set()
 
     def exclude(self, failure: FailedSetup) -> str:
@@ -50,14 +50,14 @@ class NodeHealth:
         return _warning(failure)
 
     def record(self, failure: FailedSetup, counts: WorkerCounts, usable: Collection[str]) -> list[str]:
-        """Returns what to tell the user; raises Aborted if no node can run the sweep.
+        """Records a failed set-up and returns notices for the user; raises Aborted if no node can run the sweep.
 
         `usable`: ids of the nodes alive that are large enough for a worker.
         """
         node = failure.node
-        if counts.set_up.get(node.node_id, 0) > self._set_up_then.get(node.node_id, 0):
+        if counts.set_up.get(node.node_id, 0) > self._set_up_before.get(node.node_id, 0):
             self._failures.pop(node.node_id, None)
-        self._set_up_then[node.node_id] = counts.set_up.get(node.node_id, 0)
+        self._set_up_before[node.node_id] = counts.set_up.get(node.node_id, 0)
         failures = self._failures.setdefault(node.node_id, [])
         failures.append(failure)
         if failure.is_input_error and not counts.alive and self._is_same_everywhere(failure, usable):

@@ -1,7 +1,7 @@
-"""Signals that end a sweep early: raised at once, or where it is safe. Knows no Ray.
+"""How a sweep ends early: on a signal, or because it cannot continue.
 
-Ctrl-C, SIGTERM (schedulers), SIGUSR1 (a warning before the end of a job) and SIGHUP (a closed terminal) mean the same.
-Only the first counts: whoever is impatient must not interrupt the clearing up.
+Ctrl-C, SIGTERM (schedulers), SIGUSR1 (a job's warning before its time limit) and SIGHUP (a closed terminal) mean the
+same. Only the first signal counts: a second one must not interrupt the cleanup.
 """
 
 import os
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-CLEAR_UP = 8.0  # seconds
+CLEANUP_SECONDS = 8.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Someone asked for the end."""
+    """A signal asked the sweep to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -26,56 +26,56 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, as shells count."""
+        """128 plus the signal's number, as in a shell: 130 after Ctrl-C."""
         return 128 + self.number
 
 
 class Aborted(BaseException):
-    """The sweep cannot go on, for one or more reasons. Not an Exception: Tune would take it for a trial's."""
+    """The sweep cannot continue, for one or more reasons. Not an Exception: Tune would blame it on a trial."""
 
     def __init__(self, *sentences: str) -> None:
         super().__init__("; ".join(sentences))
         self.sentences = sentences
 
 
-class Stop:
-    """Catches the signals. Outside of `deferred` the first one raises Interrupted wherever the program is.
+class StopSignals:
+    """Handles the signals. The first one raises Interrupted, at once or, inside `deferred`, where it is safe.
 
-    From then on the program has so many seconds to clear up; what is not gone by then ends with it.
+    It also starts a timer: if cleanup takes longer than `cleanup_seconds`, the process exits without it.
     """
 
-    def __init__(self, farewell: str = "", seconds: float = CLEAR_UP) -> None:
-        self.asked: int | None = None
-        self.farewell, self._seconds = farewell, seconds
+    def __init__(self, exit_message: str = "", cleanup_seconds: float = CLEANUP_SECONDS) -> None:
+        self.received: int | None = None
+        self._exit_message, self._cleanup_seconds = exit_message, cleanup_seconds
         self._deferred = False
         self._timer: threading.Timer | None = None
 
     def install(self) -> None:
-        """Again, if need be: libraries put their own handlers there."""
+        """Called again after libraries have installed handlers of their own."""
         for number in SIGNALS:
             signal.signal(number, self._receive)
 
-    def check(self) -> None:
-        if self.asked is not None:
-            raise Interrupted(self.asked)
+    def raise_if_received(self) -> None:
+        if self.received is not None:
+            raise Interrupted(self.received)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Signals wait for `check`, or for the end."""
+        """Signals wait for `raise_if_received`, or for the end of the block."""
         self._deferred = True
         try:
             yield
         finally:
             self._deferred = False
-        self.check()
+        self.raise_if_received()
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Around a library that sets handlers of its own: Ray's leaves with a SIGTERM's number while it starts."""
+    def reinstalled(self) -> Iterator[None]:
+        """For a block in which a library installs its own handlers. Ray's exits with SIGTERM's number as exit code."""
         try:
             yield
-        except SystemExit as left:
-            if left.code != signal.SIGTERM:
+        except SystemExit as error:
+            if error.code != signal.SIGTERM:
                 raise
             self._receive(signal.SIGTERM, None)
         finally:
@@ -83,21 +83,21 @@ class Stop:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.asked is not None:
+        if self.received is not None:
             return
-        self.asked = number
-        self._timer = threading.Timer(self._seconds, self.leave)
+        self.received = number
+        self._timer = threading.Timer(self._cleanup_seconds, self.exit_now)
         self._timer.daemon = True
         self._timer.start()
         if not self._deferred:
             raise Interrupted(number)
 
-    def leave(self) -> NoReturn:
-        """Ends the process without Python's own clearing up, in which threads of libraries may keep it waiting.
+    def exit_now(self) -> NoReturn:
+        """Exits without Python's own cleanup, which threads of libraries may block.
 
-        Ray's processes on this machine notice that it is gone, those that were not told before as well.
+        Ray's processes on this machine notice that this process is gone, and exit too.
         """
-        number = signal.SIGINT if self.asked is None else self.asked
+        number = signal.SIGINT if self.received is None else self.received
         sys.stdout.flush()
-        os.write(sys.stderr.fileno(), f"{self.farewell}\n".encode())
+        os.write(sys.stderr.fileno(), f"{self._exit_message}\n".encode())
         os._exit(Interrupted(number).exit_code)

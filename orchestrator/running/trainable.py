@@ -11,7 +11,7 @@ from ray import tune
 from ray.exceptions import RayTaskError
 
 from orchestrator.planning.grid import TrialKey, trial_key
-from orchestrator.running.environment import Access
+from orchestrator.running.environment import AccessTokens
 from orchestrator.running.nodes import FailedSetup, Node
 from orchestrator.running.results import Assignment
 from orchestrator.running.rows import Account, RowContext
@@ -42,8 +42,10 @@ class Watched(Protocol):
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
     """Set up once; Tune hands it the next trial by `reset_config`, and asks for results until one is the last."""
 
-    def setup(self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str, access: Access) -> None:
-        access.grant()
+    def setup(
+        self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str, access: AccessTokens
+    ) -> None:
+        access.export()
         here = ray.get_runtime_context()
         self._name = here.get_actor_name() or f"worker-{here.get_actor_id()}"  # see WorkerClasses
         self._results, self._sweep = results, sweep

@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orchestrator.core.errors import InputErrors
-from orchestrator.running.environment import LONGEST_TEMPORARY, OBJECT_STORE, QUIET
+from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, RAY_VARIABLES
 from sampler.errors import InputError
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
@@ -241,11 +241,11 @@ def script_of(
         image=None if job.image is None else shlex.quote(job.image),
         binds=[shlex.quote(str(bind)) for bind in binds],
         gpus=job.gpus_per_node > 0,
-        exports=shlex.join(f"{switch}={value}" for switch, value in QUIET.items()),
+        exports=shlex.join(f"{switch}={value}" for switch, value in RAY_VARIABLES.items()),
         logs=shlex.quote(str(stem)),
         folder=shlex.quote(str(path.parent.parent)),
-        longest=LONGEST_TEMPORARY,
-        object_store=OBJECT_STORE,
+        longest=MAX_TEMPORARY_CHARACTERS,
+        object_store=OBJECT_STORE_BYTES,
         dashboard=dashboard,
         flags=shlex.join(flags),
         requeue=job.requeue,

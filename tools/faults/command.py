@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.running.environment import LOOPBACK
+from orchestrator.running.environment import LOOPBACK_VARIABLES
 from tools.processes import below, gone
 
 # Of every Ray in a campaign: it stays on the loopback device, and asks nobody for a token.
-ALONE = {**LOOPBACK, "RAY_AUTH_MODE": "disabled"}
+ALONE = {**LOOPBACK_VARIABLES, "RAY_AUTH_MODE": "disabled"}
 GONE = 60.0  # seconds for what a dead command leaves behind
 # Ray's own: they hold nothing of a sweep, and ask a dead server for a minute before they go.
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")

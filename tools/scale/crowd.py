@@ -10,7 +10,7 @@ from orchestrator.planning.machine import Machine, Placement
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.settings import policies_of
 from orchestrator.running import environment
-from orchestrator.running.stop import Stop
+from orchestrator.running.stop import StopSignals
 from orchestrator.store import Store
 from orchestrator.watching.view import SweepView
 from tools.scale.figure import Figure
@@ -38,7 +38,7 @@ def crowd(folder: Path, *, actors: int = 64) -> list[Figure]:
             placement=placement,
             sweep=plan.sweep,
             view=view,
-            stop=Stop(),
+            stop=StopSignals(),
             worker=StandIn,
         )
         driver.close(results)
