@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from orchestrator.analysis.columns import speeds_of_moments
+from orchestrator.core.totals import COLUMNS, Totals, totals_of
+from orchestrator.progress.timeline import PARTS, Timeline, timeline
 from orchestrator.store import Store
-from orchestrator.watching.tally import COLUMNS, Totals, tally_of
-from orchestrator.watching.timeline import PARTS, Timeline, timeline
 from sampler.cli import Parser, run_command
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
@@ -78,7 +78,7 @@ def run_warm(arguments: argparse.Namespace, out: Path) -> WarmRun:
     return WarmRun(
         seconds=seconds,
         timeline=spent,
-        totals=tally_of(rows),
+        totals=totals_of(rows),
         token_ids=dict(zip(keys, map(tuple, rows["token_ids"].to_pylist()), strict=True)),
     )
 
@@ -133,7 +133,7 @@ def _k1_spread(totals: Sequence[Totals]) -> float | None:
     for line in totals:
         found = line.speedup if line.tokens and ReusePolicy.parse(line.configuration.policy).k == 1 else None
         if found is not None:
-            by_task.setdefault(line.configuration.task, []).append(found)
+            by_task.setdefault(line.task, []).append(found)
     return max((max(speeds) / min(speeds) for speeds in by_task.values() if len(speeds) > 1), default=None)
 
 

@@ -16,6 +16,8 @@ from orchestrator.planning.prepared import Prepared
 from orchestrator.planning.room import check_room
 from orchestrator.planning.setting_up import SetUp, set_up, write_down
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.progress.progress import stored_progress
+from orchestrator.progress.view import SweepView
 from orchestrator.report.write import write_report
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.nodes import NodeHealth
@@ -23,8 +25,6 @@ from orchestrator.running.stop import StopSignals
 from orchestrator.running.uploader import Uploader, finish_upload
 from orchestrator.store import Store, StoreWriter
 from orchestrator.store.upload import RemoteCopy, open_remote_copy
-from orchestrator.watching.stored import stored_progress
-from orchestrator.watching.view import SweepView
 from sampler.errors import InputError
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _print_end(made: SetUp) -> None:
     """The table, the verdicts, the report, and last where everything is."""
     folder = Path(made.plan.folder)
     with SweepView() as view:
-        view.finish(stored_progress(made.plan, Store(folder)))
+        view.finish(stored_progress(made.plan.sweep, made.plan.trials, made.plan.wanted, Store(folder)))
         try:
             written = write_report([folder])
             for verdict in written.verdicts:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.progress.status import SweepStatus, read_status
+from orchestrator.progress.view import SweepView, duration
 from orchestrator.store import Store
-from orchestrator.watching.overview import Overview, look
-from orchestrator.watching.view import SweepView, duration
 from sampler.cli import Parser, run_command
 
 LISTED = 10  # failures and damaged files told one by one
@@ -50,66 +50,66 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="read every byte of every file (slow on a large sweep)")
     arguments = parser.parse_args()
     folder = Path(arguments.folder)
-    overview = look(folder)
-    damage = list(dict.fromkeys((*overview.damage, *(Store(folder).check() if arguments.check else ()))))
+    status = read_status(folder)
+    damage = list(dict.fromkeys((*status.damage, *(Store(folder).check() if arguments.check else ()))))
     if arguments.json:
-        print(json.dumps({**overview.as_json(), "damage": damage}, indent=1))
+        print(json.dumps({**status.as_json(), "damage": damage}, indent=1))
     else:
-        show(overview, damage)
+        show(status, damage)
     if arguments.check and damage:
         sys.exit(2)
 
 
-def show(overview: Overview, damage: Sequence[str]) -> None:
+def show(status: SweepStatus, damage: Sequence[str]) -> None:
     with SweepView() as view:
-        for line in (*_request(overview), _state(overview), ""):
+        for line in (*_request(status), _state(status), ""):
             view.note(line)
-        view.table(overview.totals)
-        for line in ("", *_counts(overview), *_failures(overview), *_damage(overview, damage)):
+        view.table(status.totals)
+        for line in ("", *_counts(status), *_failures(status), *_damage(status, damage)):
             view.note(line)
 
 
-def _request(overview: Overview) -> Iterator[str]:
-    request, settings, model = overview.request, overview.request["settings"], overview.request.get("model") or {}
+def _request(status: SweepStatus) -> Iterator[str]:
+    request, settings, model = status.record, status.record["settings"], status.record.get("model") or {}
     revision = f" at {model['revision'].removeprefix('sha256:')[:12]}" if model.get("revision") else ""
-    yield f"{request.get('sweep') or overview.folder.name}: {model.get('source', 'an unknown model')}{revision}"
+    yield f"{request.get('sweep') or status.folder.name}: {model.get('source', 'an unknown model')}{revision}"
     tasks = ", ".join(f"{task} ({facts['documents']:,} documents)" for task, facts in request["tasks"].items())
     named = [f"{name} {settings[name]}" for name in ("limit", "sample") if settings.get(name)]
     named += [f"{settings['repeats']} repeats"] if settings["repeats"] > 1 else []
     yield "; ".join((tasks, f"{len(settings['policies'])} policies", *named))
 
 
-def _state(overview: Overview) -> str:
-    last, writer = overview.last_row, overview.writer
+def _state(status: SweepStatus) -> str:
+    last, writer = status.last_row, status.writer
     ago = "" if last is None else f"; last row {duration(max(0.0, (datetime.now(UTC) - last).total_seconds()))} ago"
     if writer is not None:
         return f"running: process {writer.pid} on {writer.host} since {writer.since}{ago}"
     goes_on = "the same command continues it, with every task and policy below"  # it may have grown by several
     words = {"complete": "complete", "stopped": f"stopped: {goes_on}"}
-    return words[overview.state] + ago
+    return words[status.state] + ago
 
 
-def _counts(overview: Overview) -> Iterator[str]:
-    missing = f", {overview.missing:,} missing" if overview.missing else ""
-    yield f"documents: {overview.documents:,} of {overview.wanted:,}{missing}"
-    states = ", ".join(f"{count:,} {state}" for state, count in overview.trials.items() if count)
-    yield f"trials: {states or 'none'} of {sum(overview.trials.values()):,}"
+def _counts(status: SweepStatus) -> Iterator[str]:
+    missing = f", {status.missing:,} missing" if status.missing else ""
+    yield f"documents: {status.documents:,} of {status.wanted:,}{missing}"
+    states = ", ".join(f"{count:,} {state}" for state, count in status.trials.items() if count)
+    yield f"trials: {states or 'none'} of {sum(status.trials.values()):,}"
 
 
-def _failures(overview: Overview) -> Iterator[str]:
-    for failure in overview.failures[:LISTED]:
+def _failures(status: SweepStatus) -> Iterator[str]:
+    for failure in status.failures[:LISTED]:
         yield f"failed: {failure.label} ({failure.attempts} attempts): {failure.reason}"
-    if len(overview.failures) > LISTED:
-        yield f"failed: {len(overview.failures) - LISTED} more, see --json"
+    if len(status.failures) > LISTED:
+        yield f"failed: {len(status.failures) - LISTED} more, see --json"
 
 
-def _damage(overview: Overview, damage: Sequence[str]) -> Iterator[str]:
+def _damage(status: SweepStatus, damage: Sequence[str]) -> Iterator[str]:
     for sentence in damage[:LISTED]:
         yield f"corrupted: {sentence}"
     if len(damage) > LISTED:
         yield f"corrupted: {len(damage) - LISTED} more, see --json"
-    if overview.set_aside:
-        yield f"{overview.set_aside} files, corrupted or run again, were moved to {overview.folder / 'quarantine'}"
+    if status.set_aside:
+        yield f"{status.set_aside} files, corrupted or run again, were moved to {status.folder / 'quarantine'}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import time
 
 from test_view import progress
 
-from orchestrator.watching.view import SweepView
+from orchestrator.progress.view import SweepView
 
 with SweepView() as view:
     view.update(progress())

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.trial import WantedDocuments
 from orchestrator.planning.machine import Machine, Placement
 from orchestrator.planning.plan import Plan
+from orchestrator.progress.view import SweepView
 from orchestrator.running import environment
 from orchestrator.running.stop import StopSignals
 from orchestrator.store import Store
-from orchestrator.watching.view import SweepView
 from tools.scale.million import TASK, write_begun
 
 TRIALS, SECONDS, LOADING = 54, 0.3, 6.0
@@ -34,7 +35,12 @@ class Slow(StandIn):
 def main(folder: Path) -> None:
     trials = write_begun(folder, documents=TRIALS // 9, shard=1)
     documents = {trial.shard: (f"{trial.task}/{trial.shard}",) for trial in trials}
-    plan = Plan(folder=str(folder), sweep="made-00000000", trials=tuple(trials), documents={TASK: documents})
+    plan = Plan(
+        folder=str(folder),
+        sweep="made-00000000",
+        trials=tuple(trials),
+        wanted=WantedDocuments(by_shard={TASK: documents}),
+    )
     placement = Placement(actors=2, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)
     with cluster.local(placement, Machine.here(), dashboard=False), SweepView(quiet=True) as view:
         results = cluster.start_results(plan, actors=2, metrics=False)

@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 from made_rows import DEFAULTS
 
-from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.core.totals import trial_sums
+from orchestrator.core.trial import Trial
+from orchestrator.planning.grid import SweepIdentity, plan_trials
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store import StoreWriter
 from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
-from orchestrator.watching.tally import trial_sums
 
 
 class Unsynced(Disk):
@@ -54,7 +55,7 @@ class MadeSweep:
         scored = [task for task, kind in self.kinds.items() if kind == "loglikelihood"]
         self.trials = plan_trials(self.identity, self.settings, shards, scored=scored)
 
-    def wanted(self, trial: TrialSpec) -> list[str]:
+    def wanted(self, trial: Trial) -> list[str]:
         size = self.settings.shard_size
         return [f"d{i}" for i in range(trial.shard * size, min((trial.shard + 1) * size, self.count))]
 
@@ -85,7 +86,7 @@ class MadeSweep:
         rows = [{**blank, "doc_id": f"d{i}", "shard": i // size} for i in range(self.count)]
         return pa.Table.from_pylist(rows, schema=DOCUMENTS)
 
-    def rows(self, trial: TrialSpec, attempt: int, doc_ids: Sequence[str]) -> pa.RecordBatch:
+    def rows(self, trial: Trial, attempt: int, doc_ids: Sequence[str]) -> pa.RecordBatch:
         """Made up from the trial and the document alone, so that repeating it makes the same rows."""
         k = int(trial.policy[1])
         rows = []
@@ -93,7 +94,7 @@ class MadeSweep:
             rng = random.Random(f"{trial.trial_id}{doc_id}")
             made = {
                 "trial_id": trial.trial_id, "task": trial.task, "policy": trial.policy, "k": k, "shard": trial.shard,
-                "threshold": trial.threshold, "small_block": trial.small_block, "block_cache": trial.block_cache,
+                **trial.configuration.as_dict(),
                 "doc_id": doc_id, "batch_id": number, "batch_seconds": rng.uniform(1, 2) / (1 + 0.1 * k),
                 "tokens": rng.randrange(50, 90), "correct": rng.random() < 0.8, "attempt": attempt,
                 "repeat": trial.repeat, "layer_positions": 1000 // k, "calibration": 50.0,
@@ -103,7 +104,7 @@ class MadeSweep:
         return pa.RecordBatch.from_pylist(rows, schema=ROWS)
 
     def run(
-        self, store: StoreWriter, trial: TrialSpec, doc_ids: Sequence[str] | None = None, *, tally: bool = True
+        self, store: StoreWriter, trial: Trial, doc_ids: Sequence[str] | None = None, *, tally: bool = True
     ) -> None:
         """All of a trial, or the first documents of it, left unfinished."""
         attempt = store.begin(trial.as_dict(), {"actor": "worker-1", "packages": {"torch": "2.13.0", "ray": "2.60.0"}})

@@ -7,7 +7,7 @@ from typing import Any
 from tasks_model import write_model
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-from orchestrator.planning.grid import TrialSpec
+from orchestrator.core.trial import Trial
 from orchestrator.running.rows import RowContext
 from orchestrator.running.worker import WorkerSettings
 from tasks.documents import TaskOptions
@@ -30,7 +30,7 @@ def write_case(root: Path) -> Path:
     return root
 
 
-def trial(policy: str = "k1", task: str = "gsm8k", **changes: Any) -> TrialSpec:
+def trial(policy: str = "k1", task: str = "gsm8k", **changes: Any) -> Trial:
     values: dict[str, Any] = {
         "trial_id": f"{policy}{task}".encode().hex(),
         "task": task,
@@ -41,7 +41,7 @@ def trial(policy: str = "k1", task: str = "gsm8k", **changes: Any) -> TrialSpec:
         "repeat": 0,
         "shard": 0,
     }
-    return TrialSpec(**values | changes)
+    return Trial.from_dict(values | changes)
 
 
 def worker_settings(root: Path, **changes: Any) -> WorkerSettings:

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from made_rows import made_rows
 from sweep_runs import ROOT, Run
-from test_tally import configuration, row
+from test_totals import configuration, row
 
+from orchestrator.core.totals import totals_of
+from orchestrator.progress.progress import Progress
 from orchestrator.running.dashboard import (
     ACCURACY,
     DONE,
@@ -31,8 +33,6 @@ from orchestrator.running.dashboard import (
     gauge_values,
     trials_by_state,
 )
-from orchestrator.watching.progress import Progress
-from orchestrator.watching.tally import tally_of
 
 PROMQL = {"sum", "max", "by", "deriv", "label_values"}
 SAMPLE = re.compile(r"(\w+)\{(.*)\} \S+")
@@ -41,15 +41,15 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 def test_no_two_configurations_share_their_tags() -> None:
     rows = [row("a", "k1"), row("b", "k1", threshold=0.9), row("c", "k1", block_cache=False), row("d", "k2_last")]
-    tags = [gauge_tags("demo-01234567", line) for line in tally_of(made_rows(rows))]
+    tags = [gauge_tags("demo-01234567", line) for line in totals_of(made_rows(rows))]
     assert len({tuple(one.items()) for one in tags}) == 4
     assert all(tuple(one) == TAGS for one in tags)
     assert tags[0] | {"settings": ""} == {"sweep": "demo-01234567", "task": "gsm8k", "policy": "k1", "settings": ""}
 
 
 def test_what_is_not_known_has_no_value() -> None:
-    done, unscored = tally_of(made_rows([row("a", "k1"), row("b", "k2_last", correct=None, tokens=0)]))
-    (waiting,) = tally_of(made_rows([]), {configuration("gsm8k", "k3_last"): 10})
+    done, unscored = totals_of(made_rows([row("a", "k1"), row("b", "k2_last", correct=None, tokens=0)]))
+    (waiting,) = totals_of(made_rows([]), {configuration("gsm8k", "k3_last"): 10})
     assert gauge_values(done).keys() >= {DONE, WANTED, ACCURACY, SPEED}
     assert gauge_values(unscored).keys() == {DONE, WANTED}
     assert gauge_values(waiting) == {DONE: 0, WANTED: 10}

@@ -8,14 +8,14 @@ import pytest
 from made_rows import DEFAULTS
 from sweep_cases import trial
 
-from orchestrator.planning.grid import TrialSpec
+from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.plan import Plan
+from orchestrator.progress.progress import stored_progress
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.running.results import KILLED_IN_SETUP, Results
 from orchestrator.store import Store, StoreError, StoreWriter
 from orchestrator.store.lock import FolderInUse
 from orchestrator.store.schema import ROWS
-from orchestrator.watching.stored import stored_progress
 
 DOCUMENTS = ("a", "b", "c")
 ONE, TWO = trial("k1"), trial("k2_middle")
@@ -23,7 +23,9 @@ NODE = Node(node_id="a1", host="node-a")
 
 
 def plan_for(folder: Path, documents: tuple[str, ...] = DOCUMENTS) -> Plan:
-    return Plan(folder=str(folder), sweep="s-1", trials=(ONE, TWO), documents={"gsm8k": {0: documents}})
+    return Plan(
+        folder=str(folder), sweep="s-1", trials=(ONE, TWO), wanted=WantedDocuments(by_shard={"gsm8k": {0: documents}})
+    )
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
-def batch(spec: TrialSpec, documents: str, *, attempt: int = 0, batch_id: int = 0, **changes: Any) -> pa.RecordBatch:
+def batch(spec: Trial, documents: str, *, attempt: int = 0, batch_id: int = 0, **changes: Any) -> pa.RecordBatch:
     policy = {"policy": spec.policy, "task": spec.task, "trial_id": spec.trial_id, "k": int(spec.policy[1])}
     rows = [
         {**DEFAULTS, **policy, "doc_id": d, "attempt": attempt, "batch_id": batch_id, "tokens": 10, **changes}
@@ -136,7 +138,7 @@ def test_progress_counts_only_what_is_wanted_now(folder: Path) -> None:
     results.finish(ONE.trial_id, {})
     results.close()
     smaller = plan_for(folder, ("a",))
-    progress = stored_progress(smaller, Store(folder))
+    progress = stored_progress(smaller.sweep, smaller.trials, smaller.wanted, Store(folder))
     assert (progress.documents, progress.wanted, progress.finished) == (1, 2, 1)
     assert progress.totals == Results(smaller, actors=1).progress().totals
 

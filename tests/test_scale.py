@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.watching.overview import look
+from orchestrator.progress.status import read_status
 from sampler.errors import InputError
 from tools.scale.crowd import crowd
 from tools.scale.figure import Figure, spent_by
@@ -28,7 +28,7 @@ def test_a_command_that_fails_is_told() -> None:
 
 def test_made_rows_are_a_finished_sweep(tmp_path: Path) -> None:
     assert write_rows(tmp_path / "s", rows=900) == 900
-    overview = look(tmp_path / "s")
+    overview = read_status(tmp_path / "s")
     assert (overview.state, overview.documents, overview.missing) == ("complete", 900, 0)
 
 

@@ -57,10 +57,10 @@ def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[Prepared, 
         if made.trials:
             write_down(prepared, writer, made, arguments=arguments)
         for spec in made.trials if finish else ():
-            wanted = made.plan.wanted(spec)
+            wanted = made.plan.wanted.of(spec)
             missing = [doc_id for doc_id in wanted if doc_id not in writer.completed_documents(spec.trial_id)]
             attempt = writer.begin(spec.as_dict(), {})
-            row = {**DEFAULTS, "attempt": attempt, **{name: getattr(spec, name) for name in spec.as_dict()}}
+            row = {**DEFAULTS, "attempt": attempt, **spec.as_dict()}
             rows = [{**row, "doc_id": doc_id} for doc_id in missing]
             writer.append(spec.trial_id, attempt, pa.RecordBatch.from_pylist(rows, schema=ROWS))
             writer.finish(spec.trial_id, {}, wanted)

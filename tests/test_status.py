@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from made_sweep import MadeSweep
 
+from orchestrator.core.totals import totals_of
+from orchestrator.progress.status import read_status
 from orchestrator.store import StoreWriter
-from orchestrator.watching.overview import look
-from orchestrator.watching.tally import tally_of
 from sampler.errors import InputError
 from tools.scale.figure import spent_by
 
@@ -41,13 +41,13 @@ def test_a_complete_sweep(sweep: MadeSweep) -> None:
     with sweep.begin() as store:
         for trial in sweep.trials:
             sweep.run(store, trial)
-    overview = look(sweep.folder)
-    assert overview.state == "complete"
-    assert overview.trials == {"finished": 4, "running": 0, "unfinished": 0, "failed": 0, "pending": 0}
-    assert (overview.documents, overview.wanted, overview.missing) == (40, 40, 0)
-    from_rows = {totals.configuration: totals for totals in tally_of(store.rows())}
-    for totals in overview.totals:
-        assert totals.as_json() == pytest.approx(from_rows[totals.configuration].as_json())
+    found_status = read_status(sweep.folder)
+    assert found_status.state == "complete"
+    assert found_status.trials == {"finished": 4, "running": 0, "unfinished": 0, "failed": 0, "pending": 0}
+    assert (found_status.documents, found_status.wanted, found_status.missing) == (40, 40, 0)
+    from_rows = {totals.key: totals for totals in totals_of(store.rows())}
+    for totals in found_status.totals:
+        assert totals.as_json() == pytest.approx(from_rows[totals.key].as_json())
     printed = status(sweep.folder)
     assert printed.returncode == 0
     assert printed.stdout.startswith(
@@ -59,11 +59,11 @@ def test_a_complete_sweep(sweep: MadeSweep) -> None:
 
 def test_a_sweep_that_is_being_prepared(tmp_path: Path) -> None:
     """Its folder is taken, but says nothing yet."""
-    prepares = f"process {os.getpid()} on .* prepares a sweep there; look again soon"
+    prepares = f"process {os.getpid()} on .* is preparing a sweep there; try again"
     with StoreWriter(tmp_path / "new"), pytest.raises(InputError, match=prepares):
-        look(tmp_path / "new")
-    with pytest.raises(InputError, match="holds no sweep"):
-        look(tmp_path / "new")
+        read_status(tmp_path / "new")
+    with pytest.raises(InputError, match="is not a sweep"):
+        read_status(tmp_path / "new")
 
 
 def test_sums_in_trial_json_and_rows_give_the_same(sweep: MadeSweep, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_sums_in_trial_json_and_rows_give_the_same(sweep: MadeSweep, tmp_path: P
         with one.begin() as store:
             for trial in one.trials:
                 one.run(store, trial, tally=tally)
-    pairs = zip(look(sweep.folder).totals, look(other.folder).totals, strict=True)
+    pairs = zip(read_status(sweep.folder).totals, read_status(other.folder).totals, strict=True)
     assert all(ours.as_json() == pytest.approx(theirs.as_json()) for ours, theirs in pairs)
 
 
@@ -138,12 +138,12 @@ def test_scored_tasks_have_no_decode_settings(tmp_path: Path) -> None:
     with made.begin() as store:
         for trial in made.trials:
             made.run(store, trial)
-    overview = look(made.folder)
-    assert overview.state == "complete"
-    assert overview.trials["finished"] == len(made.trials) == 2 * 2 * 2 * (4 + 1)
-    assert len(overview.totals) == 8 + 2
-    assert all(line.wanted == line.documents == 40 for line in overview.totals)
-    assert all((line.speedup is None) == (line.configuration.task == "task1") for line in overview.totals)
+    found_status = read_status(made.folder)
+    assert found_status.state == "complete"
+    assert found_status.trials["finished"] == len(made.trials) == 2 * 2 * 2 * (4 + 1)
+    assert len(found_status.totals) == 8 + 2
+    assert all(line.wanted == line.documents == 40 for line in found_status.totals)
+    assert all((line.speedup is None) == (line.task == "task1") for line in found_status.totals)
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "trial.json"])

@@ -12,9 +12,10 @@ from tasks_model import write_model
 from test_timeline import attempt, trials
 
 from orchestrator.bench import WarmRun, figures_of, table
+from orchestrator.core.configuration import Configuration
+from orchestrator.core.totals import RunningTotals, Sums
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.watching.tally import Configuration, Sums, Tally
-from orchestrator.watching.timeline import PARTS, timeline
+from orchestrator.progress.timeline import PARTS, timeline
 from sampler.errors import InputError
 from tools import cold
 
@@ -22,15 +23,15 @@ SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1_first", "k1_last", "k2_
 
 
 def warm_run() -> WarmRun:
-    tally = Tally()
+    running = RunningTotals()
     for policy, speed in (("k1_first", 1.0), ("k1_last", 1.1), ("k2_last", 1.5)):
-        key = Configuration(task="gsm8k", policy=policy, threshold=0.95, small_block=8, block_cache=True)
+        key = ("gsm8k", Configuration(policy=policy))
         sums = Sums(baseline=policy[1] == "1", documents=2, tokens=100, seconds=1 / speed, work=50 / speed)
-        tally.add_sums(key, sums)
+        running.add_sums(key, sums)
     found = timeline(trials(attempt("a", 0, 10), attempt("b", 0, 9), attempt("a", 10.01, 20)))
     assert found is not None
     ids = {("gsm8k", policy, doc): (1, 2) for policy in SETTINGS.policies for doc in "ab"}
-    return WarmRun(seconds=30.0, timeline=found, totals=tally.totals(), token_ids=ids)
+    return WarmRun(seconds=30.0, timeline=found, totals=running.totals(), token_ids=ids)
 
 
 def cold_run() -> cold.ColdRun:

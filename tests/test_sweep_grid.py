@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import settings as run
 from hypothesis import strategies as st
 
-from orchestrator.planning.grid import DECODE_DEFAULTS, SweepIdentity, TrialSpec, plan_trials, shard_of
+from orchestrator.core.configuration import Configuration
+from orchestrator.core.trial import Trial
+from orchestrator.planning.grid import SweepIdentity, assign_shards, plan_trials
 from orchestrator.planning.settings import SweepSettings
 
 IDENTITY = SweepIdentity(
@@ -44,11 +46,11 @@ class Doc:
         return f"{self.subtask}/{self.index}"
 
 
-def plan(identity: SweepIdentity = IDENTITY, shards: Any = SHARDS, **changes: Any) -> list[TrialSpec]:
+def plan(identity: SweepIdentity = IDENTITY, shards: Any = SHARDS, **changes: Any) -> list[Trial]:
     return plan_trials(identity, replace(SETTINGS, **changes), shards)
 
 
-def ids(trials: list[TrialSpec]) -> set[str]:
+def ids(trials: list[Trial]) -> set[str]:
     assert len({trial.trial_id for trial in trials}) == len(trials), "no two trials share an id"
     return {trial.trial_id for trial in trials}
 
@@ -61,7 +63,7 @@ def test_ids_do_not_change_between_versions() -> None:
     """Frozen: another id would orphan every sweep there is."""
     trial = next(t for t in plan() if (t.task, t.policy, t.shard) == ("gsm8k", "k2_middle", 0))
     assert trial.trial_id == "ee4193e869fc55e3"
-    assert TrialSpec.from_dict(json.loads(json.dumps(trial.as_dict()))) == trial
+    assert Trial.from_dict(json.loads(json.dumps(trial.as_dict()))) == trial
     assert SweepIdentity.from_dict(json.loads(json.dumps(IDENTITY.as_dict()))) == IDENTITY
 
 
@@ -154,7 +156,7 @@ def test_scored_tasks_have_no_decode_settings() -> None:
     count = Counter(trial.task for trial in trials)
     assert (count["gsm8k"], count["mmlu"]) == (3 * 9 * 8, 5 * 9)
     scored = {trial for trial in trials if trial.task == "mmlu"}
-    assert {(t.threshold, t.small_block, t.block_cache) for t in scored} == {DECODE_DEFAULTS}
+    assert all(not t.configuration.changed_from() for t in scored)
     assert scored <= set(plan()), "the same trials as with the default settings"
 
 
@@ -176,7 +178,7 @@ def test_every_configuration_grows_at_the_same_pace(
     for start in range(0, len(trials), each):
         block = trials[start : start + each]
         assert len({(trial.repeat, trial.shard, trial.task) for trial in block}) == 1, "one shard of one task at a time"
-        assert len({(trial.policy, trial.threshold) for trial in block}) == each
+        assert len({trial.configuration for trial in block}) == each
     places = [(trial.repeat, trial.shard, SETTINGS.tasks.index(trial.task)) for trial in trials]
     assert places == sorted(places)
 
@@ -192,23 +194,14 @@ def test_the_order_within_a_shard_is_random_and_repeatable() -> None:
 
 
 def test_labels() -> None:
-    trial = TrialSpec(
-        trial_id="x",
-        task="gsm8k",
-        policy="k2_middle",
-        threshold=0.95,
-        small_block=8,
-        block_cache=True,
-        repeat=0,
-        shard=3,
-    )
+    trial = Trial(trial_id="x", task="gsm8k", configuration=Configuration(policy="k2_middle"), repeat=0, shard=3)
     assert trial.label == "gsm8k/k2_middle/3"
-    other = replace(trial, threshold=1.0, small_block=4, block_cache=False, repeat=2)
-    assert other.label == "gsm8k/k2_middle,t1,b4,nocache/3.r2"
+    changed = Configuration(policy="k2_middle", threshold=1.0, small_block=4, block_cache=False)
+    assert replace(trial, configuration=changed, repeat=2).label == "gsm8k/k2_middle_t1_b4_nocache/3.r2"
 
 
 def test_shards_take_subjects_in_turns() -> None:
-    shards = shard_of(documents({"a": 20, "b": 9, "c": 1}), 10)
+    shards = assign_shards(documents({"a": 20, "b": 9, "c": 1}), 10)
     assert list(shards) == [
         *(f"a/{i}" for i in range(8)),
         *(f"b/{i}" for i in range(8)),
@@ -227,7 +220,7 @@ def test_shards_take_subjects_in_turns() -> None:
     limit=st.integers(1, 70),
 )
 def test_a_larger_limit_only_adds_documents_to_trials(sizes: dict[str, int], shard_size: int, limit: int) -> None:
-    shards = shard_of(documents(sizes), shard_size)
+    shards = assign_shards(documents(sizes), shard_size)
     counts = Counter(shards.values())
     assert set(counts) == set(range(len(counts)))
     assert all(counts[shard] == shard_size for shard in range(len(counts) - 1)), "all full but the last"

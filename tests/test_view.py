@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.watching.progress import Pace, Progress
-from orchestrator.watching.table import ASCII, Glyphs, Table, groups_of
-from orchestrator.watching.tally import Configuration, Sums, Tally, Totals
-from orchestrator.watching.view import SweepView, duration, end_table
+from orchestrator.core.configuration import Configuration
+from orchestrator.core.totals import RunningTotals, Sums, Totals
+from orchestrator.progress.progress import Pace, Progress
+from orchestrator.progress.table import ASCII, Glyphs, Table, groups_of
+from orchestrator.progress.view import SweepView, duration, end_table
 
 NINE = tuple(f"k{k}_{subset}" for k in (1, 2, 3) for subset in ("first", "middle", "last"))
 
@@ -36,23 +37,23 @@ def totals(
     cost: float = 2.0,
 ) -> tuple[Totals, ...]:
     keys = [
-        Configuration(task=task, policy=policy, threshold=threshold, small_block=8, block_cache=True)
+        (task, Configuration(policy=policy, threshold=threshold))
         for task in tasks
         for threshold in thresholds
         for policy in policies
     ]
-    tally = Tally(dict.fromkeys(keys, wanted))
+    running = RunningTotals(dict.fromkeys(keys, wanted))
     for key in keys:
-        count = done if isinstance(done, int) else done.get(key.task, 50)
-        speed = 1.25 if key.policy.startswith("k2") else 1.0
+        count = done if isinstance(done, int) else done.get(key[0], 50)
+        speed = 1.25 if key[1].policy.startswith("k2") else 1.0
         sums = Sums(
-            baseline=key.policy.startswith("k1"), documents=count, correct=count * 4 // 5, tokens=100 * count,
+            baseline=key[1].policy.startswith("k1"), documents=count, correct=count * 4 // 5, tokens=100 * count,
             seconds=cost * count / speed, work=100.0 * count / speed, layer_positions=1000 * count,
             scored={0: count},
         )  # fmt: skip
         if count:
-            tally.add_sums(key, sums)
-    return tally.totals()
+            running.add_sums(key, sums)
+    return running.totals()
 
 
 def progress(lines: tuple[Totals, ...] | None = None, **fields: Any) -> Progress:

@@ -9,6 +9,8 @@ import pytest
 
 from orchestrator.planning.machine import Growth, Machine, Nodes, Placement
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.progress.progress import Progress
+from orchestrator.progress.view import SweepView
 from orchestrator.running import driver
 from orchestrator.running.autoscaler import (
     REFUSALS,
@@ -20,8 +22,6 @@ from orchestrator.running.autoscaler import (
 )
 from orchestrator.running.driver import LOAD_NOTICE_SECONDS, START_NOTICE_SECONDS, ProgressPoller
 from orchestrator.running.stop import Aborted
-from orchestrator.watching.progress import Progress
-from orchestrator.watching.view import SweepView
 from sampler import InputError
 
 CORE = Placement(actors=2, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)

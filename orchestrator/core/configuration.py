@@ -6,6 +6,7 @@ docs/architecture.md says how to add one.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import product
 from typing import Any
 
 from sampler.records import DecodeSettings
@@ -13,9 +14,13 @@ from sampler.records import DecodeSettings
 DEFAULTS = DecodeSettings()
 
 
-def _decode_setting(default: Any, *, slug: str | tuple[str, str]) -> Any:
-    """`slug` formats the value for file names; a pair is for off and on."""
-    return field(default=default, metadata={"slug": slug})
+def _decode_setting(default: Any, *, slug: str | tuple[str, str], in_every_id: bool = False) -> Any:
+    """`slug` formats the value for file names; a pair is for off and on.
+
+    `in_every_id` is True for the settings of format version 1. A later setting is part of a trial's id only if it is
+    not the default, so that the trials of existing sweeps keep their ids.
+    """
+    return field(default=default, metadata={"slug": slug, "in_every_id": in_every_id})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -23,9 +28,9 @@ class Configuration:
     """A policy plus decode settings; the order is by policy name, then by settings."""
 
     policy: str
-    threshold: float = _decode_setting(DEFAULTS.threshold, slug="t{:g}")
-    small_block: int = _decode_setting(DEFAULTS.small_block, slug="b{}")
-    block_cache: bool = _decode_setting(DEFAULTS.block_cache, slug=("nocache", "cache"))
+    threshold: float = _decode_setting(DEFAULTS.threshold, slug="t{:g}", in_every_id=True)
+    small_block: int = _decode_setting(DEFAULTS.small_block, slug="b{}", in_every_id=True)
+    block_cache: bool = _decode_setting(DEFAULTS.block_cache, slug=("nocache", "cache"), in_every_id=True)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Configuration":
@@ -43,6 +48,11 @@ class Configuration:
 
     def as_dict(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         return {name: getattr(self, name) for name in (CONFIGURATION_KEYS if names is None else names)}
+
+    def identity(self) -> dict[str, Any]:
+        """The values that trial ids are made from."""
+        changed = self.changed_from()
+        return self.as_dict(["policy", *(name for name in DECODE_SETTINGS if name in _IN_EVERY_ID or name in changed)])
 
     def changed_from(self, reference: "Configuration | None" = None) -> tuple[str, ...]:
         """Decode settings that differ from those of `reference`, or from the defaults."""
@@ -72,9 +82,23 @@ class Configuration:
 
 DECODE_SETTINGS = tuple(item.name for item in fields(Configuration) if item.name != "policy")
 CONFIGURATION_KEYS = ("policy", *DECODE_SETTINGS)
+_IN_EVERY_ID = {item.name for item in fields(Configuration) if item.metadata.get("in_every_id")}
 _SLUGS: Mapping[str, str | tuple[str, str]] = {
     item.name: item.metadata["slug"] for item in fields(Configuration) if item.name in DECODE_SETTINGS
 }
+
+
+def grid(settings: Mapping[str, Any], *, decoded: bool = True) -> list[Configuration]:
+    """Every policy with every combination of the decode settings listed in `settings` (a sweep's, as a mapping).
+
+    A task whose options are scored, not decoded, has the default decode settings.
+    """
+    axes = [settings.get(name) or [getattr(DEFAULTS, name)] for name in DECODE_SETTINGS] if decoded else []
+    names = DECODE_SETTINGS if decoded else ()
+    return [
+        Configuration(policy=policy, **dict(zip(names, values, strict=True)))
+        for policy, *values in product(settings["policies"], *axes)
+    ]
 
 
 def varying_settings(configurations: Iterable[Configuration]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""Trials: one shard of a task's documents under one configuration."""
+"""Trials (one shard of a task's documents under one configuration) and the documents they are to have rows of."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,3 +57,34 @@ class Trial:
 def trial_key(values: Mapping[str, Any]) -> TrialKey:
     """From a Ray Tune configuration or a row."""
     return tuple(values[name] for name in TRIAL_KEYS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantedDocuments:
+    """The documents that a sweep should have rows of: ids by task and shard, in the order they are run."""
+
+    by_shard: Mapping[str, Mapping[int, tuple[str, ...]]]
+
+    def ids(self, task: str, shard: int) -> tuple[str, ...]:
+        return self.by_shard.get(task, {}).get(shard, ())
+
+    def of(self, trial: Trial) -> tuple[str, ...]:
+        return self.ids(trial.task, trial.shard)
+
+    def count(self, task: str) -> int:
+        return sum(map(len, self.by_shard[task].values()))
+
+    def rows(self, trials: Iterable[Trial]) -> dict[tuple[str, Configuration], int]:
+        """How many rows these trials will have, by task and configuration."""
+        rows: Counter[tuple[str, Configuration]] = Counter()
+        for trial in trials:
+            rows[trial.task, trial.configuration] += len(self.of(trial))
+        return dict(rows)
+
+
+def documents_by_shard(shards: Iterable[tuple[str, int]]) -> dict[int, tuple[str, ...]]:
+    """Groups (document id, shard) pairs."""
+    found: dict[int, list[str]] = {}
+    for doc_id, shard in shards:
+        found.setdefault(shard, []).append(doc_id)
+    return {shard: tuple(ids) for shard, ids in found.items()}

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.core.errors import Problems
 from orchestrator.planning.fingerprint import folder_revision
 from orchestrator.planning.fits import check_model
-from orchestrator.planning.grid import SweepIdentity, shard_of
+from orchestrator.planning.grid import SweepIdentity, assign_shards
 from orchestrator.planning.machine import FULL_MODEL, Machine, Placement, gpus_of, notice_of, place, resolve_model
 from orchestrator.planning.prepared import Prepared, PreparedTask, default_name, task_options
 from orchestrator.planning.request import Request, adopt, combine
@@ -116,7 +116,7 @@ def _open(
     for name in settings.tasks:
         try:
             task = open_task(name, options)
-            shards = shard_of(task.documents, settings.shard_size)
+            shards = assign_shards(task.documents, settings.shard_size)
             opened[name] = PreparedTask(task=task, shards=shards, limit=settings.limit)
         except InputError as error:
             unavailable += error.sentences

@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
 from orchestrator.planning.estimate import Work, memory_needed, parameters
-from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.planning.grid import SweepIdentity, plan_trials
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.request import ask
 from orchestrator.planning.settings import NAME, SweepSettings
@@ -38,11 +39,7 @@ class PreparedTask:
     def by_shard(self) -> Mapping[int, tuple[str, ...]]:
         """Ids of the wanted documents, in the order they are run."""
         wanted = {document.doc_id for document in self.wanted}
-        found: dict[int, list[str]] = {}
-        for doc_id, shard in self.shards.items():
-            if doc_id in wanted:
-                found.setdefault(shard, []).append(doc_id)
-        return {shard: tuple(ids) for shard, ids in found.items()}
+        return documents_by_shard((doc_id, shard) for doc_id, shard in self.shards.items() if doc_id in wanted)
 
     def within(self, limit: int | None) -> list[Document]:
         return [document for document in self.task.documents if limit is None or document.index < limit]
@@ -122,23 +119,23 @@ class Prepared:
         return self.placement.actors * self.settings.shard_size
 
     @cached_property
-    def trials(self) -> list[TrialSpec]:
+    def trials(self) -> list[Trial]:
         shards = {name: sorted(task.by_shard) for name, task in self.tasks.items()}
         scored = [name for name, task in self.tasks.items() if task.task.kind == LOGLIKELIHOOD]
         return plan_trials(self.identity, self.settings, shards, scored=scored)
 
-    def documents(self, trial: TrialSpec) -> tuple[str, ...]:
-        """The wanted documents of a trial, in the order they are run."""
-        return self.tasks[trial.task].by_shard[trial.shard]
+    @cached_property
+    def wanted(self) -> WantedDocuments:
+        return WantedDocuments(by_shard={name: task.by_shard for name, task in self.tasks.items()})
 
     def work(
-        self, done: Mapping[str, Collection[str]] | None = None, *, trials: Sequence[TrialSpec] | None = None
+        self, done: Mapping[str, Collection[str]] | None = None, *, trials: Sequence[Trial] | None = None
     ) -> dict[str, Work]:
         """What is left of these trials, or of all, given the documents that trials already have rows of."""
         done = done or {}
         count, rows = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
         for trial in self.trials if trials is None else trials:
-            wanted = self.documents(trial)
+            wanted = self.wanted.of(trial)
             finished = done.get(trial.trial_id)
             missing = len(wanted) - (sum(doc_id in finished for doc_id in wanted) if finished else 0)
             count[trial.task] += missing > 0

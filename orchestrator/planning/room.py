@@ -6,15 +6,15 @@ from pathlib import Path
 
 from orchestrator.core.errors import Problems
 from orchestrator.core.hardware import Device
+from orchestrator.core.trial import Trial
 from orchestrator.planning.dry_run import size
 from orchestrator.planning.estimate import disk_needed
-from orchestrator.planning.grid import TrialSpec
 from orchestrator.planning.machine import Machine
 from orchestrator.planning.prepared import Prepared
 from sampler.errors import InputError
 
 
-def check_room(prepared: Prepared, machine: Machine, trials: Sequence[TrialSpec]) -> None:
+def check_room(prepared: Prepared, machine: Machine, trials: Sequence[Trial]) -> None:
     """An InputError with all that is lacking. Memory of GPUs and of other machines is checked by `check_devices`."""
     problems = Problems()
     with problems.collect():
@@ -50,7 +50,7 @@ def check_devices(needed: int, devices: Sequence[Device], *, share: float = 1.0,
     return small
 
 
-def _check_disk(prepared: Prepared, trials: Sequence[TrialSpec]) -> None:
+def _check_disk(prepared: Prepared, trials: Sequence[Trial]) -> None:
     needed = disk_needed(prepared.work(trials=trials), running=prepared.running)
     free = shutil.disk_usage(existing(Path(prepared.settings.out))).free
     if needed > free:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.core import provenance
-from orchestrator.planning.grid import TrialSpec
+from orchestrator.core.trial import Trial
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.prepared import Prepared
 from orchestrator.planning.request import combine, extension
@@ -22,7 +22,7 @@ class SetUp:
     """What the driver is to do, and what the folder is to say once it can."""
 
     plan: Plan
-    trials: list[TrialSpec]  # still to run
+    trials: list[Trial]  # still to run
     worker: WorkerSettings
     request: Mapping[str, Any]
     again: tuple[str, ...] = ()  # trials whose rows are to be set aside first
@@ -40,7 +40,7 @@ def set_up(prepared: Prepared, writer: StoreWriter, *, force: Sequence[str] | No
         folder=str(prepared.folder),
         sweep=request["sweep"],
         trials=tuple(prepared.trials),
-        documents={name: dict(task.by_shard) for name, task in prepared.tasks.items()},
+        wanted=prepared.wanted,
     )
     known = writer.trials()
     again = _again(plan, known, force or prepared.settings.policies) if force is not None else ()

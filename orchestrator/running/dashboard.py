@@ -15,9 +15,9 @@ import ray
 from ray import cloudpickle
 from ray.util.metrics import Gauge
 
-from orchestrator.planning.grid import TrialSpec
-from orchestrator.watching.progress import Progress
-from orchestrator.watching.tally import Totals
+from orchestrator.core.totals import Totals
+from orchestrator.core.trial import Trial
+from orchestrator.progress.progress import Progress
 
 MAX_TRIALS = 10_000  # each costs the driver about 35 kB of memory and half a millisecond
 PREFIX = "ray_"  # Ray adds it to the name of every gauge
@@ -87,7 +87,7 @@ class DashboardTrials:
         self._board = board
         self._shown: set[str] = set()
 
-    def add(self, trials: Iterable[TrialSpec]) -> None:
+    def add(self, trials: Iterable[Trial]) -> None:
         new = [trial for trial in trials if trial.trial_id not in self._shown]
         if self._board is None or len(self._shown) + len(new) > MAX_TRIALS:
             return
@@ -95,7 +95,7 @@ class DashboardTrials:
         task = ray.remote(num_cpus=0, max_retries=-1, scheduling_strategy="SPREAD")(show_trial)
         for trial in new:
             started = self._board.until_started.remote(trial.trial_id)
-            task.options(name=trial.configuration_label).remote(self._board, trial.trial_id, started)
+            task.options(name=f"{trial.task}/{trial.configuration.slug()}").remote(self._board, trial.trial_id, started)
             self._shown.add(trial.trial_id)
 
     def start(self, trial_id: str) -> None:
@@ -125,10 +125,9 @@ class SweepMetrics:
 
 def gauge_tags(sweep: str, totals: Totals) -> dict[str, str]:
     """`settings` distinguishes configurations of the same policy."""
-    threshold, small_block, block_cache = totals.configuration.settings
-    settings = f"threshold={threshold:g},small_block={small_block},block_cache={'on' if block_cache else 'off'}"
-    task, policy = totals.configuration.task, totals.configuration.policy
-    return {"sweep": sweep, "task": task, "policy": policy, "settings": settings}
+    configuration = totals.configuration
+    settings = configuration.settings_label()
+    return {"sweep": sweep, "task": totals.task, "policy": configuration.policy, "settings": settings}
 
 
 def gauge_values(totals: Totals) -> dict[str, float]:

@@ -17,9 +17,11 @@ import ray
 from ray import cloudpickle, tune
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from orchestrator.planning.grid import TrialKey, TrialSpec, trial_key
+from orchestrator.core.trial import Trial, TrialKey, trial_key
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.plan import Plan
+from orchestrator.progress.progress import Progress
+from orchestrator.progress.view import SweepView, duration
 from orchestrator.running.autoscaler import asked_and_free
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.environment import AccessTokens
@@ -44,8 +46,6 @@ from orchestrator.running.trainable import (
     sentence,
 )
 from orchestrator.store import StoreError
-from orchestrator.watching.progress import Progress
-from orchestrator.watching.view import SweepView, duration
 from sampler.errors import InputError
 
 MAX_FAILURES = 2  # a trial is tried three times
@@ -61,7 +61,7 @@ WORKER_ADDRESS = re.compile(r"\bip(?:=|: )([0-9A-Fa-f.:]+)")  # likewise
 
 
 def run_trials(
-    trials: Sequence[TrialSpec],
+    trials: Sequence[Trial],
     *,
     results: Any,
     settings: Watched,
@@ -126,7 +126,7 @@ def run_trials(
     return watch.not_done
 
 
-def run_all(plan: Plan, trials: Sequence[TrialSpec], *, results: Any, view: SweepView, **how: Any) -> set[str]:
+def run_all(plan: Plan, trials: Sequence[Trial], *, results: Any, view: SweepView, **how: Any) -> set[str]:
     """`run_trials`, again for trials whose rows were found corrupted after they had ended; ids of those not done."""
     not_done: set[str] = set()
     reported: set[str] = set()
@@ -157,7 +157,7 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        specs: Mapping[TrialKey, TrialSpec],
+        specs: Mapping[TrialKey, Trial],
         *,
         results: Any,
         notes: "queue.SimpleQueue[str]",
@@ -174,7 +174,7 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves a copy of its state, which nobody reads
 
-    def _spec(self, trial: Any) -> TrialSpec:
+    def _spec(self, trial: Any) -> Trial:
         return self._specs[trial_key(trial.config)]
 
     def setup(self, *_: Any, **__: Any) -> None:

@@ -14,14 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.planning.grid import TrialKey, TrialSpec
+from orchestrator.core.totals import COLUMNS, trial_sums
+from orchestrator.core.trial import Trial, TrialKey
 from orchestrator.planning.plan import Plan
+from orchestrator.progress.progress import Progress, stored_totals
 from orchestrator.running.dashboard import SweepMetrics
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.store import StoreError, StoreWriter
-from orchestrator.watching.progress import Progress
-from orchestrator.watching.stored import stored_tally
-from orchestrator.watching.tally import COLUMNS, trial_sums
 from sampler.errors import InputError
 
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds
@@ -33,7 +32,7 @@ WORKER = re.compile(r"worker-([0-9]+)")
 class Assignment:
     """A trial and those of its documents that have no row yet."""
 
-    trial: TrialSpec
+    trial: Trial
     missing: tuple[str, ...]
     pause: float = 0.0  # seconds to wait first
 
@@ -74,7 +73,7 @@ class Results:
     def _open(self) -> None:
         self._writer = StoreWriter(Path(self._plan.folder))
         known = self._writer.trials()
-        self._tally = stored_tally(self._plan, self._writer, known)
+        self._totals = stored_totals(self._plan.trials, self._plan.wanted, self._writer, known)
         unfinished = {trial.trial_id for trial in self._plan.unfinished(known)}
         self._finished = self._trials.keys() - unfinished
         numbers = [_number(str(attempt.get("actor"))) for facts in known.values() for attempt in facts["attempts"]]
@@ -132,7 +131,7 @@ class Results:
             self._warm.add(worker)  # already there, unless this actor was restarted since
             pause = 0.0 if self._waited.pop(worker, None) == key else _pause(self._assigned[key])
             self._assigned[key] += 1
-        missing = tuple(d for d in self._plan.wanted(trial) if d not in done)
+        missing = tuple(d for d in self._plan.wanted.of(trial) if d not in done)
         return Assignment(trial=trial, missing=missing, pause=pause)
 
     def begin(self, trial_id: str, facts: Mapping[str, Any]) -> int:
@@ -147,13 +146,13 @@ class Results:
         new = self._store.append(trial_id, attempt, batch)
         if len(new):
             with self._guard:
-                self._tally.add(new)
+                self._totals.add_rows(new)
         return len(new)
 
     def finish(self, trial_id: str, facts: Mapping[str, Any]) -> None:
         sums = trial_sums(self._store.rows([trial_id], COLUMNS, verify=False))
         summed = {**facts, "tally": sums.as_json()}
-        self._store.finish(trial_id, summed, self._plan.wanted(self._trials[trial_id]))
+        self._store.finish(trial_id, summed, self._plan.wanted.of(self._trials[trial_id]))
         self._ended(trial_id, self._finished)
 
     def fail(self, trial_id: str, reason: str) -> None:
@@ -179,7 +178,7 @@ class Results:
             actors = max(self._actors, len(self._running))  # nodes that came later bring more
             progress = Progress(
                 sweep=self._plan.sweep,
-                totals=self._tally.totals(),
+                totals=self._totals.totals(),
                 trials=len(self._trials),
                 finished=len(self._finished),
                 failed=len(self._failed),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from orchestrator.planning.grid import TrialSpec
+from orchestrator.core.trial import Trial
 from orchestrator.store.schema import ROWS
 from sampler.policy import ReusePolicy
 
@@ -66,7 +66,7 @@ class Account:
 
 
 def batches(
-    results: "Iterable[Result]", trial: TrialSpec, context: RowContext, device: Device, speed: Callable[[], float]
+    results: "Iterable[Result]", trial: Trial, context: RowContext, device: Device, speed: Callable[[], float]
 ) -> Iterator[pa.RecordBatch]:
     """As many rows at a time as are decoded together; each batch as soon as its last document is there.
 
@@ -83,21 +83,18 @@ def batches(
         batch_id += 1
 
 
-def _shared(trial: TrialSpec, context: RowContext, device: Device) -> dict[str, Any]:
+def _shared(trial: Trial, context: RowContext, device: Device) -> dict[str, Any]:
     policy = ReusePolicy.parse(trial.policy)
     return {
         "sweep": context.sweep,
         "trial_id": trial.trial_id,
         "task": trial.task,
         "shard": trial.shard,
-        "policy": trial.policy,
+        **trial.configuration.as_dict(),
         "k": policy.k,
         "subset": policy.layers,
         "mode": None if policy.layers is None else policy.mode,
         "layers": list(policy.layer_indices(device.depth, device.subset_size)),
-        "threshold": trial.threshold,
-        "small_block": trial.small_block,
-        "block_cache": trial.block_cache,
         "batch_size": device.batch_size,
         "dtype": device.dtype,
         "repeat": trial.repeat,

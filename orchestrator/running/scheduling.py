@@ -10,7 +10,7 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import BasicVariantGenerator
 from ray.util import placement_group
 
-from orchestrator.planning.grid import TRIAL_KEYS, TrialSpec
+from orchestrator.core.trial import TRIAL_KEYS, Trial
 from orchestrator.planning.machine import Nodes
 
 NODE_ID_LABEL = "ray.io/node-id"  # Ray gives it to every node
@@ -36,7 +36,7 @@ class WorkerRequest(tune.PlacementGroupFactory):  # type: ignore[misc]
 class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
     """Hands out the planned trials in order, at most as many at a time as the cluster has capacity for now."""
 
-    def __init__(self, trials: Sequence[TrialSpec], capacity: Callable[[], int]) -> None:
+    def __init__(self, trials: Sequence[Trial], capacity: Callable[[], int]) -> None:
         super().__init__(points_to_evaluate=[trial.tune_config for trial in trials], max_concurrent=capacity())
         self._capacity = capacity
 
@@ -45,9 +45,10 @@ class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
         return super().next_trial()
 
 
-def search_space(trials: Sequence[TrialSpec]) -> dict[str, Any]:
+def search_space(trials: Sequence[Trial]) -> dict[str, Any]:
     """The values that occur among the trials, by name, as Tune wants them declared."""
-    values = {name: dict.fromkeys(getattr(trial, name) for trial in trials) for name in TRIAL_KEYS}
+    configs = [trial.tune_config for trial in trials]
+    values = {name: dict.fromkeys(config[name] for config in configs) for name in TRIAL_KEYS}
     return {name: tune.choice(list(found)) for name, found in values.items()}
 
 

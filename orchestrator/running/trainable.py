@@ -10,7 +10,7 @@ import ray
 from ray import tune
 from ray.exceptions import RayTaskError
 
-from orchestrator.planning.grid import TrialKey, trial_key
+from orchestrator.core.trial import TrialKey, trial_key
 from orchestrator.running.environment import AccessTokens
 from orchestrator.running.nodes import FailedSetup, Node
 from orchestrator.running.results import Assignment

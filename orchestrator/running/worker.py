@@ -18,9 +18,9 @@ import pyarrow as pa
 import torch
 
 from orchestrator.core import hardware, provenance
+from orchestrator.core.trial import Trial
 from orchestrator.planning.dry_run import size
 from orchestrator.planning.fingerprint import folder_revision
-from orchestrator.planning.grid import TrialSpec
 from orchestrator.running.rows import Device, RowContext, batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.errors import UnavailableError
@@ -142,7 +142,7 @@ class Worker:
         apart = CALIBRATION_APART if self.model.device.type == "cuda" else 0.0
         self._calibrator = Calibrator(self._decode_fixed, apart=apart)
 
-    def facts(self, trial: TrialSpec, calibration: Calibration) -> dict[str, Any]:
+    def facts(self, trial: Trial, calibration: Calibration) -> dict[str, Any]:
         """What trial.json says about a trial and who runs it."""
         policy = ReusePolicy.parse(trial.policy)
         return {
@@ -172,7 +172,7 @@ class Worker:
         """What calibrations within the last trial took."""
         return self._calibrator.within
 
-    def run(self, trial: TrialSpec, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
+    def run(self, trial: Trial, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
         """Rows of these documents. Only decoding is timed; scoring happens while the clock stands."""
         task, by_id = self._opened(trial.task)
         unknown = [doc_id for doc_id in documents if doc_id not in by_id]
@@ -199,7 +199,7 @@ class Worker:
             return int(torch.cuda.max_memory_allocated(self.model.device))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def _effective(self, trial: TrialSpec) -> dict[str, Any]:
+    def _effective(self, trial: Trial) -> dict[str, Any]:
         """How documents are decoded; how long an answer may be is the task's to say."""
         described, (task, _) = self._described(), self._opened(trial.task)
         decode = _decode_settings(trial)
@@ -274,8 +274,8 @@ class Worker:
             torch.cuda.synchronize(self.model.device)
 
 
-def _decode_settings(trial: TrialSpec) -> DecodeSettings:
-    return DecodeSettings(threshold=trial.threshold, small_block=trial.small_block, block_cache=trial.block_cache)
+def _decode_settings(trial: Trial) -> DecodeSettings:
+    return trial.configuration.decode_settings
 
 
 def find_planned_model(source: str, revision: str | None) -> ModelFiles:

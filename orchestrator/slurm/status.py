@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.progress.status import read_status
 from orchestrator.status import show
 from orchestrator.store.reader import SLURM_FOLDER, read_request
-from orchestrator.watching.overview import look
 from sampler.errors import InputError
 
 SQUEUE_TIMEOUT_SECONDS = 60
@@ -41,8 +41,8 @@ def print_status(folder: Path) -> None:
     if read_request(folder) is None:
         print("the sweep has not begun")
         return
-    overview = look(folder)
-    show(overview, overview.damage)
+    status = read_status(folder)
+    show(status, status.damage)
 
 
 def submitted(folder: Path) -> list[Submitted]:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from orchestrator.planning.grid import TrialSpec
+from orchestrator.core.trial import Trial
 from orchestrator.running.rows import RowContext
 from orchestrator.running.trainable import SweepWorker
 from orchestrator.store.schema import ROWS
@@ -67,12 +67,12 @@ class Sleeper:
         self._together = True
         return Slept()
 
-    def facts(self, trial: TrialSpec, calibration: Slept) -> dict[str, Any]:
+    def facts(self, trial: Trial, calibration: Slept) -> dict[str, Any]:
         del trial
         spent = {"load_seconds": 0.0, "warm_up_seconds": 0.0, "calibration_seconds": calibration.seconds}
         return {"process": os.getpid(), "calibration": calibration.speed, **spent}
 
-    def run(self, trial: TrialSpec, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
+    def run(self, trial: Trial, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
         due = time.perf_counter()
         for number, doc_id in enumerate(documents):
             due = max(due + self._settings.seconds, time.perf_counter())

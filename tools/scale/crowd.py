@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from orchestrator.planning.grid import TrialSpec
+from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.machine import Machine, Placement
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.settings import policies_of
+from orchestrator.progress.view import SweepView
 from orchestrator.running import environment
 from orchestrator.running.stop import StopSignals
 from orchestrator.store import Store
-from orchestrator.watching.view import SweepView
 from tools.scale.figure import Figure
 from tools.scale.million import TASK, write_begun
 
@@ -49,10 +49,15 @@ def _plan(folder: Path, actors: int) -> Plan:
     policies = policies_of()
     trials = write_begun(folder, documents=-(-actors * TRIALS // len(policies)) * SHARD, shard=SHARD)
     documents = {trial.shard: _ids(trial) for trial in trials}
-    return Plan(folder=str(folder), sweep="made-00000000", trials=tuple(trials), documents={TASK: documents})
+    return Plan(
+        folder=str(folder),
+        sweep="made-00000000",
+        trials=tuple(trials),
+        wanted=WantedDocuments(by_shard={TASK: documents}),
+    )
 
 
-def _ids(trial: TrialSpec) -> tuple[str, ...]:
+def _ids(trial: Trial) -> tuple[str, ...]:
     return tuple(f"{trial.task}/{trial.shard * SHARD + place}" for place in range(SHARD))
 
 

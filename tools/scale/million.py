@@ -6,12 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.planning.grid import SweepIdentity, TrialSpec, plan_trials
+from orchestrator.core.totals import trial_sums
+from orchestrator.core.trial import Trial
+from orchestrator.planning.grid import SweepIdentity, plan_trials
 from orchestrator.planning.settings import SweepSettings, policies_of
 from orchestrator.store import StoreWriter
 from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
-from orchestrator.watching.tally import trial_sums
 from tools.scale.figure import Figure, spent_by
 
 SHARD = 50
@@ -61,7 +62,7 @@ def write_rows(folder: Path, *, rows: int) -> int:
     return SHARD * len(trials)
 
 
-def write_begun(folder: Path, *, documents: int, shard: int) -> list[TrialSpec]:
+def write_begun(folder: Path, *, documents: int, shard: int) -> list[Trial]:
     """A sweep's request and documents, and its trials, of which none has begun."""
     settings = SweepSettings(tasks=(TASK,), shard_size=shard, model="made", out="made")
     identity = _identity(shard)
@@ -80,7 +81,7 @@ def constants(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def _write_trial(store: StoreWriter, trial: TrialSpec) -> None:
+def _write_trial(store: StoreWriter, trial: Trial) -> None:
     ids = [f"{TASK}/{trial.shard * SHARD + place}" for place in range(SHARD)]
     same = constants(ROWS) | trial.as_dict() | {"k": int(trial.policy[1])}
     columns = {name: [value] * SHARD for name, value in same.items()}

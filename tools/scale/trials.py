@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from orchestrator.planning.settings import policies_of
+from orchestrator.progress.timeline import timeline
 from orchestrator.store import Store
-from orchestrator.watching.timeline import timeline
 from tools.faults.case import write_files
 from tools.scale.figure import Figure, spent_by
 

@@ -1,4 +1,4 @@
-"""Totals as lines of text for a terminal: one table for a running view, its end and a status. Knows no clock."""
+"""Totals as lines of text, for the live view, the end of a sweep and the status command."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,17 +7,18 @@ from itertools import groupby
 
 from rich.text import Text
 
-from orchestrator.watching.tally import Totals
+from orchestrator.core.configuration import varying_settings
+from orchestrator.core.totals import Totals
 from sampler.subsets import SUBSETS
 
 INDENT = 2
-ASIDE = 14  # titles up to this long stand beside their first row, others above it
-BAR = ""  # the title of the column with bars
+INLINE_TITLE_WIDTH = 14  # titles up to this long are on the line of their first row, others above it
+BAR = ""  # title of the column with bars
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Glyphs:
-    """Signs that not every terminal can write."""
+    """Characters that not every terminal can print."""
 
     full: str = "█"
     empty: str = "░"
@@ -32,7 +33,7 @@ ASCII = Glyphs(full="#", empty=".", plus_minus="+-", times="x", none="-", cut="~
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The policies of one task and one choice of decode settings."""
+    """The policies of one task with the same decode settings."""
 
     title: str
     lines: tuple[Totals, ...]
@@ -54,21 +55,25 @@ class Group:
 class _Column:
     title: str
     width: int
-    needed: int  # where there is no room, the highest number goes first
+    drop_order: int  # if the table is too wide, the highest number is dropped first
     cell: Callable[[Totals, int], Text]
 
 
 def groups_of(totals: Sequence[Totals]) -> tuple[Group, ...]:
-    """Tasks as they come, settings and policies in their natural order: trials run, and rows come, in a random one."""
-    tasks = list(dict.fromkeys(line.configuration.task for line in totals))
-    ordered = sorted(totals, key=lambda line: (tasks.index(line.configuration.task), line.configuration.settings))
-    varying = _varying(totals)
-    grouped = [sorted(lines, key=_place) for _, lines in groupby(ordered, key=_group)]
-    return tuple(Group(title=_title(lines[0], varying), lines=tuple(lines)) for lines in grouped)
+    """Tasks in the order given; settings and policies in their natural order, since rows arrive in random order."""
+    tasks = list(dict.fromkeys(line.task for line in totals))
+    ordered = sorted(totals, key=lambda line: (tasks.index(line.task), line.configuration.settings))
+    varying = varying_settings(line.configuration for line in totals)
+    groups = []
+    for (task, _), lines in groupby(ordered, key=lambda line: (line.task, line.configuration.settings)):
+        rows = sorted(lines, key=_policy_order)
+        title = ", ".join(filter(None, (task, rows[0].configuration.settings_label(varying))))
+        groups.append(Group(title=title, lines=tuple(rows)))
+    return tuple(groups)
 
 
 class Table:
-    """Draws groups into a given width, with a bar for each configuration while there is something to wait for."""
+    """Renders groups within a given width; `bars` adds a progress bar per configuration."""
 
     def __init__(self, groups: Sequence[Group], *, width: int, glyphs: Glyphs, bars: bool) -> None:
         self._groups, self._glyphs, self._width = groups, glyphs, width
@@ -76,8 +81,8 @@ class Table:
         longest = max((len(line.configuration.policy) for line in lines), default=0)
         count = max((len(_count(line)) for line in lines), default=0)
         title = max((len(group.title) for group in groups), default=0)
-        self._aside = title <= ASIDE and width >= 78
-        self._lead = title + 1 if self._aside else INDENT
+        self._inline_titles = title <= INLINE_TITLE_WIDTH and width >= 78
+        self._lead = title + 1 if self._inline_titles else INDENT
         columns = self._fitting(count, width - self._lead - min(longest, 12), bars)
         taken = sum(2 + column.width for column in columns)
         self._name = max(4, min(max(longest, 9), width - self._lead - taken))
@@ -89,7 +94,7 @@ class Table:
         return [self._titles(), *self._with_heads(entries)]
 
     def page(self, height: int, number: int) -> list[Text]:
-        """At most `height` lines: finished and waiting groups shrink to a line; what still has no room takes turns."""
+        """At most `height` lines: finished and waiting groups shrink to one line; what does not fit is paged."""
         if len(everything := self.all()) <= height:
             return everything
         entries: list[tuple[Group, Text]] = []
@@ -100,7 +105,7 @@ class Table:
             return [self._titles(), *folded]
         pages = self._pages(entries, max(2, height - 2))
         number %= len(pages)
-        note = Text(f"part {number + 1} of {len(pages)}; they take turns", style="dim")
+        note = Text(f"page {number + 1} of {len(pages)}", style="dim")
         return [self._titles(), *self._with_heads(pages[number]), self._cropped(note)]
 
     def bar(self, done: int, wanted: int, width: int) -> Text:
@@ -110,16 +115,16 @@ class Table:
 
     def _fitting(self, count: int, room: int, bars: bool) -> list[_Column]:
         columns = [
-            _Column(title=BAR, width=8, needed=3, cell=lambda t, width: self.bar(t.documents, t.wanted, width)),
-            _Column(title="documents", width=max(9, count), needed=2, cell=_right(_count)),
-            _Column(title="accuracy %", width=11, needed=0, cell=_right(self._accuracy)),
-            _Column(title="tokens/s", width=8, needed=1, cell=_right(self._speed)),
-            _Column(title="speed-up", width=8, needed=1, cell=_right(lambda t: self._times(t.speedup))),
-            _Column(title="layers", width=6, needed=4, cell=_right(lambda t: self._times(t.layer_positions))),
+            _Column(title=BAR, width=8, drop_order=3, cell=lambda t, width: self.bar(t.documents, t.wanted, width)),
+            _Column(title="documents", width=max(9, count), drop_order=2, cell=_right(_count)),
+            _Column(title="accuracy %", width=11, drop_order=0, cell=_right(self._accuracy)),
+            _Column(title="tokens/s", width=8, drop_order=1, cell=_right(self._speed)),
+            _Column(title="speed-up", width=8, drop_order=1, cell=_right(lambda t: self._times(t.speedup))),
+            _Column(title="layers", width=6, drop_order=4, cell=_right(lambda t: self._times(t.layer_positions))),
         ]
-        columns.remove(columns[-1] if bars else columns[0])  # 80 columns have no room for both
+        columns.remove(columns[-1] if bars else columns[0])  # 80 characters do not fit both
         while len(columns) > 1 and sum(2 + column.width for column in columns) > room:
-            columns.remove(max(reversed(columns), key=lambda column: column.needed))
+            columns.remove(max(reversed(columns), key=lambda column: column.drop_order))
         return columns
 
     def _pages(self, entries: list[tuple[Group, Text]], height: int) -> list[list[tuple[Group, Text]]]:
@@ -135,9 +140,10 @@ class Table:
         shown: Group | None = None
         for group, row in entries:
             new, whole = group is not shown, row.plain.startswith(group.title)
-            if new and not whole and not self._aside:
+            if new and not whole and not self._inline_titles:
                 lines.append(Text(group.title, style="bold"))
-            lead = Text("" if whole else (group.title if new and self._aside else "").ljust(self._lead), style="bold")
+            title = group.title if new and self._inline_titles else ""
+            lead = Text("" if whole else title.ljust(self._lead), style="bold")
             lines.append(lead.append_text(row))
             shown = group
         return [self._cropped(line) for line in lines]
@@ -182,12 +188,8 @@ def _right(write: Callable[[Totals], str]) -> Callable[[Totals, int], Text]:
     return lambda line, width: Text(write(line).rjust(width))
 
 
-def _group(line: Totals) -> tuple[object, ...]:
-    return line.configuration.task, line.configuration.settings
-
-
-def _place(line: Totals) -> tuple[object, ...]:
-    """k1_first, k1_middle, k1_last, k2_first, …, k10_first; then what is no such policy, by name."""
+def _policy_order(line: Totals) -> tuple[object, ...]:
+    """k1_first, k1_middle, k1_last, k2_first, …, k10_first; then other policies by name."""
     policy = line.configuration.policy
     rule, _, rest = policy.partition("_")
     layers, _, option = rest.partition(".")
@@ -196,22 +198,12 @@ def _place(line: Totals) -> tuple[object, ...]:
     return number, option, known.index(layers) if layers in known else len(known), policy
 
 
-def _varying(totals: Sequence[Totals]) -> tuple[bool, ...]:
-    return tuple(len(set(values)) > 1 for values in zip(*(t.configuration.settings for t in totals), strict=True))
-
-
-def _title(line: Totals, varying: Sequence[bool]) -> str:
-    threshold, small_block, block_cache = line.configuration.settings
-    named = (f"threshold {threshold:g}", f"small block {small_block}", f"block cache {'on' if block_cache else 'off'}")
-    return ", ".join((line.configuration.task, *(name for name, shown in zip(named, varying, strict=True) if shown)))
-
-
 def _count(line: Totals) -> str:
     return f"{line.documents}/{line.wanted}"
 
 
 def _cut(text: str, width: int, glyphs: Glyphs) -> str:
-    """From the middle: policies differ at their beginning (k2, k3) and at their end (first, last.output)."""
+    """Cuts the middle: policies differ at the beginning (k2, k3) and at the end (first, last.output)."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

@@ -16,9 +16,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator.watching.progress import Pace, Progress
-from orchestrator.watching.table import ASCII, Glyphs, Table, groups_of
-from orchestrator.watching.tally import Totals
+from orchestrator.core.totals import Totals
+from orchestrator.progress.progress import Pace, Progress
+from orchestrator.progress.table import ASCII, Glyphs, Table, groups_of
 
 WIDTH = 80  # where nobody says how wide a line may be
 REDRAW = 0.25  # seconds

@@ -1,0 +1,230 @@
+"""Totals of each configuration on each task: documents, accuracy, tokens per second, speed-up over k=1.
+
+`Sums` add up; `Totals` are derived from them. The intervals here are for progress displays: they ignore pairing and
+decide nothing (see orchestrator.analysis for verdicts).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orchestrator.core.configuration import CONFIGURATION_KEYS, Configuration
+
+TaskConfiguration = tuple[str, Configuration]
+KEYS = ("task", *CONFIGURATION_KEYS)
+BATCH_KEYS = ("trial_id", "attempt", "batch_id")  # a decode batch: its wall time counts once
+COLUMNS = (*BATCH_KEYS, *KEYS, "k", "repeat", "correct", "tokens", "batch_seconds", "layer_positions", "calibration")
+Z_95 = 1.959963984540054
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """One configuration on one task so far; None where there is nothing to divide by."""
+
+    task: str
+    configuration: Configuration
+    documents: int
+    wanted: int
+    scored: int  # documents whose primary metric is right or wrong
+    correct: int
+    accuracy: float | None
+    accuracy_low: float | None  # 95 % Wilson interval
+    accuracy_high: float | None
+    tokens: int
+    seconds: float  # wall time of the decode batches
+    tokens_per_s: float | None
+    calibration: float | None  # mean tokens/s of the fixed k=1 documents
+    speedup: float | None  # calibrated tokens/s relative to all k=1 rows with the same task and decode settings
+    layer_positions: float | None  # computed per token (or per document, if none is generated), relative to k=1
+
+    @property
+    def key(self) -> TaskConfiguration:
+        return self.task, self.configuration
+
+    def as_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {"task": values.pop("task"), **values.pop("configuration"), **values}
+
+
+@dataclass(kw_only=True, slots=True)
+class Sums:
+    """Sums over rows: of an attempt, a trial, a configuration, or all k=1 configurations of a task."""
+
+    baseline: bool = False
+    documents: int = 0
+    correct: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    work: float = 0.0  # seconds × calibration: the tokens that k=1 would have generated on this actor in that time
+    layer_positions: int = 0
+    scored: dict[int, int] = field(default_factory=dict)  # by repeat: a repeated document is not a new document
+
+    def add(self, other: "Sums") -> None:
+        self.baseline |= other.baseline
+        self.documents += other.documents
+        self.correct += other.correct
+        self.tokens += other.tokens
+        self.seconds += other.seconds
+        self.work += other.work
+        self.layer_positions += other.layer_positions
+        for repeat, count in other.scored.items():
+            self.scored[repeat] = self.scored.get(repeat, 0) + count
+
+    def as_json(self) -> dict[str, Any]:
+        """As trial.json stores it for a finished trial, so that readers of many trials need not open the rows."""
+        values = {**asdict(self), "scored": {str(repeat): count for repeat, count in self.scored.items()}}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Sums":
+        scored = {int(repeat): count for repeat, count in values["scored"].items()}
+        known: dict[str, Any] = {name: values[name] for name in cls.__slots__} | {"scored": scored}
+        if None in known.values():
+            known = {name: math.nan if value is None else value for name, value in known.items()}
+        return cls(**known)
+
+    @property
+    def relative_speed(self) -> float | None:
+        """Tokens per calibration token; None if any trial has no calibration."""
+        return _ratio(self.tokens, self.work)
+
+    @property
+    def positions_per_token(self) -> float | None:
+        return _ratio(self.layer_positions, self.tokens or self.documents)
+
+
+class RunningTotals:
+    """Totals that grow as rows arrive, each row added once.
+
+    `wanted` is the number of rows that each configuration will have; it is part of the totals before its first row.
+    """
+
+    def __init__(self, wanted: Mapping[TaskConfiguration, int] | None = None) -> None:
+        self._wanted = dict(wanted or {})
+        self._sums: dict[TaskConfiguration, Sums] = {}
+
+    def add_rows(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Rows with at least COLUMNS; all rows of a decode batch come together."""
+        for key, sums in _sums_by_attempt(rows):
+            self.add_sums(key, sums)
+
+    def add_sums(self, key: TaskConfiguration, sums: Sums) -> None:
+        self._sums.setdefault(key, Sums()).add(sums)
+
+    def totals(self) -> tuple[Totals, ...]:
+        """Wanted configurations in their order, then those that only appeared in rows."""
+        baselines: dict[tuple[object, ...], Sums] = {}
+        for (task, configuration), sums in self._sums.items():
+            if sums.baseline:
+                baselines.setdefault((task, configuration.settings), Sums()).add(sums)
+        nothing = Sums()
+        return tuple(
+            _totals(key, self._wanted.get(key), self._sums.get(key, nothing), baselines.get(_settings(key), nothing))
+            for key in dict.fromkeys((*self._wanted, *self._sums))
+        )
+
+
+def totals_of(rows: pa.Table, wanted: Mapping[TaskConfiguration, int] | None = None) -> tuple[Totals, ...]:
+    running = RunningTotals(wanted)
+    running.add_rows(rows)
+    return running.totals()
+
+
+def trial_sums(rows: pa.Table) -> Sums:
+    """Sums over all attempts of one trial."""
+    total = Sums()
+    for _, sums in _sums_by_attempt(rows):
+        total.add(sums)
+    return total
+
+
+def wilson_interval(correct: float, count: float, z: float = Z_95) -> tuple[float, float]:
+    """Interval of a proportion that stays within 0 and 1 and is not empty at either end."""
+    share = correct / count
+    middle = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+
+def _sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> Iterable[tuple[TaskConfiguration, Sums]]:
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    table = _with_numbered_trials(table.select(list(COLUMNS)))
+    batches = table.group_by(list(BATCH_KEYS)).aggregate([("batch_seconds", "one"), ("calibration", "one")])
+    speed = pc.if_else(pc.greater(batches["calibration_one"], 0), batches["calibration_one"], math.nan)
+    batches = batches.append_column("work", pc.multiply(batches["batch_seconds_one"], speed))
+    times = batches.group_by(["trial_id", "attempt"]).aggregate([("batch_seconds_one", "sum"), ("work", "sum")])
+    by_attempt = {(row["trial_id"], row["attempt"]): row for row in times.to_pylist()}
+    constant = [(name, "one") for name in (*KEYS, "k", "repeat")]
+    added = [("correct", "sum"), ("correct", "count"), ("tokens", "sum"), ("layer_positions", "sum")]
+    attempts = table.group_by(["trial_id", "attempt"]).aggregate([*constant, *added, ("tokens", "count")])
+    for row in attempts.to_pylist():
+        spent = by_attempt[row["trial_id"], row["attempt"]]
+        sums = Sums(
+            baseline=row["k_one"] == 1,
+            documents=row["tokens_count"],
+            correct=row["correct_sum"] or 0,
+            tokens=row["tokens_sum"],
+            seconds=spent["batch_seconds_one_sum"],
+            work=spent["work_sum"],
+            layer_positions=row["layer_positions_sum"],
+            scored={row["repeat_one"]: row["correct_count"]},
+        )
+        configuration = Configuration(**{name: row[f"{name}_one"] for name in CONFIGURATION_KEYS})
+        yield (row["task_one"], configuration), sums
+
+
+def _with_numbered_trials(table: pa.Table) -> pa.Table:
+    """Plain columns, with numbers for trial ids: grouping by them takes a third of the time."""
+    for position, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(position, column.name, table[column.name].cast(column.type.value_type))
+    names = table["trial_id"].combine_chunks().dictionary_encode()
+    return table.set_column(table.schema.get_field_index("trial_id"), "trial_id", names.indices)
+
+
+def _settings(key: TaskConfiguration) -> tuple[object, ...]:
+    task, configuration = key
+    return task, configuration.settings
+
+
+def _totals(key: TaskConfiguration, wanted: int | None, sums: Sums, baseline: Sums) -> Totals:
+    scored = sum(sums.scored.values())
+    accuracy = _ratio(sums.correct, scored)
+    low, high = (None, None)
+    if accuracy is not None:
+        independent = max(sums.scored.values())
+        low, high = wilson_interval(accuracy * independent, independent)
+    return Totals(
+        task=key[0],
+        configuration=key[1],
+        documents=sums.documents,
+        wanted=sums.documents if wanted is None else wanted,
+        scored=scored,
+        correct=sums.correct,
+        accuracy=accuracy,
+        accuracy_low=low,
+        accuracy_high=high,
+        tokens=sums.tokens,
+        seconds=sums.seconds,
+        tokens_per_s=_ratio(sums.tokens, sums.seconds) if sums.tokens else None,
+        calibration=_ratio(sums.work, sums.seconds),
+        speedup=_quotient(sums.relative_speed, baseline.relative_speed),
+        layer_positions=_quotient(sums.positions_per_token, baseline.positions_per_token),
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    ratio = part / whole if whole else math.nan
+    return ratio if math.isfinite(ratio) else None
+
+
+def _quotient(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None

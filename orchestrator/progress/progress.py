@@ -1,0 +1,149 @@
+"""How far a sweep is and how fast its documents arrive: from its folder, and while it runs."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orchestrator.core.totals import COLUMNS, RunningTotals, Sums, TaskConfiguration, Totals, trial_sums
+from orchestrator.core.trial import Trial, WantedDocuments
+from orchestrator.store import Store
+
+TrialFacts = Mapping[str, Mapping[str, Any]]  # each trial.json, by trial id
+WINDOW_SECONDS = 300.0  # the pace looks back this far, or further if few documents arrived
+SAMPLE_SECONDS = 5.0  # between the samples kept
+STEADY_DOCUMENTS = 20  # make a pace steady
+FIRST_DOCUMENTS = 3  # before the first estimate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """A sweep at one point in time. Created by the result actor or from a folder; read by views and metrics."""
+
+    sweep: str
+    totals: tuple[Totals, ...]
+    trials: int
+    finished: int = 0
+    failed: int = 0
+    running: tuple[str, ...] = ()  # labels of running trials
+    actors: int = 0
+    started: int = 0  # workers started by this run
+    warm: int = 0
+
+    @property
+    def documents(self) -> int:
+        return sum(totals.documents for totals in self.totals)
+
+    @property
+    def wanted(self) -> int:
+        return sum(totals.wanted for totals in self.totals)
+
+
+def stored_totals(trials: Sequence[Trial], wanted: WantedDocuments, store: Store, facts: TrialFacts) -> RunningTotals:
+    """Totals of the wanted documents in a folder."""
+    totals = RunningTotals(wanted.rows(trials))
+    for trial in trials:
+        known = facts.get(trial.trial_id)
+        if known is not None:
+            sums = stored_sums(store, trial.trial_id, known, wanted.of(trial))
+            totals.add_sums((trial.task, trial.configuration), sums)
+    return totals
+
+
+def stored_sums(store: Store, trial_id: str, facts: Mapping[str, Any], wanted: Sequence[str] | None = None) -> Sums:
+    """Sums over one trial, from trial.json if that has them, else from the rows; `wanted`: only these documents."""
+    summary = facts.get("tally")
+    complete = facts["status"] == "finished" and summary is not None and summary["documents"] == facts["rows"]
+    if complete and (wanted is None or facts["rows"] <= len(wanted)):  # a smaller set is part of a larger one
+        return Sums.from_json(facts["tally"])
+    rows = store.rows([trial_id], ["doc_id", *COLUMNS], verify=False)
+    if wanted is not None:
+        rows = rows.filter(pc.is_in(rows["doc_id"], pa.array(wanted, pa.string())))
+    return trial_sums(rows)
+
+
+def stored_progress(sweep: str, trials: Sequence[Trial], wanted: WantedDocuments, store: Store) -> Progress:
+    facts = store.trials()
+    states = [facts.get(trial.trial_id, {}).get("status") for trial in trials]
+    complete = [
+        state == "finished" and facts[trial.trial_id]["rows"] >= len(wanted.of(trial))
+        for trial, state in zip(trials, states, strict=True)
+    ]
+    return Progress(
+        sweep=sweep,
+        totals=stored_totals(trials, wanted, store, facts).totals(),
+        trials=len(trials),
+        finished=sum(complete),
+        failed=states.count("failed"),
+    )
+
+
+class Pace:
+    """Documents per second and time left, measured from the arrival of this run's first document.
+
+    Loading and warm-up are not counted, nor are documents of an earlier run. Documents are weighted by the time that
+    documents of their configuration have taken so far.
+    """
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        self._samples: deque[tuple[float, Mapping[TaskConfiguration, int]]] = deque()
+        self._now = 0.0
+        self._totals: tuple[Totals, ...] = ()
+
+    def observe(self, at: float, totals: tuple[Totals, ...]) -> None:
+        self._now, self._totals = at, totals
+        documents = sum(line.documents for line in totals)
+        if self._before is None:
+            self._before = documents
+        if documents > self._before and (not self._samples or at - self._samples[-1][0] >= SAMPLE_SECONDS):
+            self._samples.append((at, {line.key: line.documents for line in totals}))
+        while len(self._samples) > 1 and self._has_steady_window(at):
+            self._samples.popleft()
+
+    @property
+    def documents_per_s(self) -> float | None:
+        seconds = self._seconds()
+        return self._since(0) / seconds if seconds else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        if self._totals and all(line.documents >= line.wanted for line in self._totals):
+            return 0.0
+        seconds, costs = self._seconds(), self._costs()
+        if not seconds or not costs:
+            return None
+        then = self._samples[0][1]
+        done = sum(costs[t.key] * (t.documents - then.get(t.key, 0)) for t in self._totals)
+        missing = sum(costs[t.key] * max(0, t.wanted - t.documents) for t in self._totals)
+        return missing / done * seconds if done > 0 else None
+
+    def _has_steady_window(self, at: float) -> bool:
+        """Whether the samples after the first one are enough."""
+        return at - self._samples[1][0] >= WINDOW_SECONDS and self._since(1) >= STEADY_DOCUMENTS
+
+    def _since(self, sample: int) -> int:
+        return sum(line.documents for line in self._totals) - sum(self._samples[sample][1].values())
+
+    def _seconds(self) -> float | None:
+        enough = self._samples and self._since(0) >= FIRST_DOCUMENTS
+        return self._now - self._samples[0][0] if enough else None
+
+    def _costs(self) -> dict[TaskConfiguration, float]:
+        """Seconds per document; a configuration without documents has the mean of its task, a task that of all."""
+        overall = _cost(self._totals)
+        if overall is None:
+            return {}
+        by_task: dict[str, list[Totals]] = {}
+        for line in self._totals:
+            by_task.setdefault(line.task, []).append(line)
+        tasks = {task: _cost(tuple(lines)) or overall for task, lines in by_task.items()}
+        return {line.key: _cost((line,)) or tasks[line.task] for line in self._totals}
+
+
+def _cost(totals: tuple[Totals, ...]) -> float | None:
+    documents = sum(line.documents for line in totals)
+    return sum(line.seconds for line in totals) / documents or None if documents else None

@@ -1,0 +1,196 @@
+"""The status of a sweep, read from its folder: what was requested, what is done, failed or missing.
+
+trial.json summarizes a finished trial. Only rows of unfinished trials are opened, one trial at a time, so the cost does
+not grow with the number of rows.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.configuration import grid
+from orchestrator.core.totals import RunningTotals, TaskConfiguration, Totals
+from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
+from orchestrator.progress.progress import stored_sums
+from orchestrator.store import Store
+from orchestrator.store.lock import LockHolder, active_writer
+from orchestrator.store.schema import SCHEMA_VERSION
+from orchestrator.store.trial_files import ROWS_FILE, segment_numbers, segment_path
+from sampler.errors import InputError
+
+STATES = ("finished", "running", "unfinished", "failed", "pending")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialFailure:
+    """A trial whose last attempt failed; the next run tries it again."""
+
+    trial_id: str
+    label: str
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepStatus:
+    """Created by `read_status`; read by the status command."""
+
+    folder: Path
+    record: Mapping[str, Any]  # sweep.json
+    totals: tuple[Totals, ...]
+    trials: Mapping[str, int]  # count by state, see STATES
+    failures: tuple[TrialFailure, ...]
+    writer: LockHolder | None
+    damage: tuple[str, ...]
+    set_aside: int  # quarantined files: corrupted, or replaced by --force
+    last_row: datetime | None
+
+    @property
+    def state(self) -> str:
+        if self.writer is not None:
+            return "running"
+        return "complete" if self.trials["finished"] == sum(self.trials.values()) and not self.missing else "stopped"
+
+    @property
+    def documents(self) -> int:
+        return sum(line.documents for line in self.totals)
+
+    @property
+    def wanted(self) -> int:
+        return sum(line.wanted for line in self.totals)
+
+    @property
+    def missing(self) -> int:
+        return sum(max(0, line.wanted - line.documents) for line in self.totals)
+
+    def as_json(self) -> dict[str, Any]:
+        """Keys may be added, never removed: other programs read them."""
+        writer = self.writer
+        return {
+            "schema": SCHEMA_VERSION,
+            "folder": str(self.folder),
+            "sweep": self.record.get("sweep"),
+            "state": self.state,
+            "writer": None if writer is None else {"host": writer.host, "pid": writer.pid, "since": writer.since},
+            "last_row": None if self.last_row is None else self.last_row.isoformat(timespec="seconds"),
+            "documents": {"done": self.documents, "wanted": self.wanted, "missing": self.missing},
+            "trials": {"wanted": sum(self.trials.values()), **self.trials},
+            "failures": [asdict(failure) for failure in self.failures],
+            "configurations": [{**t.as_json(), "missing": max(0, t.wanted - t.documents)} for t in self.totals],
+            "damage": list(self.damage),
+            "set_aside": self.set_aside,
+            "model": self.record.get("model"),
+            "settings": self.record.get("settings"),
+        }
+
+
+def read_status(folder: Path) -> SweepStatus:
+    store = Store(folder)
+    record = store.read_request()
+    if record is None:
+        writer = active_writer(folder)
+        if writer is not None:
+            raise InputError(
+                f"{folder}: process {writer.pid} on {writer.host} is preparing a sweep there; try again in a moment"
+            )
+        raise InputError(f"{folder} is not a sweep: expected a folder with a sweep.json, such as results/NAME")
+    return _StatusReader(store, record).read()
+
+
+class _StatusReader:
+    def __init__(self, store: Store, record: Mapping[str, Any]) -> None:
+        self._store, self._record = store, record
+        try:
+            self._settings = record["settings"]
+            tasks: dict[str, Mapping[str, Any]] = {task: record["tasks"][task] for task in self._settings["tasks"]}
+            self._configurations = {
+                task: grid(self._settings, decoded=facts["kind"] != "loglikelihood") for task, facts in tasks.items()
+            }
+            self._repeats = int(self._settings["repeats"])
+        except (KeyError, TypeError) as problem:
+            raise InputError(f"{store.folder}/sweep.json lacks {problem}: it was edited or is not a sweep's") from None
+        self._writer = active_writer(store.folder)  # before the trials, so that a sweep that ends now is seen as ended
+        self._notes: list[str] = []
+        self._wanted = WantedDocuments(by_shard={name: self._by_shard(name, facts) for name, facts in tasks.items()})
+        self._last: float | None = None
+        self._trials = str(store.folder / "trials")
+
+    def read(self) -> SweepStatus:
+        wanted_rows: dict[TaskConfiguration, int] = {
+            (task, configuration): self._repeats * self._wanted.count(task)
+            for task, configurations in self._configurations.items()
+            for configuration in configurations
+        }
+        totals = RunningTotals(wanted_rows)
+        states: Counter[str] = Counter(dict.fromkeys(STATES, 0))
+        states["pending"] = sum(
+            self._repeats * len(self._wanted.by_shard[task]) * len(configurations)
+            for task, configurations in self._configurations.items()
+        )
+        failures = []
+        for trial_id, facts in self._store.iter_trials():
+            trial = Trial.from_dict(facts["trial"])
+            self._note_last_row(trial_id, facts)
+            sums = stored_sums(self._store, trial_id, facts)
+            totals.add_sums((trial.task, trial.configuration), sums)
+            state = self._state(trial, facts, sums.documents)
+            states[state] += 1
+            states["pending"] -= 1
+            if state == "failed":
+                failures.append(_failure(trial, facts))
+        return SweepStatus(
+            folder=self._store.folder,
+            record=self._record,
+            totals=totals.totals(),
+            trials={**states, "pending": max(0, states["pending"])},
+            failures=tuple(failures),
+            writer=self._writer,
+            damage=(*self._notes, *map(str, self._store.corrupted.values())),
+            set_aside=self._store.count_quarantined_files(),
+            last_row=None if self._last is None else datetime.fromtimestamp(self._last, UTC),
+        )
+
+    def _by_shard(self, task: str, facts: Mapping[str, Any]) -> Mapping[int, tuple[str, ...]]:
+        """Ids from the table of documents; if that cannot be read, as many documents as sweep.json states."""
+        try:
+            table = self._store.documents(task)
+        except InputError as problem:
+            self._notes.append(str(problem))
+            size = self._settings["shard_size"]
+            return documents_by_shard((str(number), number // size) for number in range(facts["documents"]))
+        return documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
+
+    def _note_last_row(self, trial_id: str, facts: Mapping[str, Any]) -> None:
+        if facts["status"] == "finished":
+            path = f"{self._trials}/{trial_id}/{ROWS_FILE}"
+            if not self._note_time(path):
+                self._notes.append(f"{path} is missing")
+            return
+        folder = Path(self._trials, trial_id)
+        for number in segment_numbers(folder):
+            self._note_time(str(segment_path(folder, number)))
+
+    def _note_time(self, path: str) -> bool:
+        try:
+            self._last = max(self._last or 0.0, os.stat(path).st_mtime)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _state(self, trial: Trial, facts: Mapping[str, Any], documents: int) -> str:
+        status = str(facts["status"])
+        if status == "failed":
+            return status
+        if status == "finished":
+            return status if documents >= len(self._wanted.of(trial)) else "unfinished"  # --limit may have grown
+        return "running" if self._writer is not None else "unfinished"
+
+
+def _failure(trial: Trial, facts: Mapping[str, Any]) -> TrialFailure:
+    attempts = facts["attempts"]
+    reason = str(attempts[-1].get("reason") or "no reason was recorded") if attempts else "no attempt was recorded"
+    return TrialFailure(trial_id=trial.trial_id, label=trial.label, attempts=len(attempts), reason=reason)
