@@ -1,1 +1,1 @@
-"""Turns benchmark documents into prompts and answers into scores. Knows nothing of Ray."""
+"""Benchmark tasks on top of lm-eval: documents, prompts and scores."""

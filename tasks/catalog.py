@@ -1,63 +1,60 @@
-"""The benchmarks by name, as data: which lm-eval tasks, prompts, metrics and packages. Loads nothing."""
+"""The catalog of benchmarks: lm-eval tasks, prompts, metrics and required packages of each."""
 
-import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sampler import InputError
+from sampler.errors import InputError
 from tasks import hooks, sandbox
 from tasks.documents import TaskOptions
 
 GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
-
-
 BOX = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One benchmark. `overrides` are lm-eval configuration keys that replace those of its stock YAML files."""
+class TaskSpec:
+    """A benchmark. `overrides` are lm-eval configuration keys that replace those of its stock YAML files."""
 
     name: str
-    stock: str  # folder of the stock YAML files in lm_eval/tasks
+    stock_folder: str  # of the stock YAML files, relative to lm_eval/tasks
     subtasks: tuple[str, ...]
-    kind: str
-    primary: str
-    metrics: tuple[str, ...]  # all of them
-    documents: int
-    dataset: str
+    kind: str  # GENERATE or LOGLIKELIHOOD
+    primary: str  # the metric that decides whether a document is correct
+    metrics: tuple[str, ...]
+    document_count: int
+    dataset: str  # on the Hub
     fewshot: int = 0
-    most_fewshot: int | None = None  # None: as many as the data has
+    max_fewshot: int | None = None  # None: limited by the data
     max_new_tokens: int | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    whole: Mapping[str, Any] | None = None  # a complete configuration, where the stock files cannot be read
-    check: Callable[[Mapping[str, Any]], str | None] = hooks.accept_any_row  # what is wrong with a row of its data
-    packages: tuple[str, ...] = ()  # modules to import
-    install: str = ""  # the command that brings them
-    punkt: bool = False  # needs NLTK's sentence splitter
+    full_config: Mapping[str, Any] | None = None  # replaces the stock files where those cannot be used
+    check_row: Callable[[Mapping[str, Any]], str | None] = hooks.accept_any_row  # what is wrong with a row, or None
+    packages: tuple[str, ...] = ()  # modules that must be importable
+    install_command: str = ""  # installs `packages`
+    needs_punkt: bool = False  # NLTK's sentence splitter data
     gated: bool = False
     runs_code: bool = False
-    also: tuple[str, ...] = ()  # lm-eval tasks of the same make, to be named on their own
+    variants: tuple[str, ...] = ()  # other lm-eval tasks with the same configuration, available by name
 
     @property
     def is_group(self) -> bool:
         return self.subtasks != (self.name,)
 
 
-GSM8K = Entry(
+GSM8K = TaskSpec(
     name="gsm8k",
-    stock="gsm8k",
+    stock_folder="gsm8k",
     subtasks=("gsm8k",),
     kind=GENERATE,
     primary="exact_match,flexible-extract",
     metrics=("exact_match,flexible-extract", "exact_match,strict-match"),
-    documents=1319,
+    document_count=1319,
     dataset="openai/gsm8k",
     max_new_tokens=2048,
-    check=hooks.check_gsm8k_row,
+    check_row=hooks.check_gsm8k_row,
     overrides={
         "doc_to_text": "Question: {{question}}\n" + BOX,
         "filter_list": [
@@ -71,8 +68,8 @@ GSM8K = Entry(
             {
                 "name": "flexible-extract",
                 "filter": [
-                    {"function": "custom", "filter_fn": hooks.boxed_or_all},
-                    # lm-eval's pattern, but a number has a digit: "$." after a box is none.
+                    {"function": "custom", "filter_fn": hooks.extract_boxed},
+                    # lm-eval's pattern, but requiring a digit, so that "$." after a box does not match.
                     {"function": "regex", "group_select": -1, "regex_pattern": "(-?[$.,]*[0-9][$0-9.,]*)"},
                     {"function": "take_first"},
                 ],
@@ -82,9 +79,9 @@ GSM8K = Entry(
 )
 
 
-MINERVA_MATH = Entry(
+MINERVA_MATH = TaskSpec(
     name="minerva_math",
-    stock="minerva_math",
+    stock_folder="minerva_math",
     subtasks=tuple(
         f"minerva_math_{subject}"
         for subject in (
@@ -100,18 +97,18 @@ MINERVA_MATH = Entry(
     kind=GENERATE,
     primary="math_verify",
     metrics=("math_verify", "exact_match"),
-    documents=5000,
+    document_count=5000,
     dataset="EleutherAI/hendrycks_math",
-    most_fewshot=4,
+    max_fewshot=4,
     max_new_tokens=2048,
-    check=hooks.check_minerva_math_row,
-    overrides={"doc_to_text": "Problem:\n{{problem}}\n\n" + BOX, "process_results": hooks.math_scores},
+    check_row=hooks.check_minerva_math_row,
+    overrides={"doc_to_text": "Problem:\n{{problem}}\n\n" + BOX, "process_results": hooks.score_minerva_math},
     packages=("math_verify", "latex2sympy2_extended", "sympy", "antlr4"),
-    install='pip install "lm_eval[math]"',
+    install_command='pip install "lm_eval[math]"',
 )
 
 
-MMLU_SUBJECTS = (  # noqa: SIM905 - 57 lines would say no more
+MMLU_SUBJECTS = (  # noqa: SIM905 - shorter than a list of 57 lines
     "abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology college_chemistry "
     "college_computer_science college_mathematics college_medicine college_physics computer_security "
     "conceptual_physics econometrics electrical_engineering elementary_mathematics formal_logic global_facts "
@@ -126,23 +123,23 @@ MMLU_SUBJECTS = (  # noqa: SIM905 - 57 lines would say no more
 ).split()
 
 
-MMLU = Entry(
+MMLU = TaskSpec(
     name="mmlu",
-    stock="mmlu/default",
+    stock_folder="mmlu/default",
     subtasks=tuple(f"mmlu_{subject}" for subject in MMLU_SUBJECTS),
     kind=LOGLIKELIHOOD,
     primary="acc",
     metrics=("acc",),
-    documents=14042,
+    document_count=14042,
     dataset="cais/mmlu",
-    most_fewshot=5,
-    check=hooks.check_mmlu_row,
+    max_fewshot=5,
+    check_row=hooks.check_mmlu_row,
 )
 
 
-IFEVAL = Entry(
+IFEVAL = TaskSpec(
     name="ifeval",
-    stock="ifeval",
+    stock_folder="ifeval",
     subtasks=("ifeval",),
     kind=GENERATE,
     primary="prompt_level_strict_acc",
@@ -152,34 +149,34 @@ IFEVAL = Entry(
         "prompt_level_loose_acc",
         "inst_level_loose_acc",
     ),
-    documents=541,
+    document_count=541,
     dataset="google/IFEval",
-    most_fewshot=0,
+    max_fewshot=0,
     max_new_tokens=2048,
-    check=hooks.check_ifeval_row,
-    overrides={"process_results": hooks.ifeval_scores},
+    check_row=hooks.check_ifeval_row,
+    overrides={"process_results": hooks.score_ifeval},
     packages=("langdetect", "immutabledict", "nltk"),
-    install='pip install "lm_eval[ifeval]"',
-    punkt=True,
+    install_command='pip install "lm_eval[ifeval]"',
+    needs_punkt=True,
 )
 
 
-# lm-eval's humaneval_instruct, written out: its YAML fetches a code runner from the Hub when it is read. No stop
-# strings, because theirs (a new line that begins with def, class, if, …) would cut an answer that defines a helper.
-HUMANEVAL = Entry(
+# lm-eval's humaneval_instruct as a full configuration, because loading its YAML downloads a code runner from the Hub.
+# It has no stop strings: lm-eval's (a new line that starts with def, class, if, …) would cut off answers with helpers.
+HUMANEVAL = TaskSpec(
     name="humaneval",
-    stock="humaneval",
+    stock_folder="humaneval",
     subtasks=("humaneval",),
     kind=GENERATE,
     primary="pass@1",
     metrics=("pass@1",),
-    documents=164,
+    document_count=164,
     dataset="openai/openai_humaneval",
-    most_fewshot=0,
+    max_fewshot=0,
     max_new_tokens=1024,
-    check=hooks.check_humaneval_row,
+    check_row=hooks.check_humaneval_row,
     runs_code=True,
-    whole={
+    full_config={
         "task": "humaneval",
         "dataset_path": "openai/openai_humaneval",
         "unsafe_code": True,
@@ -193,91 +190,84 @@ HUMANEVAL = Entry(
         "doc_to_target": "{{test}}\ncheck({{entry_point}})",
         "generation_kwargs": {"until": [], "do_sample": False},
         "filter_list": [
-            {"name": "create_test", "filter": [{"function": "custom", "filter_fn": hooks.programs}]},
+            {"name": "create_test", "filter": [{"function": "custom", "filter_fn": hooks.build_programs}]},
         ],
         "metadata": {"version": 4.0},
     },
 )
 
 
-GPQA = Entry(
+GPQA = TaskSpec(
     name="gpqa",
-    stock="gpqa/n_shot",
+    stock_folder="gpqa/n_shot",
     subtasks=("gpqa_main_n_shot",),
     kind=LOGLIKELIHOOD,
     primary="acc",
     metrics=("acc", "acc_norm"),
-    documents=448,
+    document_count=448,
     dataset="Idavidrein/gpqa",
     fewshot=5,
-    check=hooks.check_gpqa_row,
-    overrides={"process_docs": hooks.gpqa_documents},
+    check_row=hooks.check_gpqa_row,
+    overrides={"process_docs": hooks.shuffle_gpqa_documents},
     gated=True,
-    also=("gpqa_diamond_n_shot", "gpqa_extended_n_shot"),
+    variants=("gpqa_diamond_n_shot", "gpqa_extended_n_shot"),
 )
 
 
-CATALOG = {entry.name: entry for entry in (GSM8K, MINERVA_MATH, MMLU, IFEVAL, HUMANEVAL, GPQA)}
+CATALOG = {spec.name: spec for spec in (GSM8K, MINERVA_MATH, MMLU, IFEVAL, HUMANEVAL, GPQA)}
 
 
-def check_needs(entry: Entry, options: TaskOptions) -> None:
-    """An InputError for the first thing that is missing; nothing is downloaded, no model is touched."""
-    missing = [name for name in entry.packages if importlib.util.find_spec(name) is None]
+def check_requirements(spec: TaskSpec, options: TaskOptions) -> None:
+    """Raise an InputError if a package, NLTK data, permission or sandbox is missing. Downloads nothing."""
+    missing = [name for name in spec.packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(f"task {entry.name} needs the package {missing[0]}, which is missing: {entry.install}")
-    if "antlr4" in entry.packages and not _antlr().startswith("4.11"):
-        raise InputError(f"task {entry.name} needs antlr4-python3-runtime 4.11, not {_antlr()}: {entry.install}")
-    if entry.punkt:
-        _check_punkt(entry)
-    if entry.runs_code:
-        cage_for(entry.name, options)
-        if entry.whole is None and not options.unsafe_code_execution:
+        raise InputError(f"task {spec.name} needs the package {missing[0]}, which is missing: {spec.install_command}")
+    if "antlr4" in spec.packages and not _antlr_version().startswith("4.11"):
+        raise InputError(
+            f"task {spec.name} needs antlr4-python3-runtime 4.11 (found {_antlr_version()}): {spec.install_command}"
+        )
+    if spec.needs_punkt:
+        _check_punkt(spec)
+    if spec.runs_code:
+        require_sandbox(spec.name, options)
+        if spec.full_config is None and not options.unsafe_code_execution:
             raise InputError(
-                f"task {entry.name} runs programs by lm-eval's own runner, which has no cage: "
-                "only --unsafe-code-execution allows that; humaneval is caged"
+                f"task {spec.name} uses lm-eval's own program runner, which has no sandbox; allow it with "
+                "--unsafe-code-execution, or use humaneval, which runs in a sandbox"
             )
 
 
-def cage_for(name: str, options: TaskOptions) -> str:
-    """The cage generated programs will run in; without leave or without a cage, an InputError."""
+def require_sandbox(name: str, options: TaskOptions) -> str:
+    """The sandbox in which generated programs will run; an InputError without permission or without a sandbox."""
     if not options.code_execution_allowed:
         raise InputError(
-            f"task {name} runs programs that a model wrote: allow it with --allow-code-execution or "
-            "HF_ALLOW_CODE_EVAL=1"
+            f"task {name} runs model-generated programs: allow it with --allow-code-execution or HF_ALLOW_CODE_EVAL=1"
         )
     if options.unsafe_code_execution:
         return "none"
     try:
-        return sandbox.find_cage()
-    except sandbox.NoCage as error:
+        return sandbox.find_sandbox()
+    except sandbox.SandboxError as error:
         raise InputError(
-            f"task {name} runs programs that a model wrote, and this machine gives no cage for them ({error}); "
-            "--unsafe-code-execution runs them without one"
+            f"task {name} runs model-generated programs, and this machine has no sandbox for them ({error}); "
+            "--unsafe-code-execution runs them without a sandbox"
         ) from None
 
 
-def _antlr() -> str:
+def _antlr_version() -> str:
     try:
         return version("antlr4-python3-runtime")
     except PackageNotFoundError:
         return "none"
 
 
-def _check_punkt(entry: Entry) -> None:
-    import nltk  # an extra: the catalog says who needs it
+def _check_punkt(spec: TaskSpec) -> None:
+    import nltk  # optional: listed in the packages of the tasks that need it
 
     try:
         nltk.data.find("tokenizers/punkt_tab/english/")
     except LookupError:
         raise InputError(
-            f"task {entry.name} splits sentences with NLTK's punkt_tab data, which is not here: "
-            "python -m nltk.downloader punkt_tab (or set NLTK_DATA to a folder that has it)"
+            f"task {spec.name} needs NLTK's punkt_tab data, which is missing: "
+            "python -m nltk.downloader punkt_tab (or set NLTK_DATA to a directory that has it)"
         ) from None
-
-
-@functools.cache
-def seed_language_detection() -> None:
-    """langdetect draws at random; with a seed the same text is always the same language."""
-    from langdetect import DetectorFactory
-
-    DetectorFactory.seed = 0

@@ -1,62 +1,62 @@
-"""What a person may choose about a task: how many documents, which prompts, from where. Checked at birth."""
+"""Documents of a task: the options that select them, and their identity. Importing this is cheap: no lm-eval."""
 
 import hashlib
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sampler import InputError
+from sampler.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
-    """Choices for one task; None means as in the catalog."""
+    """User choices for a task. None means the catalog's default."""
 
-    data: str = "hub"  # hub, bundled, or a folder laid out like the Hub
+    data: str = "hub"  # hub, bundled, or a directory laid out like the Hub
     limit: int | None = None  # the first N documents, of each subject in a group
-    sample: int | None = None  # a random N, spread over the subjects like the documents are
+    sample: int | None = None  # N random documents, in proportion to the size of each subject
     seed: int = 0
     fewshot: int | None = None
     chat_template: bool = True
     max_new_tokens: int | None = None
     allow_code_execution: bool = False
     unsafe_code_execution: bool = False
-    revisions: tuple[tuple[str, str], ...] = ()  # of datasets on the Hub: to be read at this commit, not the newest
+    revisions: tuple[tuple[str, str], ...] = ()  # (dataset, commit): read this commit instead of the newest
 
     def __post_init__(self) -> None:
         for name in ("limit", "sample", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')} {value}: at least 1 is allowed")
+                raise InputError(f"--{name.replace('_', '-')} must be at least 1 (got {value})")
         if self.fewshot is not None and self.fewshot < 0:
-            raise InputError(f"--fewshot {self.fewshot}: 0 or more worked examples are allowed")
+            raise InputError(f"--fewshot must be at least 0 (got {self.fewshot})")
         if self.limit is not None and self.sample is not None:
-            raise InputError("--limit and --sample exclude each other: the first N documents or a random N")
+            raise InputError("--limit (the first N documents) and --sample (N random documents) exclude each other")
         if not self.data:
-            raise InputError("--data is empty: hub, bundled or a folder laid out like the Hub is allowed")
+            raise InputError("--data must be hub, bundled or a directory laid out like the Hub (got an empty string)")
 
     @property
     def code_execution_allowed(self) -> bool:
-        """By flag, or by the variable that the Hub's own code metric asks for."""
+        """By flag, or by the environment variable of the Hub's code_eval metric."""
         return self.allow_code_execution or self.unsafe_code_execution or os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One question of a task. `index` is its place in lm-eval's evaluation split."""
+    """One question of a task. Its id does not depend on how many documents are selected."""
 
     doc_id: str
     subtask: str
-    index: int
-    doc_hash: str
+    index: int  # in lm-eval's evaluation split
+    doc_hash: str  # of the content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """A document for people: as asked, with its options and what is right."""
+    """A document in readable form, for reports."""
 
     doc_id: str
     subtask: str
@@ -64,44 +64,46 @@ class Description:
     question: str
     choices: tuple[str, ...] | None
     gold: str
-    level: str | None  # how hard it is, where its dataset says so
+    level: str | None  # difficulty, if the dataset has one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """What the documents were made of; part of a result's identity."""
+    """Where a task's documents come from; part of a result's identity."""
 
     source: str  # hub, folder or bundled
-    datasets: Mapping[str, str]  # dataset: commit on the Hub, or a hash of the files read
+    datasets: Mapping[str, str]  # dataset → commit on the Hub, or a hash of the files read
 
 
 def select_documents(name: str, subtasks: Mapping[str, Any], options: TaskOptions) -> list[Document]:
-    """The chosen documents in their fixed order: subtask by subtask, each in the order of its data."""
-    sizes = {name: len(task.task_docs) for name, task in subtasks.items()}
-    chosen = {name: range(min(size, options.limit or size)) for name, size in sizes.items()}
-    if options.sample is not None:
-        chosen = _spread(sizes, options.sample, options.seed)
-    if not any(chosen.values()):
-        raise InputError(f"task {name} has no documents here")
-    return [document for name, task in subtasks.items() for document in _documents(name, task, list(chosen[name]))]
+    """The selected documents in a fixed order: by subtask, then in the order of the data."""
+    sizes = {subtask: len(task.task_docs) for subtask, task in subtasks.items()}
+    selected: Mapping[str, Sequence[int]]
+    if options.sample is None:
+        selected = {subtask: range(min(size, options.limit or size)) for subtask, size in sizes.items()}
+    else:
+        selected = _sample_indices(sizes, options.sample, options.seed)
+    if not any(selected.values()):
+        raise InputError(f"task {name} has no documents in this data")
+    return [document for subtask, task in subtasks.items() for document in _documents(subtask, task, selected[subtask])]
 
 
-def _spread(sizes: Mapping[str, int], wanted: int, seed: int) -> dict[str, Any]:
-    """A random `wanted`, each subtask in proportion. A larger sample with the same seed contains the smaller one."""
+def _sample_indices(sizes: Mapping[str, int], count: int, seed: int) -> dict[str, list[int]]:
+    """`count` random indices, in proportion to the sizes. A larger sample with the same seed contains a smaller one."""
     ranked: list[tuple[float, str, int]] = []
     for name, size in sizes.items():
         generator = random.Random(f"{seed}:{name}")
         offset = generator.random()
         order = generator.sample(range(size), size)
-        ranked += [((place + offset) / size, name, index) for place, index in enumerate(order)]
-    chosen: dict[str, list[int]] = {name: [] for name in sizes}
-    for _, name, index in sorted(ranked)[:wanted]:
-        chosen[name].append(index)
-    return {name: sorted(indices) for name, indices in chosen.items()}
+        ranked += [((rank + offset) / size, name, index) for rank, index in enumerate(order)]
+    selected: dict[str, list[int]] = {name: [] for name in sizes}
+    for _, name, index in sorted(ranked)[:count]:
+        selected[name].append(index)
+    return {name: sorted(indices) for name, indices in selected.items()}
 
 
-def _documents(subtask: str, task: Any, indices: list[int]) -> Iterator[Document]:
-    contents = task.task_docs.select(indices)  # a walk; asking for each by its place takes three times as long
+def _documents(subtask: str, task: Any, indices: Sequence[int]) -> Iterator[Document]:
+    contents = task.task_docs.select(list(indices))  # one pass: three times as fast as indexing each
     for index, content in zip(indices, contents, strict=True):
         text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,7 +1,7 @@
-"""The border to the sampler: lm-eval's requests as prompts and pairs, and someone who answers them."""
+"""Run a task's documents through a decoder: lm-eval requests in, one scored Result per document out."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -24,21 +24,23 @@ from sampler import (
 from sampler.records import document_seed
 from sampler.text import encode, encode_pair
 from tasks.documents import Document
-from tasks.task import Metrics, Task
+from tasks.task import ChatTemplate, Metrics, Task
 
-LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+T = TypeVar("T")
+DOCUMENTS_PER_CHUNK = 64  # bounds memory; documents of one subject share few-shot examples, which are prefilled once
+MAX_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How a task wants its answers drawn, where it does not want the most probable one."""
+    """Sampling parameters of a task that does not decode greedily."""
 
     temperature: float
     top_p: float = 1.0
 
 
 class Decoder(Protocol):
-    """Answers prompts and scores pairs, each as (index, result) in order of completion."""
+    """Generates from prompts and scores pairs; yields (index, result) in order of completion."""
 
     @property
     def tokenizer(self) -> Any: ...
@@ -51,8 +53,8 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler:
-    """A loaded model with a policy and settings. Holds no state between calls."""
+class ModelDecoder:
+    """A loaded model with a policy and decode settings."""
 
     model: LoadedModel
     policy: ReusePolicy
@@ -83,10 +85,10 @@ class Sampler:
         )
 
 
-def chat_template(tokenizer: Any) -> Any:
-    """A function that renders messages for this model, as lm-eval calls it."""
+def chat_renderer(tokenizer: Any) -> ChatTemplate:
+    """A function that renders messages with the tokenizer's chat template, as lm-eval calls it."""
     if getattr(tokenizer, "chat_template", None) is None:
-        raise InputError("the model's tokenizer has no chat template; --no-chat-template asks in plain text")
+        raise InputError("the model's tokenizer has no chat template; use --no-chat-template for plain-text prompts")
 
     def render(messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         text: str = tokenizer.apply_chat_template(
@@ -100,141 +102,149 @@ def chat_template(tokenizer: Any) -> Any:
     return render
 
 
-def prompt_of(request: Instance, tokenizer: Any, repeat: int = 0) -> Prompt:
-    """A generate_until request; its stop strings and its length go along."""
+def to_prompt(request: Instance, tokenizer: Any, repeat: int = 0) -> Prompt:
+    """A generate_until request as a prompt with its stop strings and length limit."""
     context, settings = request.args
     until = settings.get("until") or []
     stop = tuple(string for string in ([until] if isinstance(until, str) else until) if string)
-    limit = next((settings[key] for key in LENGTH_KEYS if settings.get(key)), None)
+    max_tokens = next((settings[key] for key in MAX_TOKENS_KEYS if settings.get(key)), None)
     return Prompt(
-        ids=encode(tokenizer, context) or _opening(tokenizer),
+        ids=encode(tokenizer, context) or _start_token(tokenizer),
         stop=stop,
         seed=document_seed(repeat, f"{request.task_name}/{request.doc_id}"),
-        max_new_tokens=None if limit is None else int(limit),
+        max_new_tokens=None if max_tokens is None else int(max_tokens),
     )
 
 
-def sampling_of(request: Instance) -> Sampling | None:
-    settings = request.args[1]
-    temperature = float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0
-    return Sampling(temperature=temperature, top_p=float(settings.get("top_p", 1.0))) if temperature else None
+def group_by_sampling(requests: Iterable[Instance]) -> dict[Sampling | None, list[int]]:
+    """Indices of generate_until requests by their sampling parameters; None for greedy decoding."""
+    groups: dict[Sampling | None, list[int]] = {}
+    for index, request in enumerate(requests):
+        settings = request.args[1]
+        temperature = float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0
+        sampling = Sampling(temperature=temperature, top_p=float(settings.get("top_p", 1.0))) if temperature else None
+        groups.setdefault(sampling, []).append(index)
+    return groups
 
 
-def pairs_of(requests: Sequence[Instance], tokenizer: Any) -> list[Pair]:
-    """loglikelihood requests, each tokenised as one text; the options of a question share one prefix.
+def to_pairs(requests: Sequence[Instance], tokenizer: Any) -> list[Pair]:
+    """loglikelihood requests as pairs of a prefix and a target, tokenized together.
 
-    Where the context's own tokens stand unchanged in the text, they are the prefix: a chat template's last line break
-    must not become part of the answer. Otherwise its last spaces belong to the answer's first word.
+    If the tokens of the context are a prefix of the tokens of the whole text, they become the pair's prefix, so that
+    the final line break of a chat template does not end up in the target. Otherwise trailing spaces of the context
+    belong to the target's first word. All options of a question share one prefix.
     """
     pairs: list[Pair] = []
-    known: str | None = None
-    before: tuple[int, ...] = ()
+    encoded_context: str | None = None
+    prefix: tuple[int, ...] = ()
     for request in requests:
         context, continuation = request.args
-        if context != known:
-            known, before = context, encode(tokenizer, context) or _opening(tokenizer)
+        if context != encoded_context:
+            encoded_context, prefix = context, encode(tokenizer, context) or _start_token(tokenizer)
         whole = encode(tokenizer, context + continuation)
-        if whole[: len(before)] == before and len(whole) > len(before):
-            pairs.append(Pair(prefix=before, target=whole[len(before) :]))
+        if whole[: len(prefix)] == prefix and len(whole) > len(prefix):
+            pairs.append(Pair(prefix=prefix, target=whole[len(prefix) :]))
         elif context:
-            prefix, target = encode_pair(tokenizer, context, continuation)
-            pairs.append(Pair(prefix=prefix or _opening(tokenizer), target=target))
+            own_prefix, target = encode_pair(tokenizer, context, continuation)
+            pairs.append(Pair(prefix=own_prefix or _start_token(tokenizer), target=target))
         else:
-            pairs.append(Pair(prefix=before, target=whole))
+            pairs.append(Pair(prefix=prefix, target=whole))
     return pairs
 
 
-def _opening(tokenizer: Any) -> tuple[int, ...]:
-    """What stands before an empty context."""
-    known = [getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")]
-    opening = next((token for token in known if token is not None), None)
-    if opening is None:
-        raise InputError("the prompt is empty, and the model's tokenizer has no token to begin with")
-    return (opening,)
-
-
-T = TypeVar("T")
-
-
-CHUNK = 64  # documents whose requests exist at a time; those of one subject share worked examples, prefilled once
+def _start_token(tokenizer: Any) -> tuple[int, ...]:
+    """The prefix for an empty context."""
+    tokens = [getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")]
+    token = next((token for token in tokens if token is not None), None)
+    if token is None:
+        raise InputError("the prompt is empty, and the model's tokenizer has no BOS, EOS or padding token")
+    return (token,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One document, answered and scored."""
+    """A scored document."""
 
     document: Document
     metrics: Metrics
     correct: bool | None
-    text: str | None  # the answer, or the option that scored highest
+    text: str | None  # the answer, or the option with the highest score
     token_ids: tuple[int, ...]
     finish: str | None  # stop or length; None for scored options
     scores: tuple[float, ...]  # log-likelihood of each option
     prompt_tokens: int
-    tokens: int  # delivered, up to and including the stop token
+    tokens: int  # generated, including the stop token
     tokens_prefilled: int
     tokens_scored: int
     rewound: int
     counters: Counters
     seconds: float  # on the device, for this document
-    wall_seconds: float  # spent waiting for the sampler since the result before; they add up to the time of all
+    wall_seconds: float  # waiting for the decoder since the previous result; the sum is the total decoding time
 
 
 @dataclass(kw_only=True, slots=True)
-class _Open:
-    """A document whose responses are coming in."""
-
+class _PendingDocument:
     document: Document
     requests: list[Instance]
-    missing: int
+    missing_responses: int
     prompt_tokens: int = 0
     generated: list[Generated] = field(default_factory=list)
-    scored: list[tuple[Instance, Scored, int]] = field(default_factory=list)
+    scored: list[tuple[Instance, Scored, int]] = field(default_factory=list)  # request, score, tokens of the target
+
+
+_Job = tuple[_PendingDocument, Instance, int]  # document, request, repeat
 
 
 def evaluate(task: Task, documents: Sequence[Document], decoder: Decoder) -> Iterator[Result]:
-    """Results in order of completion. Memory is bounded by a chunk, whatever the number of documents."""
-    template = chat_template(decoder.tokenizer) if task.options.chat_template else None
+    """Yield results in order of completion. Memory is bounded by a chunk of documents."""
+    template = chat_renderer(decoder.tokenizer) if task.options.chat_template else None
     remaining = iter(documents)
-    while chunk := list(islice(remaining, CHUNK)):
-        opened = [_open(task, document, template) for document in chunk]
-        waited = 0.0
-        for done, seconds in _answered(opened, decoder):
-            waited += seconds
-            if done is not None:
-                yield _result(task, done, waited)
-                waited = 0.0
+    while chunk := list(islice(remaining, DOCUMENTS_PER_CHUNK)):
+        pending = []
+        for document in chunk:
+            requests = task.requests(document, template)
+            missing = sum(request.repeats for request in requests)
+            pending.append(_PendingDocument(document=document, requests=requests, missing_responses=missing))
+        wall_seconds = 0.0
+        for done, seconds in _collect_responses(pending, decoder):
+            wall_seconds += seconds
+            if done.missing_responses == 0:
+                yield _result(task, done, wall_seconds)
+                wall_seconds = 0.0
 
 
-def _open(task: Task, document: Document, template: object) -> _Open:
-    requests = task.requests(document, template)  # type: ignore[arg-type]
-    return _Open(document=document, requests=requests, missing=sum(request.repeats for request in requests))
-
-
-def _answered(opened: Sequence[_Open], decoder: Decoder) -> Iterator[tuple[_Open | None, float]]:
-    """Each response's document once it is complete, else None, with the seconds the sampler took for it."""
-    jobs = [(owner, request, i) for owner in opened for request in owner.requests for i in range(request.repeats)]
-    for owner, request, _ in jobs:
-        if request.request_type not in ("generate_until", "loglikelihood"):
-            raise InputError(f"{owner.document.doc_id} asks for {request.request_type}, which the sampler cannot do")
-    asked = [job for job in jobs if job[1].request_type == "generate_until"]
-    wanted: dict[Sampling | None, list[tuple[_Open, Instance, int]]] = {}
-    for job in asked:
-        wanted.setdefault(sampling_of(job[1]), []).append(job)
-    for sampling, group in wanted.items():
-        prompts = [prompt_of(request, decoder.tokenizer, repeat) for _, request, repeat in group]
+def _collect_responses(
+    pending: Sequence[_PendingDocument], decoder: Decoder
+) -> Iterator[tuple[_PendingDocument, float]]:
+    """For each response: its document, and the seconds the decoder took."""
+    jobs: dict[str, list[_Job]] = {"generate_until": [], "loglikelihood": []}
+    for owner in pending:
+        for request in owner.requests:
+            if request.request_type not in jobs:
+                raise InputError(f"{owner.document.doc_id} has the unsupported request type {request.request_type}")
+            jobs[request.request_type] += [(owner, request, repeat) for repeat in range(request.repeats)]
+    generate_jobs, score_jobs = jobs["generate_until"], jobs["loglikelihood"]
+    for sampling, indices in group_by_sampling(request for _, request, _ in generate_jobs).items():
+        group = [generate_jobs[index] for index in indices]
+        prompts = [to_prompt(request, decoder.tokenizer, repeat) for _, request, repeat in group]
         for index, generated, seconds in _timed(decoder.generate(prompts, sampling)):
             owner, request, _ = group[index]
             owner.prompt_tokens = len(prompts[index].ids)
             owner.generated.append(generated)
-            yield _received(owner, request, generated.text or ""), seconds
-    rated = [job for job in jobs if job[1].request_type == "loglikelihood"]
-    pairs = pairs_of([request for _, request, _ in rated], decoder.tokenizer)
+            _add_response(owner, request, generated.text or "")
+            yield owner, seconds
+    pairs = to_pairs([request for _, request, _ in score_jobs], decoder.tokenizer)
     for index, scored, seconds in _timed(decoder.score(pairs)) if pairs else ():
-        owner, request, _ = rated[index]
+        owner, request, _ = score_jobs[index]
         owner.prompt_tokens = max(owner.prompt_tokens, len(pairs[index].prefix))
         owner.scored.append((request, scored, len(pairs[index].target)))
-        yield _received(owner, request, (scored.score, scored.greedy)), seconds
+        _add_response(owner, request, (scored.score, scored.greedy))
+        yield owner, seconds
+
+
+def _add_response(owner: _PendingDocument, request: Instance, response: object) -> None:
+    request.resps.append(response)
+    owner.missing_responses -= 1
 
 
 def _timed(results: Iterator[tuple[int, T]]) -> Iterator[tuple[int, T, float]]:
@@ -247,16 +257,10 @@ def _timed(results: Iterator[tuple[int, T]]) -> Iterator[tuple[int, T, float]]:
         yield index, result, time.perf_counter() - started
 
 
-def _received(owner: _Open, request: Instance, response: object) -> _Open | None:
-    request.resps.append(response)
-    owner.missing -= 1
-    return owner if owner.missing == 0 else None
-
-
-def _result(task: Task, done: _Open, waited: float) -> Result:
+def _result(task: Task, done: _PendingDocument, wall_seconds: float) -> Result:
     metrics = task.score(done.document, done.requests)
     scored = sorted(done.scored, key=lambda entry: entry[0].idx)
-    best = max(scored, key=lambda entry: entry[1].score)[0].args[1] if scored else None
+    best_option = max(scored, key=lambda entry: entry[1].score)[0].args[1] if scored else None
     parts: list[Generated | Scored] = [*done.generated, *(entry[1] for entry in scored)]
     counters = sum((part.counters for part in parts), Counters())
     last = done.generated[-1] if done.generated else None
@@ -264,7 +268,7 @@ def _result(task: Task, done: _Open, waited: float) -> Result:
         document=done.document,
         metrics=metrics,
         correct=task.correct(metrics),
-        text=best if last is None else last.text,
+        text=best_option if last is None else last.text,
         token_ids=() if last is None else last.ids,
         finish=None if last is None else last.finish,
         scores=tuple(entry[1].score for entry in scored),
@@ -275,5 +279,5 @@ def _result(task: Task, done: _Open, waited: float) -> Result:
         rewound=max((entry[1].rewound for entry in scored), default=0),
         counters=counters,
         seconds=sum(part.seconds for part in parts),
-        wall_seconds=waited,
+        wall_seconds=wall_seconds,
     )

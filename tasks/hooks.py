@@ -1,21 +1,73 @@
-"""What our tasks do differently from lm-eval's: where the answer is in a text. Pure: strings and documents only."""
+"""Functions that catalog entries plug into lm-eval: row validation, answer extraction and scoring."""
 
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-Document = dict[str, Any]
-
-
+Row = Mapping[str, Any]
+Content = dict[str, Any]  # a document as lm-eval passes it: one row of a dataset
 SHUFFLE_SEED = 42
+NO_ANSWER = "[invalidanswer]"  # what lm-eval extracts from an answer without the expected phrase
 
 
-NO_ANSWER = "[invalidanswer]"  # what lm-eval reads from an answer without its phrase
+def accept_any_row(row: Row) -> str | None:
+    del row
+    return None
 
 
-def boxed(text: str) -> str | None:
-    """The content of the last \\boxed{…} that is complete and not empty."""
+# The row checks return what is wrong with a row, or None. They reject, while the data is loaded, rows that lm-eval
+# could not score or would silently score wrong.
+
+
+def check_gsm8k_row(row: Row) -> str | None:
+    problem = _check_types(row, question=str, answer=str)
+    return problem or (None if "####" in row["answer"] else 'its answer has no "####" before the final number')
+
+
+def check_minerva_math_row(row: Row) -> str | None:
+    if problem := _check_types(row, problem=str, solution=str):
+        return problem
+    has_box = any(box in row["solution"] for box in ("\\boxed", "\\fbox"))
+    return None if has_box else "its solution has no \\boxed answer"
+
+
+def check_mmlu_row(row: Row) -> str | None:
+    if problem := _check_types(row, question=str, choices=list, answer=int):
+        return problem
+    if len(row["choices"]) != 4:
+        return f"it must have 4 choices (got {len(row['choices'])})"
+    return None if 0 <= row["answer"] < 4 else f"its answer must be between 0 and 3 (got {row['answer']})"
+
+
+def check_ifeval_row(row: Row) -> str | None:
+    if problem := _check_types(row, key=int, prompt=str, instruction_id_list=list, kwargs=list):
+        return problem
+    instructions, kwargs = len(row["instruction_id_list"]), len(row["kwargs"])
+    return None if instructions == kwargs else f"it has {instructions} instructions but {kwargs} kwargs"
+
+
+def check_humaneval_row(row: Row) -> str | None:
+    return _check_types(row, prompt=str, test=str, entry_point=str)
+
+
+def check_gpqa_row(row: Row) -> str | None:
+    incorrect = {f"Incorrect Answer {number}": str for number in (1, 2, 3)}
+    return _check_types(row, **{"Question": str, "Correct Answer": str, **incorrect})
+
+
+def _check_types(row: Row, **fields: type) -> str | None:
+    for name, expected in fields.items():
+        if name not in row:
+            return f"it has no field {name!r}"
+        if not isinstance(row[name], expected) or isinstance(row[name], bool):
+            found = "empty" if row[name] is None else type(row[name]).__name__
+            return f"its field {name!r} must be {expected.__name__} (got {found})"
+    return None
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last complete, non-empty \\boxed{…}."""
     for start in reversed([match.end() for match in re.finditer(r"\\boxed\s*\{", text)]):
         depth = 1
         for end in range(start, len(text)):
@@ -27,25 +79,25 @@ def boxed(text: str) -> str | None:
     return None
 
 
-def boxed_or_all(responses: Iterable[Sequence[str]], documents: Sequence[Document]) -> list[list[str]]:
-    """An lm-eval filter: what was put into the box that the prompt asks for, else the whole answer.
+def extract_boxed(responses: Iterable[Sequence[str]], documents: Sequence[Content]) -> list[list[str]]:
+    """lm-eval filter: the boxed answer the prompt asks for, or the whole response if there is none.
 
-    Without it the last number counts, and of "$\\boxed{18}$." lm-eval's pattern for numbers takes the "$.".
+    Without it the last number counts, and in "$\\boxed{18}$." lm-eval's number pattern matches the trailing "$.".
     """
     del documents
-    return [[_plain(content) if (content := boxed(text)) else text for text in texts] for texts in responses]
+    return [[_strip_tex(content) if (content := last_boxed(text)) else text for text in texts] for texts in responses]
 
 
-def _plain(content: str) -> str:
-    """A boxed number without the marks that TeX puts between thousands."""
-    return re.sub(r"\\[!,;: ]|~", "", content.replace("{,}", ","))
+def _strip_tex(number: str) -> str:
+    """Remove TeX thousands separators."""
+    return re.sub(r"\\[!,;: ]|~", "", number.replace("{,}", ","))
 
 
-def program(document: Document, answer: str) -> str:
-    """The program an answer stands for: its own code block if that defines the function, else prompt and continuation.
+def build_program(document: Content, answer: str) -> str:
+    """The HumanEval program for an answer.
 
-    The prompt (imports, helpers, the function's head and description) comes first in both cases; an answer that
-    continues it ends where its code block ends.
+    If a code block in the answer defines the function, the program is the prompt followed by that block. Otherwise the
+    answer continues the prompt, up to the end of its code block.
     """
     name = re.escape(document["entry_point"])
     for block in re.findall(r"```(?:[Pp]ython3?|py)?[ \t]*\n(.*?)(?:\n```|\Z)", answer, re.DOTALL):
@@ -54,40 +106,40 @@ def program(document: Document, answer: str) -> str:
     return f"{document['prompt']}{answer.partition('```')[0]}"
 
 
-def programs(responses: Iterable[Sequence[str]], documents: Sequence[Document]) -> list[list[str]]:
-    """An lm-eval filter: answers to programs."""
+def build_programs(responses: Iterable[Sequence[str]], documents: Sequence[Content]) -> list[list[str]]:
+    """lm-eval filter: turn answers into programs."""
     return [
-        [program(document, answer) for answer in answers]
+        [build_program(document, answer) for answer in answers]
         for answers, document in zip(responses, documents, strict=True)
     ]
 
 
-def gpqa_options(document: Document) -> Document:
-    """The four options in an order that depends on the question alone.
+def shuffle_gpqa_options(document: Content) -> Content:
+    """Order the four options by a seed that depends on the question alone.
 
-    lm-eval draws from one generator for all, so the order would depend on what was loaded before, and the worked
-    examples would not be recognised as the document that is being asked.
+    lm-eval uses one generator for all documents, so the order would depend on which documents were loaded before, and
+    few-shot sampling could not recognise the document being asked.
     """
-    wrong = [_tidy(document[f"Incorrect Answer {number}"]) for number in (1, 2, 3)]
-    right = _tidy(document["Correct Answer"])
-    options = [*wrong, right]
+    incorrect = [_clean_gpqa_option(document[f"Incorrect Answer {number}"]) for number in (1, 2, 3)]
+    correct = _clean_gpqa_option(document["Correct Answer"])
+    options = [*incorrect, correct]
     random.Random(f"{SHUFFLE_SEED}:{document['Question']}").shuffle(options)
-    shown = {f"choice{number}": option for number, option in enumerate(options, start=1)}
-    return {**shown, "answer": f"({'ABCD'[options.index(right)]})"}
+    choices = {f"choice{number}": option for number, option in enumerate(options, start=1)}
+    return {**choices, "answer": f"({'ABCD'[options.index(correct)]})"}
 
 
-def gpqa_documents(dataset: Any) -> Any:
-    return dataset.map(gpqa_options)
+def shuffle_gpqa_documents(dataset: Any) -> Any:
+    return dataset.map(shuffle_gpqa_options)
 
 
-def _tidy(text: str | None) -> str:
-    """As lm-eval prints GPQA's options."""
+def _clean_gpqa_option(text: str | None) -> str:
+    """The same cleaning as in lm-eval's GPQA task."""
     return " " if text is None else text.strip().replace(" [title]", ". ").replace("  ", " ")
 
 
-def ifeval_scores(document: Document, responses: Sequence[str]) -> dict[str, Any]:
-    """lm-eval's, but repeatable: where a document asks to count "#" or "!", it draws a letter to count instead."""
-    from lm_eval.tasks.ifeval.utils import process_results  # its packages are an extra
+def score_ifeval(document: Content, responses: Sequence[str]) -> dict[str, Any]:
+    """lm-eval's scores, made deterministic: for documents that count "#" or "!", lm-eval picks a random letter."""
+    from lm_eval.tasks.ifeval.utils import process_results  # needs an optional package
 
     state = random.getstate()
     random.seed(document["key"])
@@ -98,70 +150,15 @@ def ifeval_scores(document: Document, responses: Sequence[str]) -> dict[str, Any
     return scores
 
 
-def math_scores(document: Document, responses: Sequence[str]) -> dict[str, Any]:
-    """lm-eval's, but where an answer lacks the phrase that its exact match reads there is nothing to compare.
+def score_minerva_math(document: Content, responses: Sequence[str]) -> dict[str, Any]:
+    """lm-eval's scores, without the symbolic comparison for answers that lack the expected phrase.
 
-    It would compare "[invalidanswer]" as a formula, which is never equal and takes longer than decoding the answer did.
+    lm-eval compares "[invalidanswer]" as a formula, which never matches and takes longer than decoding the answer.
     """
-    from lm_eval.tasks.minerva_math import utils  # its packages are an extra
+    from lm_eval.tasks.minerva_math import utils  # needs an optional package
 
     (text,) = responses
     found = utils.get_unnormalized_answer(text)
     matches = found != NO_ANSWER and utils.is_equiv(utils.normalize_final_answer(found), document["answer"])
     verified = utils.verify(gold=utils.parse(document["solution"]), target=utils.parse(text))
     return {"exact_match": int(matches), "math_verify": int(verified)}
-
-
-Row = Mapping[str, Any]
-
-
-def accept_any_row(row: Row) -> str | None:
-    del row
-    return None
-
-
-def check_gsm8k_row(row: Row) -> str | None:
-    problem = _typed(row, question=str, answer=str)
-    return problem or (None if "####" in row["answer"] else 'its answer has no "####" before the final number')
-
-
-def check_minerva_math_row(row: Row) -> str | None:
-    problem = _typed(row, problem=str, solution=str)
-    boxes = ("\\boxed", "\\fbox")
-    return problem or (None if any(box in row["solution"] for box in boxes) else "its solution has no \\boxed answer")
-
-
-def check_mmlu_row(row: Row) -> str | None:
-    problem = _typed(row, question=str, choices=list, answer=int)
-    if problem:
-        return problem
-    if len(row["choices"]) != 4:
-        return f"it has {len(row['choices'])} choices instead of 4"
-    return None if 0 <= row["answer"] < 4 else f"its answer is {row['answer']}; 0 to 3 are choices"
-
-
-def check_ifeval_row(row: Row) -> str | None:
-    problem = _typed(row, key=int, prompt=str, instruction_id_list=list, kwargs=list)
-    if problem:
-        return problem
-    names, settings = len(row["instruction_id_list"]), len(row["kwargs"])
-    return None if names == settings else f"it has {names} instructions and settings for {settings}"
-
-
-def check_humaneval_row(row: Row) -> str | None:
-    return _typed(row, prompt=str, test=str, entry_point=str)
-
-
-def check_gpqa_row(row: Row) -> str | None:
-    wrong = {f"Incorrect Answer {number}": str for number in (1, 2, 3)}
-    return _typed(row, **{"Question": str, "Correct Answer": str, **wrong})
-
-
-def _typed(row: Row, **fields: type) -> str | None:
-    for name, kind in fields.items():
-        if name not in row:
-            return f"it has no field {name!r}"
-        if not isinstance(row[name], kind) or isinstance(row[name], bool):
-            found = "empty" if row[name] is None else type(row[name]).__name__
-            return f"its field {name!r} is {found} instead of {kind.__name__}"
-    return None

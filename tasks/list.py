@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from sampler import InputError
 from sampler.cli import Parser, run_command
-from tasks.catalog import CATALOG, Entry, check_needs
+from tasks.catalog import CATALOG, TaskSpec, check_requirements
 from tasks.documents import TaskOptions
 from tasks.run import add_task_flags
-from tasks.sources import Source, choose_source, resolve_auto
+from tasks.sources import Source, choose_source, resolve_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object for each")
     arguments = parser.parse_args()
     options = TaskOptions(
-        data=resolve_auto(arguments.data, ""),
+        data=resolve_data(arguments.data, ""),
         allow_code_execution=arguments.allow_code_execution,
         unsafe_code_execution=arguments.unsafe_code_execution,
     )
@@ -48,7 +48,7 @@ def list_tasks(options: TaskOptions) -> list[Listed]:
     return [
         Listed(
             task=entry.name,
-            documents=entry.documents,
+            documents=entry.document_count,
             kind=entry.kind,
             primary=entry.primary,
             needs=_needs(entry),
@@ -58,17 +58,17 @@ def list_tasks(options: TaskOptions) -> list[Listed]:
     ]
 
 
-def _needs(entry: Entry) -> str:
-    needs = [entry.install.removeprefix("pip install ").strip('"')] if entry.install else []
-    needs += ["punkt_tab"] if entry.punkt else []
+def _needs(entry: TaskSpec) -> str:
+    needs = [entry.install_command.removeprefix("pip install ").strip('"')] if entry.install_command else []
+    needs += ["punkt_tab"] if entry.needs_punkt else []
     needs += ["Hub token"] if entry.gated else []
     needs += ["--allow-code-execution"] if entry.runs_code else []
     return ", ".join(needs)
 
 
-def _problem(entry: Entry, options: TaskOptions, source: Source) -> str | None:
+def _problem(entry: TaskSpec, options: TaskOptions, source: Source) -> str | None:
     try:
-        check_needs(entry, options)
+        check_requirements(entry, options)
         source.check(entry.dataset, gated=entry.gated)
     except InputError as error:
         return str(error)

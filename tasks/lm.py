@@ -1,4 +1,4 @@
-"""The sampler as an lm-eval model, for `lm_eval.simple_evaluate(model=…)` with a policy. Knows no benchmark.
+"""An lm-eval model that decodes under a reuse policy.
 
 lm_eval.simple_evaluate(model=ReuseLM(model="DIR", policy="k2_middle"), tasks=["gsm8k"], apply_chat_template=True)
 lm_eval.simple_evaluate(model="reuse-sweep", model_args={"model": "DIR", "policy": "k2_middle"}, tasks=["gsm8k"])
@@ -12,12 +12,12 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from sampler import DecodeSettings, InputError, ReusePolicy, load_model
-from tasks.evaluate import Decoder, Sampler, Sampling, chat_template, pairs_of, prompt_of, sampling_of
+from tasks.evaluate import Decoder, ModelDecoder, chat_renderer, group_by_sampling, to_pairs, to_prompt
 
 
 @register_model("reuse-sweep")
 class ReuseLM(LM):  # type: ignore[misc]
-    """Answers lm-eval's requests under a reuse policy; `decoder` replaces the model where one is at hand."""
+    """`decoder` replaces the model and all of its settings."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class ReuseLM(LM):  # type: ignore[misc]
         decoder: Decoder | None = None,
     ) -> None:
         super().__init__()
-        del max_batch_size  # lm-eval passes it along; the batch is what batch_size says
+        del max_batch_size  # lm-eval always passes it
         if decoder is None:
             settings = DecodeSettings(
                 threshold=threshold, small_block=small_block, block_cache=block_cache, max_new_tokens=max_new_tokens
             )
             if not str(batch_size).isdigit():
-                raise InputError(f"batch size {batch_size!r}: a whole number is allowed")
-            decoder = Sampler(
+                raise InputError(f"batch_size must be a whole number (got {batch_size!r})")
+            decoder = ModelDecoder(
                 policy=ReusePolicy.parse(policy),
                 model=load_model(model, dtype=dtype, device=device or "auto"),
                 settings=settings,
@@ -55,12 +55,9 @@ class ReuseLM(LM):  # type: ignore[misc]
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         del disable_tqdm
         answers = [""] * len(requests)
-        wanted: dict[Sampling | None, list[int]] = {}
-        for place, request in enumerate(requests):
-            wanted.setdefault(sampling_of(request), []).append(place)
-        repeats = _repeats(requests)
-        for sampling, places in wanted.items():
-            prompts = [prompt_of(requests[place], self.decoder.tokenizer, repeats[place]) for place in places]
+        repeats = _repeat_numbers(requests)
+        for sampling, places in group_by_sampling(requests).items():
+            prompts = [to_prompt(requests[place], self.decoder.tokenizer, repeats[place]) for place in places]
             for index, generated in self.decoder.generate(prompts, sampling):
                 answers[places[index]] = generated.text or ""
         return answers
@@ -68,19 +65,19 @@ class ReuseLM(LM):  # type: ignore[misc]
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         del disable_tqdm
         answers = [(0.0, False)] * len(requests)
-        for index, scored in self.decoder.score(pairs_of(requests, self.decoder.tokenizer)):
+        for index, scored in self.decoder.score(to_pairs(requests, self.decoder.tokenizer)):
             answers[index] = (scored.score, scored.greedy)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         del requests, disable_tqdm
         raise InputError(
-            "rolling log-likelihood (perplexity of whole texts) has no meaning for a block-diffusion model; "
-            "choose a task that generates or compares options"
+            "rolling log-likelihood (perplexity of whole texts) is not defined for a block-diffusion model; "
+            "use a generation or multiple-choice task"
         )
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        text: str = chat_template(self.decoder.tokenizer)(chat_history, add_generation_prompt=add_generation_prompt)
+        text: str = chat_renderer(self.decoder.tokenizer)(chat_history, add_generation_prompt=add_generation_prompt)
         return text
 
     @property
@@ -88,14 +85,14 @@ class ReuseLM(LM):  # type: ignore[misc]
         return str(getattr(self.decoder.tokenizer, "name_or_path", "tokenizer"))
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """lm-eval's response cache is keyed by the prompt alone: another policy would get this one's answers."""
+        """Reject lm-eval's response cache: its key is the prompt alone, so policies would share answers."""
         if getattr(cache_hook, "dbdict", None) is not None:
-            raise InputError("lm-eval's response cache does not know the policy: leave use_cache out")
+            raise InputError("lm-eval's response cache ignores the policy; remove use_cache")
         super().set_cache_hook(cache_hook)
 
 
-def _repeats(requests: Sequence[Instance]) -> list[int]:
-    """How often each request stood in the list before: a repeat is drawn with another seed."""
+def _repeat_numbers(requests: Sequence[Instance]) -> list[int]:
+    """How often each request occurred before in the list; each repeat uses another seed."""
     seen: dict[int, int] = {}
     counts = []
     for request in requests:

@@ -1,135 +1,131 @@
-"""Finds a task in lm-eval's own YAML files without loading them all. Knows names and paths, not documents."""
+"""Find a task by name: in the catalog, or among lm-eval's own YAML files without loading them all."""
 
 import difflib
 import functools
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lm_eval.tasks
 import yaml
 
 from sampler.errors import InputError
-from tasks.catalog import CATALOG, GENERATE, LOGLIKELIHOOD, Entry
+from tasks.catalog import CATALOG, GENERATE, LOGLIKELIHOOD, TaskSpec
 
-ROOT = Path(lm_eval.tasks.__file__).parent
-
-
-NAMED = re.compile(r"""^["']?(task|group)["']?\s*:\s*["']?([\w.+:/-]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
+KINDS = {"generate_until": GENERATE, "multiple_choice": LOGLIKELIHOOD, "loglikelihood": LOGLIKELIHOOD}
+TASK_NAME = re.compile(r"""^["']?(task|group)["']?\s*:\s*["']?([\w.+:/-]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads task files as plain data: a named function stays a name."""
+    """Reads !function tags as plain names."""
 
 
 _Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
 
 
+def find_task_spec(name: str) -> TaskSpec:
+    """The catalog's spec, or one derived from lm-eval's YAML files."""
+    if name in CATALOG:
+        return CATALOG[name]
+    for spec in CATALOG.values():
+        if name in (*spec.subtasks, *spec.variants):
+            return replace(spec, name=name, subtasks=(name,), document_count=0)
+    kind, _ = stock_tasks().get(name, (None, None))
+    if kind is None:
+        raise InputError(f"unknown task {name!r}: {_suggestion(name)}")
+    return _stock_group_spec(name) if kind == "group" else _stock_task_spec(name)
+
+
+def _suggestion(name: str) -> str:
+    similar = difflib.get_close_matches(name, sorted(CATALOG), n=3, cutoff=0.5)
+    similar += [other for other in difflib.get_close_matches(name, sorted(stock_tasks()), n=4) if other not in similar]
+    if similar:
+        return f"did you mean {', '.join(similar[:4])}?"
+    return f"use one of {', '.join(CATALOG)} or the name of an lm-eval task"
+
+
+def stock_root() -> Path:
+    """lm-eval's directory of task files. Does not import lm-eval, which takes seconds."""
+    package = importlib.util.find_spec("lm_eval")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "tasks"
+
+
 @functools.cache
-def index(folder: str = ".") -> dict[str, tuple[str, Path]]:
-    """Every task and group of a folder by name: which of the two it is, and its file. All take a second, once."""
+def stock_tasks(folder: str = ".") -> dict[str, tuple[str, Path]]:
+    """Every task and group in a folder of lm-eval's: name → ("task" or "group", file). The whole tree takes 1 s."""
     found: dict[str, tuple[str, Path]] = {}
-    for path in sorted((ROOT / folder).rglob("*.yaml")):
-        names = dict(NAMED.findall(path.read_text(encoding="utf-8")))
-        kind = "group" if "group" in names else "task"  # a group's file names its members under task
+    for path in sorted((stock_root() / folder).rglob("*.yaml")):
+        names = dict(TASK_NAME.findall(path.read_text(encoding="utf-8")))
+        kind = "group" if "group" in names else "task"  # a group's file lists its members under "task"
         if kind in names:
             found.setdefault(names[kind], (kind, path))
     return found
 
 
-def configuration(path: Path) -> dict[str, Any]:
-    """A task file with what it includes, functions unresolved."""
+def load_stock_config(path: Path) -> dict[str, Any]:
+    """A task file merged with the files it includes. Functions stay names."""
     with path.open(encoding="utf-8") as file:
         own: dict[str, Any] = yaml.load(file, Loader=_Loader) or {}
     merged: dict[str, Any] = {}
     included = own.pop("include", [])
     for name in included if isinstance(included, list) else [included]:
-        merged |= configuration(path.parent / name)
+        merged |= load_stock_config(path.parent / name)
     return merged | own
 
 
-def nearest(name: str, known: list[str]) -> InputError:
-    """The error for a name nobody knows, with those that look most like it."""
-    alike = difflib.get_close_matches(name, sorted(CATALOG), n=3, cutoff=0.5)
-    alike += [other for other in difflib.get_close_matches(name, known, n=4) if other not in alike]
-    known_here = f"known are {', '.join(CATALOG)} and lm-eval's own tasks"
-    hint = f"did you mean {', '.join(alike[:4])}?" if alike else known_here
-    return InputError(f"unknown task {name!r}: {hint}")
+def is_hub_dataset(path: str | None) -> bool:
+    return path is not None and path.count("/") == 1
 
 
-KINDS = {"generate_until": GENERATE, "multiple_choice": LOGLIKELIHOOD, "loglikelihood": LOGLIKELIHOOD}
-
-
-def find_entry(name: str) -> Entry:
-    """From the catalog, or made up for a task of lm-eval's own."""
-    if name in CATALOG:
-        return CATALOG[name]
-    for entry in CATALOG.values():
-        if name in (*entry.subtasks, *entry.also):
-            return _subject(entry, name)
-    kind, path = index().get(name, (None, None))
-    if path is None:
-        raise nearest(name, sorted(index()))
-    return _other_group(name) if kind == "group" else _other_task(name)
-
-
-def _subject(entry: Entry, name: str) -> Entry:
-    """One subject of a group, with the group's prompts."""
-    fields = {field: getattr(entry, field) for field in entry.__dataclass_fields__}
-    return Entry(**fields | {"name": name, "subtasks": (name,), "documents": 0})
-
-
-def _other_task(name: str) -> Entry:
-    _, path = index()[name]
-    config = configuration(path)
-    output = config.get("output_type", "generate_until")
-    if "class" in config or output not in KINDS:
-        what = "is written in Python" if "class" in config else f"is of the kind {output}"
-        raise InputError(f"task {name} {what}; {', '.join(KINDS)} are the kinds that can be run")
+def _stock_task_spec(name: str) -> TaskSpec:
+    _, path = stock_tasks()[name]
+    config = load_stock_config(path)
+    output_type = config.get("output_type", "generate_until")
+    if "class" in config:
+        raise InputError(f"task {name} is written in Python; only tasks defined in YAML can be run")
+    if output_type not in KINDS:
+        raise InputError(f"task {name} has the output type {output_type}; supported are {', '.join(KINDS)}")
     if config.get("doc_to_image") or config.get("doc_to_audio"):
-        raise InputError(f"task {name} shows pictures or sounds; only tasks of text can be run")
-    return Entry(
+        raise InputError(f"task {name} uses images or audio; only text tasks can be run")
+    return TaskSpec(
         name=name,
-        stock=path.parent.relative_to(ROOT).as_posix(),
+        stock_folder=path.parent.relative_to(stock_root()).as_posix(),
         subtasks=(name,),
-        kind=KINDS[output],
+        kind=KINDS[output_type],
         primary=_first_metric(config),
         metrics=(),
-        documents=0,
-        dataset=config["dataset_path"] if is_repository(config.get("dataset_path")) else "",
+        document_count=0,
+        dataset=config["dataset_path"] if is_hub_dataset(config.get("dataset_path")) else "",
         fewshot=config.get("num_fewshot") or 0,
         runs_code=bool(config.get("unsafe_code")),
     )
 
 
-def _other_group(name: str) -> Entry:
-    """A group outside the catalog must be of one kind and share its metrics."""
-    _, path = index()[name]
-    members = [leaf for member in configuration(path).get("task", []) for leaf in _leaves(member)]
-    entries = [_other_task(member) for member in members]
-    if len({(entry.kind, entry.primary, entry.runs_code) for entry in entries}) != 1:
-        raise InputError(f"task {name} is a group of unlike tasks; name its tasks instead")
-    kept = {field: getattr(entries[0], field) for field in entries[0].__dataclass_fields__}
-    return Entry(**kept | {"name": name, "stock": ".", "subtasks": tuple(members), "metrics": (kept["primary"],)})
+def _stock_group_spec(name: str) -> TaskSpec:
+    members = _member_tasks(name)
+    specs = [_stock_task_spec(member) for member in members]
+    if len({(spec.kind, spec.primary, spec.runs_code) for spec in specs}) != 1:
+        raise InputError(f"task {name} is a group of tasks with different kinds or metrics; name its tasks instead")
+    return replace(specs[0], name=name, stock_folder=".", subtasks=tuple(members), metrics=(specs[0].primary,))
 
 
-def _leaves(member: Any) -> Sequence[str]:
-    """The tasks behind one entry of a group's list, which may be a task, a group or a task with changes."""
-    name = str(member if isinstance(member, str) else member.get("task") or member.get("group"))
-    if name not in index():
-        raise InputError(f"a group holds {name!r}, which is no task of its own; name its tasks instead")
-    kind, path = index()[name]
+def _member_tasks(name: str) -> Sequence[str]:
+    """The tasks of a group, including those of its inner groups; a task is its own only member."""
+    if name not in stock_tasks():
+        raise InputError(f"a group contains {name!r}, which has no file of its own; name the group's tasks instead")
+    kind, path = stock_tasks()[name]
     if kind == "task":
         return [name]
-    return [leaf for inner in configuration(path).get("task", []) for leaf in _leaves(inner)]
+    members = load_stock_config(path).get("task", [])  # names, or configurations that modify a task or a group
+    names = [str(item if isinstance(item, str) else item.get("task") or item.get("group")) for item in members]
+    return [task for member in names for task in _member_tasks(member)]
 
 
-def _first_metric(configuration: Mapping[str, Any]) -> str:
-    metrics = configuration.get("metric_list") or [{"metric": "acc"}]
-    metric, filters = metrics[0]["metric"], configuration.get("filter_list") or []
+def _first_metric(config: Mapping[str, Any]) -> str:
+    metrics = config.get("metric_list") or [{"metric": "acc"}]
+    metric, filters = metrics[0]["metric"], config.get("filter_list") or []
     return f"{metric},{filters[0]['name']}" if len(filters) > 1 else str(metric)
-
-
-def is_repository(path: str | None) -> bool:
-    return path is not None and path.count("/") == 1

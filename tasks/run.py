@@ -16,8 +16,8 @@ from sampler.decode import check_batch_size, check_prompts
 from sampler.loading import find_model
 from tasks.catalog import GENERATE
 from tasks.documents import TaskOptions
-from tasks.evaluate import Result, Sampler, chat_template, evaluate
-from tasks.sources import resolve_auto
+from tasks.evaluate import ModelDecoder, Result, chat_renderer, evaluate
+from tasks.sources import resolve_data
 from tasks.task import Task, open_task
 
 EXAMPLES = """examples:
@@ -40,10 +40,10 @@ def main() -> None:
     policy.bind(files.config.num_layers, arguments.subset_size)
     check_prompts((), settings, files.config)
     if arguments.chat_template:
-        chat_template(files.tokenizer)
+        chat_renderer(files.tokenizer)
     with _output(arguments.out) as out:
         model = load_model(files, dtype=arguments.dtype, device=arguments.device)
-        sampler = Sampler(
+        sampler = ModelDecoder(
             model=model,
             policy=policy,
             settings=settings,
@@ -106,7 +106,7 @@ def _output(path: str | None) -> Iterator[TextIO]:
 
 def _options(arguments: argparse.Namespace) -> TaskOptions:
     return TaskOptions(
-        data=resolve_auto(arguments.data, arguments.model),
+        data=resolve_data(arguments.data, arguments.model),
         limit=arguments.limit,
         sample=arguments.sample,
         seed=arguments.seed,

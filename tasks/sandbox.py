@@ -1,8 +1,8 @@
-"""Runs generated programs in a cage made by the kernel. Knows nothing of tasks, models or lm-eval.
+"""Run generated programs in a sandbox built from kernel namespaces.
 
-Taking functions away from Python does not hold a program (`posix.system`, `importlib.reload(os)`, ctypes all lead
-around it), so each one gets its own process in its own namespaces: no network, no other process to see, no
-environment, a read-only system without homes, and limits on time, memory, processes, files and output.
+Restricting Python itself does not contain a program (`posix.system`, `importlib.reload(os)` and ctypes get around it):
+each program gets a process in its own namespaces: no network, no other processes, no environment, a read-only system
+without home directories, and limits on time, memory, processes, files and output.
 """
 
 import functools
@@ -19,59 +19,49 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-
-
-LAUNCHER = "import sys; sys.path.insert(0, sys.argv[1]); from tasks.sandbox_supervisor import main; main()"
-
-
-CAGES = ("namespaces", "bubblewrap")
-
-
-MAX_PROGRAM = 60_000  # characters; longer than any answer we let a model write
-
-
+SANDBOXES = ("namespaces", "bubblewrap")  # in order of preference
+MAX_PROGRAM_CHARACTERS = 60_000  # longer than any answer we let a model write
 MB = 1024 * 1024
 
-
-PATIENCE, SETUP = 6, 120  # the launcher's own, and more: it ends by itself
+PACKAGE_ROOT = Path(__file__).parents[1]
+SUPERVISOR_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from tasks.sandbox_supervisor import main; main()"
+# Longer than the supervisor's own limits: it normally exits by itself.
+SUPERVISOR_WALL_FACTOR, SUPERVISOR_SETUP_SECONDS = 6, 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a program may use. Seconds are its own: waiting for a core that others hold does not count."""
+    """What a program may use. Time spent waiting for a busy core does not count towards `seconds`."""
 
     seconds: int = 10
-    memory: int = 1024 * MB  # of all its processes together
+    memory_bytes: int = 1024 * MB  # of all its processes together
     processes: int = 16
-    file_size: int = 4 * MB
-    folder_size: int = 16 * MB
-    output: int = 1 * MB
+    file_bytes: int = 4 * MB
+    folder_bytes: int = 16 * MB
+    output_bytes: int = 1 * MB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """How a program ended: it ran to its end without an exception, or not."""
-
-    passed: bool
-    why: str = ""  # the limit it met or the last line it printed
+    passed: bool  # the program ran to its end without an exception
+    reason: str = ""  # the exceeded limit, or the last line of output
 
 
-class NoCage(RuntimeError):
-    """This machine gave no cage; nothing was run."""
+class SandboxError(RuntimeError):
+    """The sandbox could not be created; the program did not run."""
 
 
-def run(program: str, *, cage: str, limits: Limits | None = None) -> Verdict:
-    """Runs `program` to its end or its first excess. `cage` is one of CAGES, or "none" for limits alone."""
-    if len(program) > MAX_PROGRAM:
-        return Verdict(passed=False, why=f"longer than {MAX_PROGRAM} characters")
+def run_program(program: str, *, kind: str, limits: Limits | None = None) -> Verdict:
+    """Run `program` until it ends or exceeds a limit. `kind` is one of SANDBOXES, or "none" for limits alone."""
+    if len(program) > MAX_PROGRAM_CHARACTERS:
+        return Verdict(passed=False, reason=f"longer than {MAX_PROGRAM_CHARACTERS} characters")
     limits = limits or Limits()
-    order = {"program": program, "cage": cage, "filter": refusal_filter().hex(), "bwrap": shutil.which("bwrap")}
-    order |= asdict(limits) | _interpreter()
+    job = {"program": program, "sandbox": kind, "filter": seccomp_filter().hex(), "bwrap": shutil.which("bwrap")}
+    job |= asdict(limits) | _interpreter_paths()
     with tempfile.TemporaryDirectory(prefix="program-") as folder:
-        # A session of its own and nothing inherited: no environment, no descriptors, not even a working folder.
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", LAUNCHER, str(ROOT)],
+        # A new session that inherits no environment, no descriptors and no working directory.
+        supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", SUPERVISOR_CODE, str(PACKAGE_ROOT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -79,72 +69,57 @@ def run(program: str, *, cage: str, limits: Limits | None = None) -> Verdict:
             cwd=folder,
             start_new_session=True,
         )
+        timeout_seconds = SUPERVISOR_WALL_FACTOR * limits.seconds + SUPERVISOR_SETUP_SECONDS
         try:
-            answer, errors = process.communicate(json.dumps(order).encode(), timeout=PATIENCE * limits.seconds + SETUP)
+            output, errors = supervisor.communicate(json.dumps(job).encode(), timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise NoCage("its launcher did not come back") from None
-    if process.returncode != 0:
-        raise NoCage(errors.decode(errors="replace").strip().rpartition("\n")[2] or "its launcher was killed")
-    verdict = json.loads(answer)
-    if verdict["ended"] == "no cage":
-        raise NoCage(verdict["why"])
-    return Verdict(passed=verdict["ended"] == "passed", why=verdict.get("why", ""))
+            os.killpg(supervisor.pid, signal.SIGKILL)
+            supervisor.communicate()
+            raise SandboxError(f"the supervisor did not exit within {timeout_seconds} s") from None
+    if supervisor.returncode != 0:
+        raise SandboxError(errors.decode(errors="replace").strip().rpartition("\n")[2] or "the supervisor was killed")
+    outcome = json.loads(output)
+    if outcome["ended"] == "no sandbox":
+        raise SandboxError(outcome["reason"])
+    return Verdict(passed=outcome["ended"] == "passed", reason=outcome.get("reason", ""))
 
 
 @functools.cache
-def find_cage() -> str:
-    """The first kind of cage in which a program starts here; NoCage says what stood against each."""
+def find_sandbox() -> str:
+    """The first kind of sandbox that works on this machine; a SandboxError says why none does."""
     reasons = []
-    for cage in CAGES:
-        if cage == "bubblewrap" and not shutil.which("bwrap"):
+    for kind in SANDBOXES:
+        if kind == "bubblewrap" and not shutil.which("bwrap"):
             reasons.append("bubblewrap: not installed")
             continue
         try:
-            if run("assert 1 + 1 == 2", cage=cage).passed:
-                return cage
-            reasons.append(f"{cage}: a program that does nothing did not end well")
-        except NoCage as error:
-            reasons.append(f"{cage}: {error}")
-    raise NoCage("; ".join(reasons))
+            if run_program("assert 1 + 1 == 2", kind=kind).passed:
+                return kind
+            reasons.append(f"{kind}: a trivial program failed")
+        except SandboxError as error:
+            reasons.append(f"{kind}: {error}")
+    raise SandboxError("; ".join(reasons))
 
 
 @functools.cache
-def _interpreter() -> dict[str, object]:
-    """The interpreter without its virtual environment, and the packages of that environment, as plain paths."""
+def _interpreter_paths() -> dict[str, object]:
+    """The interpreter without its virtual environment, the environment's packages, and all paths these need."""
     python = os.path.realpath(sys.executable)
     packages = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    homes = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)}
-    shown = sorted(path for path in {python, *packages, *homes} if os.path.exists(path))
-    # A folder comes before what lies in it, and what lies in a folder that is shown needs no showing.
-    return {"python": python, "packages": sorted(packages), "shown": shown}
+    prefixes = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)}
+    # Sorted: a directory comes before its contents, which are then visible already.
+    visible = sorted(path for path in {python, *packages, *prefixes} if os.path.exists(path))
+    return {"python": python, "packages": sorted(packages), "visible_paths": visible}
 
 
-EPERM = 1
-
-
-LOAD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-
-
-ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-
-
-NUMBER_OFFSET, ARCHITECTURE_OFFSET = 0, 4
-
-
-FOREIGN = 0x40000000  # x32 calls: the same machine code under other numbers
-
-
-# machine: (audit architecture, numbers in the order of NAMES)
-NAMES = (  # noqa: SIM905 - as they stand in the manual
+# The seccomp filter denies system calls that get around namespaces and limits: memory that no limit counts (SysV
+# segments, memory files, io_uring, keys), sockets, signals to and memory of other processes, further namespaces.
+DENIED_CALLS = (  # noqa: SIM905 - as in the manual
     "socket shmget msgget mq_open memfd_create memfd_secret io_uring_setup add_key request_key keyctl bpf "
     "perf_event_open userfaultfd ptrace process_vm_readv process_vm_writev unshare setns mount umount2 pivot_root "
     "kill pidfd_send_signal rt_sigqueueinfo"
 ).split()
-
-
-MACHINES = {
+MACHINES = {  # machine: (audit architecture, call numbers in the order of DENIED_CALLS)
     "x86_64": (
         0xC000003E,
         "41 29 68 240 319 447 425 248 249 250 321 298 323 101 310 311 272 308 165 166 155 62 424 129",
@@ -154,23 +129,28 @@ MACHINES = {
         "198 194 186 180 279 447 425 217 218 219 280 241 282 117 270 271 97 268 40 39 41 129 424 138",
     ),
 }
+EPERM = 1
+LOAD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+NUMBER_OFFSET, ARCHITECTURE_OFFSET = 0, 4
+X32_CALL_BIT = 0x40000000  # x32 calls: the same machine code with other call numbers
 
 
-def refusal_filter() -> bytes:
-    """The filter for this machine as the kernel reads it; empty where its call numbers are not known here."""
+def seccomp_filter() -> bytes:
+    """The filter in the kernel's format; empty on machines whose call numbers are not listed."""
     if platform.machine() not in MACHINES:
         return b""
     architecture, listed = MACHINES[platform.machine()]
     numbers = [int(number) for number in listed.split()]
-    assert len(numbers) == len(NAMES)
-    lines = [
+    assert len(numbers) == len(DENIED_CALLS)
+    instructions = [
         (LOAD, 0, 0, ARCHITECTURE_OFFSET),
         (JUMP_EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER_OFFSET),
-        (JUMP_AT_LEAST, len(numbers) + 1, 0, FOREIGN),
+        (JUMP_AT_LEAST, len(numbers) + 1, 0, X32_CALL_BIT),
         *((JUMP_EQUAL, len(numbers) - index, 0, number) for index, number in enumerate(numbers)),
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, ERROR | EPERM),
     ]
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)

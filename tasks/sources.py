@@ -1,7 +1,7 @@
-"""Where documents come from: the Hub, a folder laid out like it, or what ships with the project. Knows no prompts.
+"""Sources of documents: the Hugging Face Hub, a directory laid out like it, or the bundled documents.
 
-A source hands out splits and remembers what they were made of, because that is part of a result's identity. Nothing is
-substituted: what a source does not hold is an error.
+A source also reports the revision of what it loaded, which is part of a result's identity. There is no fallback from
+one source to another: a missing dataset is an error.
 """
 
 import hashlib
@@ -25,65 +25,65 @@ from huggingface_hub.file_download import repo_folder_name
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, Clock, hub_problem, retry_hub
 from sampler.tiny import BUNDLED_MODEL
-from tasks.dataset_files import Check, find_files, read_split
+from tasks.dataset_files import CheckRow, find_files, read_split
 
 BUNDLED = Path(__file__).with_name("bundled")
-PAGE = "https://huggingface.co/datasets/"
+DATASETS_URL = "https://huggingface.co/datasets/"
 
 
 class Source(Protocol):
-    """Splits by dataset and configuration, and the revision of what has been handed out."""
+    """Loads the splits of datasets."""
 
-    kind: str
+    kind: str  # hub, folder or bundled
 
     def load(
-        self, dataset: str, configuration: str | None, splits: Sequence[str], check: Check
+        self, dataset: str, configuration: str | None, splits: Sequence[str], check_row: CheckRow
     ) -> Mapping[str, datasets.Dataset]: ...
 
-    def holds(self, dataset: str, configuration: str | None) -> bool: ...
+    def has(self, dataset: str, configuration: str | None) -> bool: ...
 
     def revision(self, dataset: str) -> str: ...
 
     def check(self, dataset: str, *, gated: bool) -> None:
-        """An InputError now, if this dataset cannot be had from here."""
+        """Raise an InputError if the dataset is not available."""
         ...
 
 
-def resolve_auto(data: str, model: str) -> str:
-    """`auto` is the bundled documents for the bundled model, else the Hub."""
+def resolve_data(data: str, model: str) -> str:
+    """Replace `auto` by the bundled documents for the bundled model, by the Hub for others."""
     if data != "auto":
         return data
     return "bundled" if model == BUNDLED_MODEL else "hub"
 
 
 def choose_source(data: str, revisions: Mapping[str, str] | None = None) -> Source:
-    """By its name in TaskOptions; `revisions` are commits of datasets on the Hub."""
+    """The source for `TaskOptions.data`. `revisions` maps datasets on the Hub to commits."""
     if data == "hub":
         return Hub(revisions)
     if data == "bundled":
         if not BUNDLED.is_dir():
-            raise InputError("--data bundled: no bundled documents are installed; name a folder or use --data hub")
+            raise InputError("--data bundled: the bundled documents are not installed; use --data hub or a directory")
         return Folder(BUNDLED, kind="bundled")
     if not Path(data).is_dir():
-        what = "is not a folder" if Path(data).exists() else "does not exist"
-        raise InputError(f"--data {data} {what}; hub, bundled or a folder laid out like the Hub is allowed")
+        problem = "is not a directory" if Path(data).exists() else "does not exist"
+        raise InputError(f"--data {data} {problem}; use hub, bundled or a directory laid out like the Hub")
     return Folder(Path(data))
 
 
 class Folder:
-    """A folder with datasets in it as on the Hub: owner/name/README.md and data files."""
+    """A directory of datasets laid out like the Hub: owner/name/README.md and data files."""
 
     def __init__(self, root: Path, *, kind: str = "folder") -> None:
         self.root, self.kind = root, kind
-        self._read: dict[str, dict[str, str]] = {}
-        self._listed: dict[str, tuple[list[str], str]] = {}
+        self._file_hashes: dict[str, dict[str, str]] = {}
+        self._listings: dict[str, tuple[list[str], str]] = {}
 
     def check(self, dataset: str, *, gated: bool) -> None:
         del gated
         if not (self.root / dataset).is_dir():
-            raise InputError(f"{self.root} holds no {dataset}/; --data names a folder laid out like the Hub")
+            raise InputError(f"{self.root} has no {dataset}/; --data takes a directory laid out like the Hub")
 
-    def holds(self, dataset: str, configuration: str | None) -> bool:
+    def has(self, dataset: str, configuration: str | None) -> bool:
         if not (self.root / dataset).is_dir():
             return False
         try:
@@ -93,26 +93,26 @@ class Folder:
         return any(files.values())
 
     def load(
-        self, dataset: str, configuration: str | None, splits: Sequence[str], check: Check
+        self, dataset: str, configuration: str | None, splits: Sequence[str], check_row: CheckRow
     ) -> Mapping[str, datasets.Dataset]:
         self.check(dataset, gated=False)
         folder = self.root / dataset
         files = self._files(dataset, configuration, splits)
         for name in sorted({name for names in files.values() for name in names}):
-            self._read.setdefault(dataset, {})[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        return {split: read_split([folder / name for name in names], check) for split, names in files.items() if names}
+            self._file_hashes.setdefault(dataset, {})[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        return _read_splits(folder, files, check_row)
 
     def revision(self, dataset: str) -> str:
-        """A hash of the files that were read, whatever the folder is called here."""
-        listing = "".join(f"{digest} {name}\n" for name, digest in sorted(self._read.get(dataset, {}).items()))
+        """A hash of the files that were read; does not depend on the location of the directory."""
+        listing = "".join(f"{digest} {name}\n" for name, digest in sorted(self._file_hashes.get(dataset, {}).items()))
         return f"sha256:{hashlib.sha256(listing.encode()).hexdigest()}"
 
     def _files(self, dataset: str, configuration: str | None, splits: Sequence[str]) -> dict[str, list[str]]:
-        if dataset not in self._listed:
-            self._listed[dataset] = _names_and_readme(self.root / dataset)
-        names, readme = self._listed[dataset]
-        where = str(self.root / dataset)
-        return find_files(names, readme, where=where, configuration=configuration, splits=splits)
+        if dataset not in self._listings:
+            self._listings[dataset] = _names_and_readme(self.root / dataset)
+        names, readme = self._listings[dataset]
+        repository = str(self.root / dataset)
+        return find_files(names, readme, repository=repository, configuration=configuration, splits=splits)
 
 
 def _names_and_readme(folder: Path) -> tuple[list[str], str]:
@@ -121,8 +121,12 @@ def _names_and_readme(folder: Path) -> tuple[list[str], str]:
     return names, readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
 
 
+def _read_splits(folder: Path, files: Mapping[str, Sequence[str]], check_row: CheckRow) -> dict[str, datasets.Dataset]:
+    return {split: read_split([folder / name for name in names], check_row) for split, names in files.items() if names}
+
+
 class Hub:
-    """The Hub and its cache. A dataset's revision is resolved once and everything is read at that commit."""
+    """The Hugging Face Hub and its cache. A revision is resolved once; everything is read at that commit."""
 
     kind = "hub"
 
@@ -135,7 +139,7 @@ class Hub:
             raise _no_access(dataset)
         self._commit(dataset, gated=gated)
 
-    def holds(self, dataset: str, configuration: str | None) -> bool:
+    def has(self, dataset: str, configuration: str | None) -> bool:
         del configuration
         return bool(self._commit(dataset))
 
@@ -143,16 +147,18 @@ class Hub:
         return self._commit(dataset)[0]
 
     def load(
-        self, dataset: str, configuration: str | None, splits: Sequence[str], check: Check
+        self, dataset: str, configuration: str | None, splits: Sequence[str], check_row: CheckRow
     ) -> Mapping[str, datasets.Dataset]:
         commit, names = self._commit(dataset)
         _, readme = _names_and_readme(self._fetch(dataset, commit, [name for name in names if name == "README.md"]))
-        files = find_files(names, readme, where=f"{dataset} on the Hub", configuration=configuration, splits=splits)
+        files = find_files(
+            names, readme, repository=f"{dataset} on the Hub", configuration=configuration, splits=splits
+        )
         folder = self._fetch(dataset, commit, sorted({name for found in files.values() for name in found}))
-        return {split: read_split([folder / name for name in found], check) for split, found in files.items() if found}
+        return _read_splits(folder, files, check_row)
 
     def _commit(self, dataset: str, *, gated: bool = False) -> tuple[str, list[str]]:
-        """The commit to read at and its files: the Hub's newest, or the cache's when the Hub cannot be reached."""
+        """The commit to read and its files: from the Hub, or from the cache if the Hub is unreachable."""
         if dataset not in self._commits:
             self._commits[dataset] = self._resolve(dataset, gated)
         return self._commits[dataset]
@@ -160,50 +166,50 @@ class Hub:
     def _resolve(self, dataset: str, gated: bool) -> tuple[str, list[str]]:
         api = HfApi()
 
-        def ask() -> DatasetInfo:
+        def request_info() -> DatasetInfo:
             info = api.dataset_info(dataset, revision=self._pinned.get(dataset), timeout=REQUEST_TIMEOUT_SECONDS)
             if gated:
                 api.auth_check(dataset, repo_type="dataset")
             return info
 
         try:
-            info = retry_hub(ask, clock=self._clock)
+            info = retry_hub(request_info, clock=self._clock)
         except GatedRepoError:
             raise _no_access(dataset) from None
         except RevisionNotFoundError:
             folder = self._cached(dataset)
             if folder is None:
-                raise InputError(f"the Hub no longer has {dataset} at {self._pinned.get(dataset)}") from None
+                raise InputError(f"the Hub no longer has dataset {dataset} at {self._pinned.get(dataset)}") from None
             return folder.name, _names_and_readme(folder)[0]
         except (RepositoryNotFoundError, HFValidationError):
             if gated:
                 raise _no_access(dataset) from None
-            raise InputError(f"the Hub has no dataset {dataset!r} that can be read from here") from None
+            raise InputError(f"the Hub has no dataset {dataset!r}, or you have no access to it") from None
         except (HTTPError, OSError, ValueError) as error:
-            return self._offline(dataset, hub_problem(error))
+            return self._resolve_offline(dataset, hub_problem(error))
         return info.sha or "", [file.rfilename for file in info.siblings or []]
 
-    def _offline(self, dataset: str, problem: str) -> tuple[str, list[str]]:
-        """The newest download in the cache. `problem`: why the Hub itself did not help."""
+    def _resolve_offline(self, dataset: str, problem: str) -> tuple[str, list[str]]:
+        """The newest cached commit. `problem` is why the Hub could not be used."""
         folder = self._cached(dataset)
         if folder is None:
             raise UnavailableError(
                 f"dataset {dataset} is not in the Hub cache, and {problem}; "
-                "try again later, or name a folder laid out like the Hub with --data"
+                "try again later, or use --data with a directory laid out like the Hub"
             ) from None
         return folder.name, _names_and_readme(folder)[0]
 
     def _cached(self, dataset: str) -> Path | None:
-        """The snapshot in the Hub's cache: as pinned, else the one its main branch was last seen at or the newest."""
+        """The cached snapshot: of the pinned commit, else of the last known main branch, else the newest."""
         folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
         pattern = self._pinned.get(dataset, "*")
         snapshots = [path for path in (folder / "snapshots").glob(pattern) if path.is_dir()]
         main = folder / "refs" / "main"
-        named = main.read_text().strip() if main.is_file() else None
-        return max(snapshots, key=lambda path: (path.name == named, path.stat().st_mtime), default=None)
+        main_commit = main.read_text().strip() if main.is_file() else None
+        return max(snapshots, key=lambda path: (path.name == main_commit, path.stat().st_mtime), default=None)
 
     def _fetch(self, dataset: str, commit: str, names: Sequence[str]) -> Path:
-        """The snapshot folder, with these files in it."""
+        """Download missing files; returns the snapshot folder."""
         folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
         snapshot = folder / "snapshots" / commit
         try:
@@ -220,8 +226,8 @@ class Hub:
 
 
 def _no_access(dataset: str) -> InputError:
-    offline = " (and go online)" if constants.HF_HUB_OFFLINE else ""
+    offline = " and unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
     return InputError(
-        f"{dataset} is gated: accept its terms at {PAGE}{dataset}, then give a token that may read it{offline}, "
-        "in the variable HF_TOKEN or by `hf auth login`"
+        f"{dataset} is gated: accept its terms at {DATASETS_URL}{dataset}, then provide a token with access "
+        f"in HF_TOKEN or with `hf auth login`{offline}"
     )

@@ -95,9 +95,9 @@ def canned_for(task: Task, response: Callable[[dict[str, Any]], str], **settings
     """A decoder that recognises a generation task's documents by their prompts."""
     template = None
     if task.options.chat_template:
-        from tasks.evaluate import chat_template
+        from tasks.evaluate import chat_renderer
 
-        template = chat_template(CharacterTokenizer())
+        template = chat_renderer(CharacterTokenizer())
     answers = {}
     for document in task.documents:
         (request,) = task.requests(document, template)

@@ -4,7 +4,7 @@ import pytest
 
 from sampler import DecodeSettings, LoadedModel, ReusePolicy, load_model
 from tasks.documents import TaskOptions
-from tasks.evaluate import Result, Sampler, evaluate
+from tasks.evaluate import ModelDecoder, Result, evaluate
 from tasks.task import open_task
 from tools.documents.documents import SUBJECTS, TESTS, chosen
 from tools.documents.prompts import prompts_of
@@ -27,7 +27,7 @@ def tiny() -> LoadedModel:
 def answered(model: LoadedModel, task: str, limit: int | None, policy: str = "k1") -> list[Result]:
     opened = open_task(task, TaskOptions(data="bundled", limit=limit))
     settings = DecodeSettings(threshold=0.95, small_block=8)
-    sampler = Sampler(model=model, policy=ReusePolicy.parse(policy), settings=settings, batch_size=8)
+    sampler = ModelDecoder(model=model, policy=ReusePolicy.parse(policy), settings=settings, batch_size=8)
     return sorted(evaluate(opened, opened.documents, sampler), key=lambda result: result.document.index)
 
 

@@ -6,7 +6,7 @@ import pytest
 from tasks_fakes import CharacterTokenizer, aggregate, canned_for, choosing, run
 
 from tasks.documents import TaskOptions
-from tasks.evaluate import chat_template, pairs_of
+from tasks.evaluate import chat_renderer, to_pairs
 from tasks.task import Task, open_task
 from tools.documents.documents import SUBJECTS, TESTS, chosen
 from tools.documents.prompts import MARKS, Asked, Prompt, as_json, prompts_of, sent
@@ -92,7 +92,7 @@ def test_what_mmlu_sends_and_scores() -> None:
     assert system is not None
     assert system.endswith("about high school geography.\n\n")
     tokenizer = CharacterTokenizer()
-    pairs = pairs_of(task.requests(task.documents[0], chat_template(tokenizer)), tokenizer)
+    pairs = to_pairs(task.requests(task.documents[0], chat_renderer(tokenizer)), tokenizer)
     assert [tokenizer.decode(pair.target) for pair in pairs] == ["A", "B", "C", "D"]
 
 

@@ -22,7 +22,7 @@ from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import DOCUMENTS, ROWS
 from sampler.cli import run_command
 from tasks.documents import TaskOptions
-from tasks.task import Task, open_task, quiet
+from tasks.task import Task, open_task, quiet_lm_eval
 
 SIMULATION = Simulation(documents={"gsm8k": 12, "mmlu": 114}, policies=("k1_first", "k2_middle"), shard_size=60)
 
@@ -139,10 +139,10 @@ def lm_eval_files(task: Task, out: Path) -> Path:
 
     tracker = EvaluationTracker(output_path=str(out))
     tracker.general_config_tracker.model_name_sanitized = "canned"
-    with quiet():
+    with quiet_lm_eval():
         found = lm_eval.simple_evaluate(
             model=Model(),
-            tasks=task.evaluable,
+            tasks=task.lm_eval_tasks,
             log_samples=True,
             bootstrap_iters=100_000,
             task_manager=TaskManager(include_defaults=False),

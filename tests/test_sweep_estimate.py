@@ -137,7 +137,7 @@ def test_seconds_are_wall_time_of_batches() -> None:
 
 def prepared(documents: int, tmp_path: Path, **changes: Any) -> Prepared:
     task = Task(
-        entry=CATALOG["gsm8k"],
+        spec=CATALOG["gsm8k"],
         options=TaskOptions(),
         provenance=Provenance(source="hub", datasets={"openai/gsm8k": "a"}),
         subtasks={},

@@ -8,7 +8,7 @@ import pytest
 from tasks_fakes import bench, canned_for, run
 
 from tasks.documents import TaskOptions
-from tasks.hooks import boxed, boxed_or_all, gpqa_options, math_scores, program
+from tasks.hooks import build_program, extract_boxed, last_boxed, score_minerva_math, shuffle_gpqa_options
 from tasks.task import open_task
 
 
@@ -26,7 +26,7 @@ from tasks.task import open_task
     ],
 )
 def test_the_last_complete_box(text: str, content: str | None) -> None:
-    assert boxed(text) == content
+    assert last_boxed(text) == content
 
 
 BOXED = (
@@ -56,13 +56,13 @@ def test_gsm8k_boxed_answers_on_real_documents(form: str) -> None:
 
 @pytest.mark.parametrize("mark", [",", "{,}", ",\\!", "\\,", "\\ "])
 def test_thousands_as_tex_writes_them(mark: str) -> None:
-    ((text,),) = boxed_or_all([[f"So $\\boxed{{\\$1{mark}234}}$."]], [{}])
+    ((text,),) = extract_boxed([[f"So $\\boxed{{\\$1{mark}234}}$."]], [{}])
     assert text.replace(",", "").replace("\\$", "") == "1234"
 
 
 def test_minerva_boxed_answers_on_real_documents() -> None:
     task = open_task("minerva_math", TaskOptions(data=str(bench()), sample=35))
-    right = run(task, canned_for(task, lambda document: f"So it is $\\boxed{{{boxed(document['solution'])}}}$."))
+    right = run(task, canned_for(task, lambda document: f"So it is $\\boxed{{{last_boxed(document['solution'])}}}$."))
     assert sum(bool(result.correct) for result in right) >= 33, "the scorer's own ceiling is near 99 %"
     wrong = run(task, canned_for(task, lambda _: "Hence the answer is $\\boxed{-98765}$."))
     assert not any(result.correct for result in wrong)
@@ -89,12 +89,12 @@ DOCUMENT = {
 )
 def test_code_is_taken_from_the_answer(answer: str) -> None:
     space: dict[str, Any] = {}
-    exec(f"{program(DOCUMENT, answer)}\n{DOCUMENT['test']}\ncheck(double)", space)
+    exec(f"{build_program(DOCUMENT, answer)}\n{DOCUMENT['test']}\ncheck(double)", space)
 
 
 def test_prose_without_code_is_no_program() -> None:
     with pytest.raises(SyntaxError):
-        compile(program(DOCUMENT, "I would return two times x, of course"), "x", "exec")
+        compile(build_program(DOCUMENT, "I would return two times x, of course"), "x", "exec")
 
 
 def gpqa_row(number: int) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def gpqa_row(number: int) -> dict[str, Any]:
 def test_gpqa_order_depends_on_the_question_alone() -> None:
     random.seed(5)
     rows = [gpqa_row(number) for number in range(40)]
-    first = [gpqa_options(row) for row in rows]
+    first = [shuffle_gpqa_options(row) for row in rows]
     random.seed(6)
-    assert [gpqa_options(row) for row in reversed(rows)] == first[::-1]
+    assert [shuffle_gpqa_options(row) for row in reversed(rows)] == first[::-1]
     letters = [shown["answer"] for shown in first]
     assert len(set(letters)) == 4
     for shown in first:
@@ -130,4 +130,4 @@ def test_math_scores_are_lm_evals(text: str) -> None:
     from lm_eval.tasks.minerva_math.utils import process_results
 
     document = {"problem": "What is 7+5?", "solution": "It is $7+5=\\boxed{12}$.", "answer": "12"}
-    assert math_scores(document, [text]) == process_results(document, [text])
+    assert score_minerva_math(document, [text]) == process_results(document, [text])

@@ -11,7 +11,7 @@ from tasks_fakes import CannedDecoder, aggregate, bench, canned_for, choosing, r
 
 from tasks.documents import TaskOptions
 from tasks.lm import ReuseLM
-from tasks.task import Task, open_task, quiet
+from tasks.task import Task, open_task, quiet_lm_eval
 
 
 def opened(name: str, **options: Any) -> Task:
@@ -19,10 +19,10 @@ def opened(name: str, **options: Any) -> Task:
 
 
 def lm_evals_own(task: Task, decoder: CannedDecoder) -> dict[str, dict[str, Any]]:
-    with quiet():
+    with quiet_lm_eval():
         found = lm_eval.simple_evaluate(
             model=ReuseLM(decoder=decoder),
-            tasks=task.evaluable,
+            tasks=task.lm_eval_tasks,
             limit=task.options.limit,
             log_samples=False,
             task_manager=TaskManager(include_defaults=False),

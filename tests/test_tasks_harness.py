@@ -14,11 +14,11 @@ from test_tasks_sources import write_dataset
 from sampler import InputError
 from tasks.catalog import CATALOG
 from tasks.documents import TaskOptions
-from tasks.evaluate import chat_template
-from tasks.lookup import find_entry
+from tasks.evaluate import chat_renderer
+from tasks.lookup import find_task_spec
 from tasks.task import Task, open_task
 
-TEMPLATE = chat_template(CharacterTokenizer())
+TEMPLATE = chat_renderer(CharacterTokenizer())
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def test_the_catalog_says_what_was_agreed() -> None:
 )
 def test_unknown_names_get_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(InputError, match=f"unknown task '{name}'.*{nearest}"):
-        find_entry(name)
+        find_task_spec(name)
 
 
 @pytest.mark.parametrize("name", ["wikitext", "squad_completion"])
@@ -217,7 +217,7 @@ def test_gpqas_other_sets_have_the_same_seeded_order(name: str, tmp_path: Path) 
 
 
 def test_lm_evals_own_code_runner_is_not_used_without_a_word(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no cage: only --unsafe-code-execution"):
+    with pytest.raises(InputError, match="has no sandbox; allow it with --unsafe-code-execution"):
         open_task("mbpp", TaskOptions(data=str(tmp_path), allow_code_execution=True))
     with pytest.raises(InputError, match="--allow-code-execution"):
         open_task("humaneval_plus", TaskOptions(data=str(tmp_path)))

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 import tasks.sources
 from sampler import InputError
 from tasks.documents import TaskOptions
-from tasks.sources import BUNDLED, choose_source, resolve_auto
+from tasks.sources import BUNDLED, choose_source, resolve_data
 from tasks.task import open_task
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +102,7 @@ def test_the_revision_is_the_content(tmp_path: Path) -> None:
 def test_worked_examples_may_be_missing_until_asked_for(tmp_path: Path) -> None:
     write_dataset(tmp_path, "openai/gsm8k", "main", {"test": [gsm8k_row(1)]})
     assert len(opened(tmp_path).documents) == 1
-    with pytest.raises(InputError, match="--fewshot 2: task gsm8k has 0 worked examples"):
+    with pytest.raises(InputError, match=r"--fewshot must be at most 0.*gsm8k"):
         opened(tmp_path, fewshot=2)
 
 
@@ -123,43 +122,43 @@ def test_damaged_rows_are_named(tmp_path: Path) -> None:
         return lambda data: b"\n".join([*data.split(b"\n")[: number - 1], text, *data.split(b"\n")[number:]])
 
     assert "row 17 is not valid JSON" in damage(tmp_path / "1", "jsonl", line(17, b'{"question": "x", '))
-    assert "row 5 is no JSON object" in damage(tmp_path / "2", "jsonl", line(5, b"[1]"))
+    assert "row 5 is not a JSON object" in damage(tmp_path / "2", "jsonl", line(5, b"[1]"))
     assert "row 8 is not valid UTF-8" in damage(tmp_path / "3", "jsonl", line(8, b'{"question": "\xff"}'))
     assert "row 9 cannot be used: it has no field 'answer'" in damage(
         tmp_path / "4", "jsonl", line(9, b'{"question": "x"}')
     )
     bad_type = b'{"question": 5, "answer": "#### 5"}'
-    assert "row 2 cannot be used: its field 'question' is int" in damage(tmp_path / "5", "jsonl", line(2, bad_type))
+    assert "its field 'question' must be str (got int)" in damage(tmp_path / "5", "jsonl", line(2, bad_type))
     empty = b'{"question": null, "answer": "#### 5"}'
-    assert "row 2 cannot be used: its field 'question' is empty" in damage(tmp_path / "6", "jsonl", line(2, empty))
+    assert "its field 'question' must be str (got empty)" in damage(tmp_path / "6", "jsonl", line(2, empty))
     no_number = b'{"question": "x", "answer": "5"}'
     assert "row 300 cannot be used" in damage(tmp_path / "7", "jsonl", line(300, no_number))
-    assert "damaged after row " in damage(tmp_path / "8", "jsonl.gz", lambda data: data[: len(data) // 2])
-    assert "damaged after row 0" in damage(tmp_path / "9", "jsonl.gz", lambda data: b"not gzip" + data)
-    assert "row 4 has not as many fields" in damage(
+    assert "corrupted after row " in damage(tmp_path / "8", "jsonl.gz", lambda data: data[: len(data) // 2])
+    assert "corrupted after row 0" in damage(tmp_path / "9", "jsonl.gz", lambda data: b"not gzip" + data)
+    assert "row 4 does not have as many fields" in damage(
         tmp_path / "10", "csv", lambda d: d.replace(b"What is 3", b"a,b", 1)
     )
     assert "after row 0" in damage(tmp_path / "11", "parquet", lambda data: data[:-20])
     assert "Parquet after row " in damage(tmp_path / "12", "parquet", lambda d: d[:400] + bytes(40) + d[440:])
-    assert "holds no rows" in damage(tmp_path / "13", "jsonl", lambda _: b"")
+    assert "has no rows" in damage(tmp_path / "13", "jsonl", lambda _: b"")
     extra = b'{"question": "x", "answer": "#### 1", "extra": {"a": 1}}'
     both = lambda data: line(7, extra.replace(b'{"a": 1}', b'"t"'))(line(3, extra)(data))  # noqa: E731
-    assert "row 7 has a 'extra' unlike those above it" in damage(tmp_path / "14", "jsonl", both)
+    assert "row 7 has a 'extra' of another type" in damage(tmp_path / "14", "jsonl", both)
 
 
 def test_missing_folders_and_parts_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         opened(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is not a folder"):
+    with pytest.raises(InputError, match="is not a directory"):
         opened(tmp_path / "file")
-    with pytest.raises(InputError, match="holds no openai/gsm8k"):
+    with pytest.raises(InputError, match="has no openai/gsm8k"):
         opened(tmp_path)
     folder = write_dataset(tmp_path, "openai/gsm8k", "socratic", {"test": [gsm8k_row(1)]})
     with pytest.raises(InputError, match="no configuration 'main'; it has socratic"):
         opened(tmp_path)
     (folder / "README.md").write_text("---\nconfigs: [\n---\n")
-    with pytest.raises(InputError, match=r"README\.md cannot be read"):
+    with pytest.raises(InputError, match=r"README\.md cannot be parsed"):
         opened(tmp_path)
     gsm8k_folder(tmp_path)
     (folder / "main/test.jsonl").unlink()
@@ -168,11 +167,11 @@ def test_missing_folders_and_parts_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_bundled_is_said_to_be_missing_or_is_there() -> None:
-    assert resolve_auto("auto", "owner/model") == "hub"
-    assert resolve_auto("folder", "tiny") == "folder"
-    assert resolve_auto("auto", "tiny") == "bundled"
+    assert resolve_data("auto", "owner/model") == "hub"
+    assert resolve_data("folder", "tiny") == "folder"
+    assert resolve_data("auto", "tiny") == "bundled"
     if not BUNDLED.is_dir():
-        with pytest.raises(InputError, match="no bundled documents are installed"):
+        with pytest.raises(InputError, match="bundled documents are not installed"):
             choose_source("bundled")
     else:
         assert choose_source("bundled").kind == "bundled"
@@ -180,9 +179,8 @@ def test_bundled_is_said_to_be_missing_or_is_there() -> None:
 
 def test_a_folder_in_the_working_directory_does_not_stand_in_for_the_hub(tmp_path: Path) -> None:
     gsm8k_folder(tmp_path)
-    message, seconds = refused(["--task", "gsm8k"], cwd=tmp_path, HF_HOME=str(tmp_path / "hf"), HF_ENDPOINT=NOWHERE)
+    message = refused(["--task", "gsm8k"], cwd=tmp_path, HF_HOME=str(tmp_path / "hf"), HF_ENDPOINT=NOWHERE)
     assert "dataset openai/gsm8k is not in the Hub cache, and the Hub cannot be reached" in message
-    assert seconds < 30, "imports take most of it"
 
 
 NOWHERE = "http://127.0.0.1:9"
@@ -196,16 +194,15 @@ def command(module: str, *arguments: str, cwd: Path = ROOT, **variables: str) ->
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
-def refused(arguments: list[str], **settings: Any) -> tuple[str, float]:
-    """The one sentence of a refused `tasks.run`, and how long it took. The model does not even exist."""
-    started = time.monotonic()
+def refused(arguments: list[str], **settings: Any) -> str:
+    """The error message of a failed `tasks.run`. The model does not exist, so the error comes before loading it."""
     done = command("tasks.run", "--model", "/no/such/model", *arguments, **settings)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert TOKEN not in done.stderr
-    return done.stderr, time.monotonic() - started
+    return done.stderr
 
 
 class SmallHub(BaseHTTPRequestHandler):
@@ -322,7 +319,7 @@ def test_a_gated_dataset(hub: tuple[type[SmallHub], str], tmp_path: Path) -> Non
     handler.name, handler.gated = "Idavidrein/gpqa", True
     home = {"HF_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": address}
     for variables in ({}, {"HF_TOKEN": "hf_wrong"}):
-        message, _ = refused(["--task", "gpqa"], **home, **variables)
+        message = refused(["--task", "gpqa"], **home, **variables)
         for part in ("datasets/Idavidrein/gpqa", "HF_TOKEN", "hf auth login"):
             assert part in message
         assert "hf_wrong" not in message
@@ -347,17 +344,17 @@ def test_a_strange_token_is_not_printed(tmp_path: Path) -> None:
 
 
 BAD = [
-    (["--task", "gsm8k", "--limit", "0"], "--limit 0"),
-    (["--task", "gsm8k", "--fewshot", "-1"], "--fewshot -1"),
-    (["--task", "gsm8k", "--sample", "-3"], "--sample -3"),
+    (["--task", "gsm8k", "--limit", "0"], "--limit must be at least 1 (got 0)"),
+    (["--task", "gsm8k", "--fewshot", "-1"], "--fewshot must be at least 0 (got -1)"),
+    (["--task", "gsm8k", "--sample", "-3"], "--sample must be at least 1 (got -3)"),
     (["--task", "gsm8k", "--limit", "3", "--sample", "3"], "exclude each other"),
-    (["--task", "gsm8k", "--max-new-tokens", "0"], "--max-new-tokens 0"),
+    (["--task", "gsm8k", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1 (got 0)"),
     (["--task", "gsm9k"], "did you mean gsm8k"),
     (["--task", "gsm8k", "--data", "/no/such/folder"], "/no/such/folder does not exist"),
     (["--task", "wikitext"], "loglikelihood_rolling"),
     (["--task", "humaneval"], "--allow-code-execution or HF_ALLOW_CODE_EVAL=1"),
-    (["--task", "mmlu", "--fewshot", "6"], "has 5 worked examples"),
-    (["--task", "ifeval", "--fewshot", "1"], "has 0 worked examples"),
+    (["--task", "mmlu", "--fewshot", "6"], "--fewshot must be at most 5"),
+    (["--task", "ifeval", "--fewshot", "1"], "--fewshot must be at most 0"),
     (["--task", "gsm8k", "--policy", "k0"], "k must be at least 1"),
     (["--task", "gsm8k", "--limit", "many"], "invalid int value"),
 ]
@@ -398,17 +395,17 @@ def test_missing_splitter_data_is_named_with_its_command(monkeypatch: pytest.Mon
         open_task("ifeval", TaskOptions(data=str(tmp_path)))
 
 
-def test_no_cage_is_a_refusal_unless_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sandbox_is_an_error_unless_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks import sandbox
-    from tasks.catalog import cage_for
+    from tasks.catalog import require_sandbox
 
     def none() -> str:
-        raise sandbox.NoCage("namespaces: not permitted")
+        raise sandbox.SandboxError("namespaces: not permitted")
 
-    monkeypatch.setattr(sandbox, "find_cage", none)
-    with pytest.raises(InputError, match=r"no cage for them .*--unsafe-code-execution"):
-        cage_for("humaneval", TaskOptions(allow_code_execution=True))
-    assert cage_for("humaneval", TaskOptions(unsafe_code_execution=True)) == "none"
+    monkeypatch.setattr(sandbox, "find_sandbox", none)
+    with pytest.raises(InputError, match=r"no sandbox for them .*--unsafe-code-execution"):
+        require_sandbox("humaneval", TaskOptions(allow_code_execution=True))
+    assert require_sandbox("humaneval", TaskOptions(unsafe_code_execution=True)) == "none"
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
-    with pytest.raises(InputError, match="no cage"):
-        cage_for("humaneval", TaskOptions())
+    with pytest.raises(InputError, match="no sandbox"):
+        require_sandbox("humaneval", TaskOptions())

@@ -20,7 +20,7 @@ from orchestrator.running.worker import Worker, find_planned_model, reports_out_
 from orchestrator.store.schema import ROWS
 from sampler import DecodeSettings, InputError, ReusePolicy
 from tasks.documents import TaskOptions
-from tasks.evaluate import Sampler, evaluate
+from tasks.evaluate import ModelDecoder, evaluate
 from tasks.task import Task, open_task
 
 
@@ -45,7 +45,7 @@ def test_rows_say_what_the_sampler_did(worker: Worker, root: Path) -> None:
     assert rows[0]["calibration"] == calibration.speed
     assert [row["doc_id"] for row in rows] == gsm8k_ids([3, 1, 2])
     task = open_task("gsm8k", worker_settings(root).options)
-    sampler = Sampler(model=worker.model, policy=ReusePolicy.parse("k2_middle"), settings=DecodeSettings())
+    sampler = ModelDecoder(model=worker.model, policy=ReusePolicy.parse("k2_middle"), settings=DecodeSettings())
     expected = evaluate(task, [task.documents[number] for number in (3, 1, 2)], sampler)
     for row, result in zip(rows, expected, strict=True):
         assert tuple(row["token_ids"]) == result.token_ids

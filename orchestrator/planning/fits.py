@@ -12,7 +12,7 @@ from sampler.decode import check_ids, check_length, check_prompts
 from sampler.loading import ModelFiles
 from sampler.subsets import checked_subset_size
 from tasks.catalog import GENERATE
-from tasks.evaluate import chat_template, pairs_of, prompt_of
+from tasks.evaluate import chat_renderer, to_pairs, to_prompt
 
 ANY_BLOCK = DecodeSettings(small_block=1)  # divides every block: the asked ones are told about once, not per task
 
@@ -36,7 +36,7 @@ def check_model(
             check_prompts((), DecodeSettings(small_block=size), config)
     with problems.collect():
         tokenizer = files.tokenizer
-        template = chat_template(tokenizer) if settings.chat_template else None
+        template = chat_renderer(tokenizer) if settings.chat_template else None
         for task in tasks.values():
             with problems.collect():
                 _check_first_documents(task, config, tokenizer, template)
@@ -57,8 +57,8 @@ def _check_first_documents(prepared: PreparedTask, config: ModelConfig, tokenize
         requests = task.requests(document, template)
         try:
             if task.kind == GENERATE:
-                check_prompts([prompt_of(request, tokenizer) for request in requests], ANY_BLOCK, config)
-            for pair in pairs_of(requests, tokenizer) if task.kind != GENERATE else ():
+                check_prompts([to_prompt(request, tokenizer) for request in requests], ANY_BLOCK, config)
+            for pair in to_pairs(requests, tokenizer) if task.kind != GENERATE else ():
                 check_ids(pair.prefix, config, "prompt")
                 check_length(len(pair.prefix) + len(pair.target), config)
         except InputError as error:

@@ -19,7 +19,7 @@ from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.loading import ModelFiles, find_model
 from sampler.subsets import checked_subset_size
-from tasks.sources import resolve_auto
+from tasks.sources import resolve_data
 from tasks.task import open_task
 
 UPLOADED = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directories of jobs
@@ -35,7 +35,7 @@ def prepare(settings: SweepSettings, machine: Machine, stored: Request | None = 
     placement = STAND_IN
     with problems.collect():
         model = resolve_model(settings.model, machine, settings.address)
-        settings = replace(settings, model=model, data=resolve_auto(settings.data, model))
+        settings = replace(settings, model=model, data=resolve_data(settings.data, model))
         notices += notice_of(asked, settings, machine)
         files = _find_model(asked, settings, machine)
     with problems.collect():

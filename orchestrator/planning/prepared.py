@@ -63,7 +63,7 @@ class PreparedTask:
         """The most an answer may have; 0 where options are scored."""
         if self.task.kind == LOGLIKELIHOOD:
             return 0
-        return self.task.options.max_new_tokens or self.task.entry.max_new_tokens or 256
+        return self.task.options.max_new_tokens or self.task.spec.max_new_tokens or 256
 
     def facts(self) -> dict[str, Any]:
         """As sweep.json holds them."""

@@ -128,7 +128,7 @@ def aggregate(source: Source, rows: Sequence[Row]) -> dict[str, Any]:
     ]
     tables = task.aggregate(scored)
     subtasks = {name: one for name, one in task.subtasks.items() if name in counts}
-    groups = [group for group in task.evaluable if isinstance(group, Group)]
+    groups = [group for group in task.lm_eval_tasks if isinstance(group, Group)]
     named = [*subtasks, *(group.name for group in groups)]
     return {
         "results": tables,

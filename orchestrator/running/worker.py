@@ -28,7 +28,7 @@ from sampler.loading import ModelFiles, find_model, pick_device
 from sampler.text import encode
 from sampler.warm_up import warm_up
 from tasks.documents import Document, TaskOptions
-from tasks.evaluate import Sampler, chat_template, evaluate
+from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
 from tasks.task import Task, open_task
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Worker:
             )
         if self.model.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.model.device)
-        sampler = Sampler(
+        sampler = ModelDecoder(
             model=self.model,
             policy=ReusePolicy.parse(trial.policy),
             settings=_decode_settings(trial),
@@ -205,7 +205,7 @@ class Worker:
         decode = _decode_settings(trial)
         return {
             **asdict(decode),
-            "max_new_tokens": task.options.max_new_tokens or task.entry.max_new_tokens or decode.max_new_tokens,
+            "max_new_tokens": task.options.max_new_tokens or task.spec.max_new_tokens or decode.max_new_tokens,
             "fewshot": task.fewshot,
             "chat_template": task.options.chat_template,
             "dtype": described.dtype,
@@ -244,7 +244,7 @@ class Worker:
         """The first documents of one task; a scored question is continued like any other text."""
         task, _ = self._opened(self.settings.calibration_task)
         tokenizer = self.model.tokenizer
-        template = chat_template(tokenizer) if task.options.chat_template else None
+        template = chat_renderer(tokenizer) if task.options.chat_template else None
         wanted = task.documents[: PARTS * self.settings.batch_size]
         contexts = [task.requests(document, template)[0].args[0] for document in wanted]
         longest = min(CALIBRATION_PROMPT, self.model.config.max_positions - CALIBRATION_TOKENS)

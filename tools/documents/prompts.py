@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import lookup
-from tasks.catalog import CATALOG, Entry
+from tasks.catalog import CATALOG, TaskSpec
 from tasks.documents import TaskOptions
 from tasks.task import open_task
 
@@ -54,10 +54,10 @@ def prompts_of(task: str, subjects: Iterable[str]) -> dict[str, Prompt]:
     return {subject: _prompt(names[subject], entry.dataset, subject, MARKED[task]) for subject in subjects}
 
 
-def _subtasks(entry: Entry) -> dict[str, str]:
+def _subtasks(entry: TaskSpec) -> dict[str, str]:
     """lm-eval's task for each configuration of the dataset."""
-    index = lookup.index(entry.stock)
-    return {lookup.configuration(index[name][1])["dataset_name"]: name for name in entry.subtasks}
+    index = lookup.stock_tasks(entry.stock_folder)
+    return {lookup.load_stock_config(index[name][1])["dataset_name"]: name for name in entry.subtasks}
 
 
 def _prompt(task: str, dataset: str, subject: str, document: Mapping[str, Any]) -> Prompt:
