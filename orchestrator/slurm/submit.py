@@ -25,8 +25,8 @@ from orchestrator.store.reader import SLURM_FOLDER
 from sampler.errors import InputError
 from sampler.loading import find_model
 from sampler.tiny import BUNDLED_MODEL
-from tasks.lookup import find_entry
-from tasks.sources import choose_source, resolve_auto
+from tasks.lookup import find_task_spec
+from tasks.sources import choose_source, resolve_data
 
 SBATCH_TIMEOUT_SECONDS = 120
 SCRIPT_NAME = re.compile(r"([0-9]+)\.sh")
@@ -167,7 +167,7 @@ def check_sweep(settings: SweepSettings, machine: Machine, stored: Request | Non
     """Raises an InputError with every problem found. `stored` is the sweep.json of the directory, if there is one."""
     adopted = adopt(settings, stored)
     model = os.path.expanduser(resolve_model(adopted.model, machine, adopted.address))
-    data = os.path.expanduser(resolve_auto(adopted.data, model))
+    data = os.path.expanduser(resolve_data(adopted.data, model))
     if _is_local(model) and data != "hub":
         prepare(settings, machine, stored)
         return
@@ -179,7 +179,7 @@ def check_sweep(settings: SweepSettings, machine: Machine, stored: Request | Non
         choose_source(data)
     for name in () if settings.skip_unavailable else settings.tasks:
         with problems.collect():
-            find_entry(name)
+            find_task_spec(name)
     problems.check()
 
 
