@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sampler.config import ModelConfig
-from sampler.layout import rotary_factors
 from sampler.plan import INPUT, Keeps, Unit
 
 Place = slice | Tensor  # rows of a flattened (slot, position) axis: a slice, and so a view, where they are adjacent
@@ -235,3 +234,12 @@ def _place(slots: Sequence[int], positions: Sequence[Sequence[int]], stride: int
         return slice(first, first + len(positions[0]))
     flat = [slot * stride + p for slot, row in zip(slots, positions, strict=True) for p in row]
     return torch.tensor(flat, device=device)
+
+
+def rotary_factors(config: ModelConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Complex factors at each position for queries, and for keys and values together; a value's factor is 1."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+    angle_Cd = torch.outer(torch.arange(positions, device=device).float(), config.rope_theta**-half)
+    factor_Cd = torch.polar(torch.ones_like(angle_Cd), angle_Cd)
+    keys = factor_Cd.repeat(1, config.num_kv_heads)
+    return factor_Cd.repeat(1, config.num_heads), torch.cat((keys, torch.ones_like(keys)), -1)

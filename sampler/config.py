@@ -163,3 +163,28 @@ class _Fields:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InputError(f"{self.path}: {key} is {value!r}, a token id was expected")
         return value
+
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def expected_shapes(config: ModelConfig) -> Shapes:
+    """Every tensor a checkpoint of this configuration must hold, and no other."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    if not config.tied_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        block = f"model.layers.{index}."
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            shapes[f"{block}self_attn.{name}_proj.weight"] = (rows, hidden)
+            shapes[f"{block}self_attn.{name}_proj.bias"] = (rows,)
+        shapes[f"{block}self_attn.o_proj.weight"] = (hidden, queries)
+        shapes[f"{block}mlp.gate_proj.weight"] = shapes[f"{block}mlp.up_proj.weight"] = (ffn, hidden)
+        shapes[f"{block}mlp.down_proj.weight"] = (hidden, ffn)
+        shapes[f"{block}input_layernorm.weight"] = shapes[f"{block}post_attention_layernorm.weight"] = (hidden,)
+    return shapes

@@ -4,14 +4,17 @@ A profile decodes at k=1 and changes nothing: every pass computes every layer, k
 how far that moved since the position was last forwarded.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sampler.decode import Step, decode_prompts
+from sampler.errors import InputError
 from sampler.loading import LoadedModel
 from sampler.plan import Keeps, LayerPlan, StepContext, compute_all
+from sampler.policy import parse_indices, print_indices
 from sampler.records import DecodeSettings, Prompt
-from sampler.subsets import print_indices
 
 MASKED, REVEALED, SETTLED = "masked", "just revealed", "settled"
 GROUPS = (MASKED, REVEALED, SETTLED)
@@ -141,3 +144,46 @@ def profile(model: LoadedModel, prompts: Sequence[Prompt], *, settings: DecodeSe
     ):
         pass
     return found
+
+
+FIGURE_FORMATS = (".svg", ".png")
+
+
+def draw(profile: Profile, suggested: str, path: Path) -> None:
+    """Writes the figure as .svg or .png; the suggested layers are marked below the panels."""
+    from matplotlib.figure import Figure  # slow to import, and needed only here
+
+    check_path(path)
+    figure = Figure(figsize=(8.0, 1.2 + 1.7 * len(GROUPS)), layout="constrained")
+    panels = figure.subplots(len(GROUPS), 1, sharex=True)
+    tables = [_table(profile, group) for group in GROUPS]
+    values = sorted(v for table in tables for row in table for v in row if not math.isnan(v))
+    top = values[int(0.98 * (len(values) - 1))] if values else 1.0  # a few wild cells must not pale the others
+    for axes, group, table in zip(panels, GROUPS, tables, strict=True):
+        drawn = axes.imshow(table, aspect="auto", origin="upper", cmap="viridis", vmin=0, vmax=top)
+        axes.set_title(f"{group} positions", loc="left", fontsize=9)
+        axes.set_yticks(range(len(profile.steps)), [str(step) for step in profile.steps], fontsize=6)
+        axes.set_ylabel("step")
+    for layer in parse_indices(suggested.partition("_")[2]):
+        panels[-1].plot(layer, len(profile.steps) - 0.35, marker="^", color="#d55e00", clip_on=False, markersize=5)
+    panels[-1].set_xlabel(f"layer; marked: {suggested}")
+    figure.colorbar(drawn, ax=panels, label="relative change of the contribution (L1)")
+    try:
+        figure.savefig(path, format=path.suffix[1:], dpi=160)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); another --figure is needed") from None
+
+
+def check_path(path: Path) -> None:
+    if path.suffix not in FIGURE_FORMATS:
+        raise InputError(f"figure {path}: a name that ends in {' or '.join(FIGURE_FORMATS)} is allowed")
+    if not path.parent.is_dir():
+        raise InputError(f"figure {path}: there is no folder {path.parent}")
+
+
+def _table(profile: Profile, group: str) -> list[list[float]]:
+    def cell(layer: int, step: int) -> float:
+        value = profile.of(layer, step=step, group=group).relative
+        return math.nan if value is None else value
+
+    return [[cell(layer, step) for layer in range(profile.depth)] for step in profile.steps]

@@ -5,20 +5,68 @@ the next one waiting. Knows nothing of policies, thresholds or targets.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from sampler.cache import Kept, ReuseCache, Rows
-from sampler.commands import Measured, Pass, Prefill, Restore, Result, Row, Save
 from sampler.model import Part, Transformer, Work
-from sampler.plan import Keeps, Movements, PassKind, compute_all
+from sampler.plan import Keeps, LayerPlan, Movements, PassKind, compute_all
 from sampler.records import Counters, rounded
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefill:
+    """Put the keys and values of complete clean blocks into the row's slot; `asks` are put to the last position."""
+
+    tokens: Sequence[int]
+    asks: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """Forward `tokens` at positions from `start` on, and put each of `asks` to the position in `read`."""
+
+    kind: PassKind
+    start: int
+    tokens: Sequence[int]
+    plan: LayerPlan
+    opens_block: bool = False  # nothing cached in an earlier block may be replayed from here on
+    eligible: bool = False  # the policy asked for a replay
+    read: tuple[int, ...] = ()
+    asks: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Answered with a copy of the row's state in the block that begins at `start`."""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Puts back what a `Save` was answered with."""
+
+    start: int
+    saved: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Answered with the movements that the row's last pass measured; none if it opened a block."""
+
+
+Command = Prefill | Pass | Save | Restore | Measured
+Row = Generator[Command, Any, Result]
+
 
 Reader = Callable[[Tensor, Sequence[Any]], list[Any]]  # logits and what is asked of each position → answers
 

@@ -12,29 +12,16 @@ stale=2                  every second pass repeats the last logits
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sampler.errors import InputError
 from sampler.plan import Policy
-from sampler.policies.adaptive import AdaptiveRule
-from sampler.policies.halves import HalfRule
+from sampler.policies import RULES
+from sampler.policies.base import Rule
 from sampler.policies.periodic import PeriodicRule
-from sampler.policies.rule import Rule
-from sampler.policies.skip import SkipRule
-from sampler.policies.stale import StaleRule
-from sampler.policies.trim import TrimRule
-from sampler.subsets import SUBSETS, checked_subset_size, parse_indices, print_indices, subset
 
-RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # the number in the name, and the options → the rule
-    "k": PeriodicRule.parse,
-    "adaptive": AdaptiveRule.parse,
-    "trim": TrimRule.parse,
-    "mlp": HalfRule.mlp,
-    "attn": HalfRule.attn,
-    "skip": SkipRule.parse,
-    "stale": StaleRule.parse,
-}
+SUBSET_SIZE = 12
+SUBSETS = ("first", "middle", "last", "all")
 GRAMMAR = (
     "a policy is rule_layers[.option], such as k1, k2_middle, k3_last.output, k2_4-9+20.small, adaptive=0.2_middle.3, "
     "trim=0.25_middle, trim=0.25_middle.random, mlp=2_middle, attn=2_middle, skip_middle or stale=2; "
@@ -120,3 +107,45 @@ class ReusePolicy:
                 f"policy {self}: layer {indices[-1]} is outside the model, whose layers are 0 to {depth - 1}"
             )
         return indices
+
+
+def subset(name: str, depth: int, size: int) -> range:
+    """Layer 0 is never in `first`: it turns embeddings into states and has no earlier state to stand on."""
+    start = {"first": 1, "middle": (depth - size) // 2, "last": depth - size}
+    return range(depth) if name == "all" else range(start[name], start[name] + size)
+
+
+def checked_subset_size(depth: int, requested: int | None = None) -> int:
+    """Layers in each of first, middle, last: as requested, else 12, else a third of a stack too shallow for 12."""
+    if requested is None:
+        return SUBSET_SIZE if depth > SUBSET_SIZE else max(1, depth // 3)
+    if not 1 <= requested < depth:
+        raise InputError(
+            f"subset size {requested} does not fit a model of {depth} layers; 1 to {depth - 1} are allowed"
+        )
+    return requested
+
+
+def parse_indices(text: str) -> tuple[int, ...]:
+    indices: list[int] = []
+    for part in text.split("+"):
+        matched = re.fullmatch(r"(0|[1-9][0-9]{0,5})(?:-(0|[1-9][0-9]{0,5}))?", part)
+        if not matched:
+            raise InputError(f"unknown layers {text!r}: {', '.join(SUBSETS)} or indices such as 4-9+20 are allowed")
+        low, high = int(matched[1]), int(matched[2] or matched[1])
+        if high < low:
+            raise InputError(f"layers {text!r}: the range {part} runs backwards; write {high}-{low}")
+        indices.extend(range(low, high + 1))
+    if len(set(indices)) < len(indices):
+        raise InputError(f"layers {text!r}: a layer is named twice; name each layer once, as in 4-9+20")
+    return tuple(sorted(indices))
+
+
+def print_indices(indices: tuple[int, ...]) -> str:
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return "+".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

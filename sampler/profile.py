@@ -6,12 +6,12 @@ from pathlib import Path
 
 from sampler.cli import MODEL_HELP, Parser, add_decode_flags, add_device_flags, read_lines, run_command
 from sampler.decode import check_batch_size, check_prompts
-from sampler.drift import GROUPS, Profile, profile
+from sampler.drift import GROUPS, Profile, check_path, draw, profile
 from sampler.errors import InputError
 from sampler.generate import prompt_ids
 from sampler.loading import find_model, load_model, pick_device, pick_dtype
+from sampler.policy import checked_subset_size
 from sampler.records import DecodeSettings, Prompt, document_seed
-from sampler.subsets import checked_subset_size
 
 EXAMPLES = """examples:
   python -m sampler.profile --model tiny --figure drift.svg < prompts.jsonl
@@ -30,8 +30,6 @@ def main() -> None:
     check_batch_size(arguments.batch_size)
     pick_dtype(arguments.dtype, pick_device(arguments.device))
     if arguments.figure is not None:
-        from sampler.drift_figure import check_path  # matplotlib takes a second to import
-
         check_path(arguments.figure)
     lines = read_lines()
     files = find_model(arguments.model)
@@ -49,8 +47,6 @@ def main() -> None:
         raise InputError("no block took a second pass, so nothing can be compared; give longer prompts or more of them")
     print(json.dumps(found.as_json(size), indent=1) if arguments.json else table(found, size))
     if arguments.figure is not None:
-        from sampler.drift_figure import draw
-
         draw(found, found.suggestion(size), arguments.figure)
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sampler.config import ModelConfig
-from sampler.loading import LoadedModel
-from sampler.weights import HEAD, build_transformer, expected_shapes
+from sampler.config import HEAD, ModelConfig, expected_shapes
+from sampler.loading import LoadedModel, build_transformer
 
 TINY = ModelConfig(
     num_layers=36,

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampler.commands import Pass, Prefill, Restore, Row, Save
 from sampler.config import ModelConfig
 from sampler.decode import check_batch_size, check_ids, check_length
-from sampler.engine import Engine, Finished
+from sampler.engine import Engine, Finished, Pass, Prefill, Restore, Row, Save
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
 from sampler.plan import Keeps, LayerPlan, PassKind, Policy, StepContext, compute_all, resolve

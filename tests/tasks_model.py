@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from sampler.config import read_config
-from sampler.weights import expected_shapes
+from sampler.config import expected_shapes, read_config
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|mask|>")
 TEMPLATE = (

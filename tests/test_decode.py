@@ -14,11 +14,9 @@ from oracle.decoder import ReferenceGenerated, reference_generate
 from small_models import DEPTH, golden_model, shallow, shallow_oracle
 
 from sampler import DecodeSettings, Generated, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
-from sampler.commands import Pass
-from sampler.decode import Step
-from sampler.engine import Engine
+from sampler.decode import Prediction, Predictor, Step, reveal
+from sampler.engine import Engine, Pass
 from sampler.plan import REPLAY_ATTENTION, REPLAY_MLP, SKIP, Keeps, PassKind, compute_all
-from sampler.reveal import Prediction, Predictor, reveal
 
 torch.set_num_threads(1)
 

@@ -18,7 +18,7 @@ from tasks_fakes import canned_for, run
 
 from orchestrator.planning.flags import parse
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model
-from sampler.policy import RULES
+from sampler.policies import RULES
 from tasks.catalog import CATALOG
 from tasks.documents import TaskOptions
 from tasks.task import open_task

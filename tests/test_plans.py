@@ -7,8 +7,7 @@ import torch
 from oracle.model import BlockState, forward
 from small_models import DEPTH, shallow, shallow_oracle
 
-from sampler.commands import Measured, Pass
-from sampler.engine import Engine
+from sampler.engine import Engine, Measured, Pass
 from sampler.plan import (
     COMPUTE,
     INPUT,

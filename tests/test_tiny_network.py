@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from sampler import LoadedModel
-from sampler.commands import Pass, Prefill, Row
 from sampler.config import ModelConfig
-from sampler.engine import Engine
+from sampler.engine import Engine, Pass, Prefill, Row
+from sampler.loading import build_transformer
 from sampler.plan import Keeps, PassKind, compute_all
 from sampler.random_model import TINY
-from sampler.weights import build_transformer
 from tools.tiny.batches import Shard, pack
 from tools.tiny.examples import Example
 from tools.tiny.network import Blocks, Network, Weights, new_weights, qwen2_tensors

@@ -7,8 +7,8 @@ from itertools import accumulate
 import pytest
 import torch
 
+from sampler.measure import MOST_ROUNDS, settled, warm_up
 from sampler.random_model import TINY, random_model
-from sampler.warm_up import MOST_ROUNDS, settled, warm_up
 
 torch.set_num_threads(1)
 

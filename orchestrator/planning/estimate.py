@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sampler.config import ModelConfig
-from sampler.weights import expected_shapes
+from sampler.config import ModelConfig, expected_shapes
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -10,7 +10,7 @@ from sampler import DecodeSettings, InputError, ReusePolicy
 from sampler.config import ModelConfig
 from sampler.decode import check_ids, check_length, check_prompts
 from sampler.loading import ModelFiles
-from sampler.subsets import checked_subset_size
+from sampler.policy import checked_subset_size
 from tasks.catalog import GENERATE
 from tasks.evaluate import chat_renderer, to_pairs, to_prompt
 

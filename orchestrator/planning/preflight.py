@@ -18,7 +18,7 @@ from orchestrator.planning.room import check_room, existing
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.loading import ModelFiles, find_model
-from sampler.subsets import checked_subset_size
+from sampler.policy import checked_subset_size
 from tasks.sources import resolve_data
 from tasks.task import open_task
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from orchestrator.core.configuration import varying_settings
 from orchestrator.core.totals import Totals
-from sampler.subsets import SUBSETS
+from sampler.policy import SUBSETS
 
 INDENT = 2
 INLINE_TITLE_WIDTH = 14  # titles up to this long are on the line of their first row, others above it

@@ -25,8 +25,8 @@ from orchestrator.running.rows import Device, RowContext, batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.errors import UnavailableError
 from sampler.loading import ModelFiles, find_model, pick_device
+from sampler.measure import warm_up
 from sampler.text import encode
-from sampler.warm_up import warm_up
 from tasks.documents import Document, TaskOptions
 from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
 from tasks.task import Task, open_task

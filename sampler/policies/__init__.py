@@ -1,1 +1,19 @@
-"""The rules of the policy grammar, one file each: facts in, plans out. They know no tensors and no decode loop."""
+"""The rules that a policy name can start with, one file per family. A new rule is a file and an entry in `RULES`."""
+
+from collections.abc import Callable
+
+from sampler.policies.adaptive import AdaptiveRule
+from sampler.policies.base import Rule
+from sampler.policies.periodic import HalfRule, PeriodicRule, StaleRule
+from sampler.policies.skip import SkipRule
+from sampler.policies.trim import TrimRule
+
+RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # the number in the name, and the options → the rule
+    "k": PeriodicRule.parse,
+    "adaptive": AdaptiveRule.parse,
+    "trim": TrimRule.parse,
+    "mlp": HalfRule.parser("mlp"),
+    "attn": HalfRule.parser("attn"),
+    "skip": SkipRule.parse,
+    "stale": StaleRule.parse,
+}

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sampler.errors import InputError
-from sampler.history import input_change
-from sampler.plan import REPLAY, LayerPlan, StepContext, compute_all, in_layers
-from sampler.policies.rule import PlanningRule, Rule, real, shown, whole
+from sampler.plan import REPLAY, LayerPlan, StepContext, compute_all, in_layers, input_change
+from sampler.policies.base import PlanningRule, Rule, real, shown, whole
 
 MOST_REPLAYS = 3
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from sampler.errors import InputError
 from sampler.plan import SKIP, Keeps, LayerPlan, StepContext, in_layers
-from sampler.policies.rule import PlanningRule, Rule, no_options
+from sampler.policies.base import PlanningRule, Rule, no_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,8 @@ from random import Random
 from typing import ClassVar
 
 from sampler.errors import InputError
-from sampler.history import computed_at, input_changes
-from sampler.plan import PARTIAL, REPLAY, LayerPlan, StepContext, compute_all, in_layers
-from sampler.policies.rule import PlanningRule, Rule, real, shown
+from sampler.plan import PARTIAL, REPLAY, LayerPlan, StepContext, compute_all, computed_at, in_layers, input_changes
+from sampler.policies.base import PlanningRule, Rule, real, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
