@@ -59,7 +59,7 @@ policies: $(VENV)/installed
 # Trains the bundled model: writes prompts and answers, then trains for at most 75 minutes on 2 cores. An interrupted run
 # continues; the model's files are replaced when training has finished.
 train-tiny: $(VENV)/installed
-	$(BIN)/python -m tools.documents.render --out build/tiny.jsonl
+	$(BIN)/python -m tools.bundled.training_lines --out build/tiny.jsonl
 	$(BIN)/python -m tools.tiny.train --data build/tiny.jsonl --out sampler/tiny --checkpoint build/tiny.safetensors
 
 # The markers come last, so an interrupted installation is repeated.

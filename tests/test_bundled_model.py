@@ -6,10 +6,9 @@ from sampler import DecodeSettings, LoadedModel, ReusePolicy, load_model
 from tasks.documents import TaskOptions
 from tasks.evaluate import ModelDecoder, Result, evaluate
 from tasks.task import open_task
-from tools.documents.documents import SUBJECTS, TESTS, chosen
-from tools.documents.prompts import prompts_of
-from tools.documents.render import line
-from tools.documents.split import HELD_OUT, TEST
+from tools.bundled.documents import SUBJECTS, TEST_DOCUMENTS, bundled_problems
+from tools.bundled.problems import HELD_OUT, TEST
+from tools.bundled.training_lines import problem_line, prompt_templates
 from tools.tiny.evaluate import Figures
 from tools.tiny.evaluate import evaluate as evaluate_lines
 from tools.tiny.examples import Line
@@ -64,8 +63,11 @@ def figures_of(model: LoadedModel, task: str) -> Figures:
     names = ("task", "system", "prompt", "answer")
     found = [
         Line(split=HELD_OUT, **{name: rendered[name] for name in names})
-        for subject, prompt in prompts_of(task, SUBJECTS[task]).items()
-        for rendered in (line(task, subject, TEST, prompt, one) for one in chosen(task, subject, TEST, TESTS[task]))
+        for subject, prompt in prompt_templates(task, SUBJECTS[task]).items()
+        for rendered in (
+            problem_line(task, subject, TEST, prompt, one)
+            for one in bundled_problems(task, subject, TEST, TEST_DOCUMENTS[task])
+        )
     ]
     return evaluate_lines(model, found, batch_size=8)[task]
 

@@ -7,12 +7,11 @@ from itertools import islice
 
 import pytest
 
-from tools.documents.choices import choice_key
-from tools.documents.documents import SUBJECTS, TESTS, Problem, chosen, draws
-from tools.documents.drills import draw_drill
-from tools.documents.render import HELD_OUT_LINES, render
-from tools.documents.split import HELD_OUT, TEST, TRAIN, split_of
-from tools.documents.word_problems import BOXES, GAINS, HE, LOSSES, THINGS
+from tools.bundled.choices import choice_key
+from tools.bundled.documents import SUBJECTS, TEST_DOCUMENTS, bundled_problems, draw_problems
+from tools.bundled.problems import HELD_OUT, TEST, TRAIN, Problem, split_of
+from tools.bundled.training_lines import HELD_OUT_LINES, draw_drill, json_chat_template, parse_messages, training_lines
+from tools.bundled.word_problems import BOXES, GAINS, HE, LOSSES, THINGS
 
 DRAWN = {TRAIN: 3000, HELD_OUT: 200}  # of each subject
 FREE = {**dict.fromkeys(HE, "NAME"), **dict.fromkeys(THINGS, "THINGS"), **dict.fromkeys(BOXES, "BOXES")}
@@ -36,10 +35,12 @@ def kinds(problems: list[Problem]) -> set[object]:
 @pytest.mark.parametrize("task", SUBJECTS)
 def test_test_and_training_share_no_question(task: str) -> None:
     for subject in SUBJECTS[task]:
-        tests = chosen(task, subject, TEST, TESTS[task])
-        assert len({problem.key for problem in tests}) == TESTS[task]
+        tests = bundled_problems(task, subject, TEST, TEST_DOCUMENTS[task])
+        assert len({problem.key for problem in tests}) == TEST_DOCUMENTS[task]
         for split in (TRAIN, HELD_OUT):
-            trained = list(islice(draws(task, subject, split, random.Random(f"{subject} {split}")), DRAWN[split]))
+            trained = list(
+                islice(draw_problems(task, subject, split, random.Random(f"{subject} {split}")), DRAWN[split])
+            )
             assert not {problem.key for problem in tests} & {problem.key for problem in trained}
             assert not {asked(problem) for problem in tests} & {asked(problem) for problem in trained}
             if split == TRAIN:
@@ -49,13 +50,14 @@ def test_test_and_training_share_no_question(task: str) -> None:
 def test_rendered_lines_hold_no_test_prompt() -> None:
     from tasks.documents import TaskOptions
     from tasks.task import open_task
-    from tools.documents.prompts import as_json, sent
 
-    lines = render(20_000, seed=11)
+    lines = training_lines(20_000, seed=11)
     trained = {bare(line["prompt"]) for line in lines}
     for task in SUBJECTS:
         opened = open_task(task, TaskOptions(data="bundled"))
-        prompts = {bare(sent(opened.requests(doc, as_json)[0].args[0]).user) for doc in opened.documents}
+        prompts = {
+            bare(parse_messages(opened.requests(doc, json_chat_template)[0].args[0]).user) for doc in opened.documents
+        }
         assert len(prompts) > 270
         assert not prompts & trained
     held_out = [line for line in lines if line["split"] == HELD_OUT]

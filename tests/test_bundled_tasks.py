@@ -8,10 +8,17 @@ from tasks_fakes import CharacterTokenizer, aggregate, canned_for, choosing, run
 from tasks.documents import TaskOptions
 from tasks.evaluate import chat_renderer, to_pairs
 from tasks.task import Task, open_task
-from tools.documents.documents import SUBJECTS, TESTS, chosen
-from tools.documents.prompts import MARKS, Asked, Prompt, as_json, prompts_of, sent
-from tools.documents.render import line
-from tools.documents.split import TEST
+from tools.bundled.documents import SUBJECTS, TEST_DOCUMENTS, bundled_problems
+from tools.bundled.problems import TEST
+from tools.bundled.training_lines import (
+    PLACEHOLDERS,
+    Messages,
+    PromptTemplate,
+    json_chat_template,
+    parse_messages,
+    problem_line,
+    prompt_templates,
+)
 
 
 def opened(name: str, **options: Any) -> Task:
@@ -69,15 +76,15 @@ def test_rendered_prompts_are_what_the_task_sends(name: str) -> None:
     """For every test document; the rendered ones come from one opened document with marks in it."""
     task = opened(name)
     subtasks = iter(task.subtasks)
-    for subject, prompt in prompts_of(name, SUBJECTS[name]).items():
+    for subject, prompt in prompt_templates(name, SUBJECTS[name]).items():
         subtask = next(subtasks)
-        problems = chosen(name, subject, TEST, TESTS[name])
+        problems = bundled_problems(name, subject, TEST, TEST_DOCUMENTS[name])
         asked = [document for document in task.documents if document.subtask == subtask]
         assert len(asked) == len(problems)
         for document, problem in zip(asked, problems, strict=True):
-            rendered = line(name, subject, TEST, prompt, problem)
-            requests = task.requests(document, as_json)
-            assert Asked(system=rendered["system"], user=rendered["prompt"]) == sent(requests[0].args[0])
+            rendered = problem_line(name, subject, TEST, prompt, problem)
+            requests = task.requests(document, json_chat_template)
+            assert Messages(system=rendered["system"], user=rendered["prompt"]) == parse_messages(requests[0].args[0])
             if name == "mmlu":
                 assert rendered["answer"] == requests[requests[0].doc["answer"]].args[1]
             else:
@@ -87,8 +94,8 @@ def test_rendered_prompts_are_what_the_task_sends(name: str) -> None:
 def test_what_mmlu_sends_and_scores() -> None:
     """The description is a system message, and the letter follows the chat template without a space."""
     task = opened("mmlu_high_school_geography", limit=1)
-    requests = task.requests(task.documents[0], as_json)
-    system = sent(requests[0].args[0]).system
+    requests = task.requests(task.documents[0], json_chat_template)
+    system = parse_messages(requests[0].args[0]).system
     assert system is not None
     assert system.endswith("about high school geography.\n\n")
     tokenizer = CharacterTokenizer()
@@ -97,5 +104,7 @@ def test_what_mmlu_sends_and_scores() -> None:
 
 
 def test_a_field_that_looks_like_a_mark_stays_as_it_is() -> None:
-    prompt = Prompt(asked=Asked(system=None, user=f"{MARKS[0]} or {MARKS[1]}"), targets=())
-    assert prompt.ask([MARKS[1], "two"]).user == f"{MARKS[1]} or two"
+    prompt = PromptTemplate(
+        messages=Messages(system=None, user=f"{PLACEHOLDERS[0]} or {PLACEHOLDERS[1]}"), continuations=()
+    )
+    assert prompt.fill([PLACEHOLDERS[1], "two"]).user == f"{PLACEHOLDERS[1]} or two"

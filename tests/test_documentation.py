@@ -31,8 +31,9 @@ CONTAINERS = ("docker ", "kubectl ")  # programs that may not be installed here
 OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's commands
 COMMANDS = (
     *(f"orchestrator.{name}" for name in ("sweep", "status", "report", "export", "bench")),
-    *("orchestrator.slurm submit", "orchestrator.slurm status", "tasks.list", "tasks.run", "tools.documents.render"),
-    *("tools.documents.write", "sampler.generate", "sampler.score", "sampler.bench", "sampler.profile"),
+    *("orchestrator.slurm submit", "orchestrator.slurm status", "tasks.list", "tasks.run"),
+    *("tools.bundled.documents", "tools.bundled.training_lines"),
+    *("sampler.generate", "sampler.score", "sampler.bench", "sampler.profile"),
     *("tools.cold", "tools.faults", "tools.scale", "tools.tiny.train", "tools.tiny.evaluate"),
 )
 

@@ -1,22 +1,34 @@
-"""Questions with four options in four of mmlu's subjects, in the shape of its documents. Knows wording, not the split.
+"""Questions with four options for four of mmlu's subjects, in the format of its documents.
 
-They are answered by a letter in one pass, so each asks for one small thing. A question's options always stand in the
-same order: to find a word among options costs so small a model more than to know it.
+The model answers with a letter in one pass, so each question asks for one small thing. The options of a question are
+always in the same order: for so small a model, finding a word among options is harder than knowing it.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tools.documents.arithmetic import Sum, draw_sum
-from tools.documents.facts import CONTINENTS, KINDS
-from tools.documents.split import Key
+from tools.bundled.problems import Calculation, Key, draw_calculation
+
+CONTINENTS = {
+    "Africa": ("Egypt", "Kenya", "Ghana", "Mali", "Libya"),
+    "America": ("Cuba", "Peru", "Canada", "Chile", "Brazil"),
+    "Asia": ("Japan", "China", "Iran", "Nepal", "India"),
+    "Europe": ("France", "Spain", "Italy", "Norway", "Poland"),
+}
+CATEGORIES = {
+    "animal": ("dog", "cat", "horse", "cow", "goat", "fox"),
+    "fruit": ("pear", "plum", "lemon", "grape", "cherry", "fig"),
+    "metal": ("iron", "gold", "silver", "copper", "zinc", "tin"),
+    "tool": ("hammer", "saw", "drill", "axe", "file", "spade"),
+}
+
 
 RANGES = ("less than 10", "from 10 to 19", "from 20 to 29", "30 or more")
-PLACES = tuple(CONTINENTS)
-SORTS = tuple(f"{'an' if kind == 'animal' else 'a'} {kind}" for kind in KINDS)
+CONTINENT_OPTIONS = tuple(CONTINENTS)
+CATEGORY_OPTIONS = tuple(f"{'an' if kind == 'animal' else 'a'} {kind}" for kind in CATEGORIES)
 COLOURS = ("red", "blue", "white", "black")
-FEW, MANY = (1, 9), (12, 40)  # balls of the other colours, and of the most frequent one
+FEW, MANY = (1, 9), (12, 40)  # range of the number of balls: other colours, most frequent colour
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +40,7 @@ class Choice:
     answer: int
 
     def __post_init__(self) -> None:
-        assert len(set(self.options)) == 4, f"options are not four different ones: {self.options}"
+        assert len(set(self.options)) == 4, f"the four options must differ: {self.options}"
 
     def document(self) -> dict[str, object]:
         return {
@@ -47,7 +59,7 @@ class Choice:
         return self.answer
 
 
-Draw = tuple[Key, str, tuple[str, ...], int]  # key, question, options, the right one
+Draw = tuple[Key, str, tuple[str, ...], int]  # key, question, options, index of the right one
 
 
 def choice_key(*parts: str | int) -> Key:
@@ -59,13 +71,13 @@ def draw_choice(subject: str, source: random.Random) -> Choice:
     return Choice(key=choice_key(*key), subject=subject, question=question, options=options, answer=answer)
 
 
-def _calculate(source: random.Random) -> Draw:
+def _range(source: random.Random) -> Draw:
     wanted = source.randrange(len(RANGES))
     while True:
-        made = draw_sum(source, "+-")
-        if range_of(made) == wanted:
-            asked = f"{made.left}{made.sign}{made.right}"
-            return ("range", asked), f"How large is {asked}?", RANGES, wanted
+        drawn = draw_calculation(source, "+-")
+        if range_index(drawn) == wanted:
+            term = f"{drawn.left}{drawn.sign}{drawn.right}"
+            return ("range", term), f"How large is {term}?", RANGES, wanted
 
 
 def _most_frequent(source: random.Random) -> Draw:
@@ -77,34 +89,34 @@ def _most_frequent(source: random.Random) -> Draw:
     return ("bag", *numbers), question, COLOURS, wanted
 
 
-def _place(source: random.Random) -> Draw:
+def _continent(source: random.Random) -> Draw:
     end, names, wanted = _one_of_two(CONTINENTS, source)
     question = f"A ship sails from {names[0]} to {names[1]}. In which continent does it {('start', 'stop')[end]}?"
-    return ("trip", end, *names), question, PLACES, wanted
+    return ("trip", end, *names), question, CONTINENT_OPTIONS, wanted
 
 
-def _everyday(source: random.Random) -> Draw:
-    end, names, wanted = _one_of_two(KINDS, source)
+def _category(source: random.Random) -> Draw:
+    end, names, wanted = _one_of_two(CATEGORIES, source)
     question = f"Of the words {names[0]} and {names[1]}, what does the {('first', 'second')[end]} name?"
-    return ("kind", end, *names), question, SORTS, wanted
+    return ("kind", end, *names), question, CATEGORY_OPTIONS, wanted
 
 
 def _one_of_two(table: Mapping[str, Sequence[str]], source: random.Random) -> tuple[int, tuple[str, str], int]:
-    """Two members of a table's classes, which of the two is asked for, and the place of its class."""
+    """Which of two members is asked for (0 or 1), the two members, and the index of its class in the table."""
     end, wanted = source.randrange(2), source.randrange(len(table))
     asked = source.choice(tuple(table.values())[wanted])
     other = source.choice([name for names in table.values() for name in names if name != asked])
     return end, (other, asked) if end else (asked, other), wanted
 
 
-def range_of(made: Sum) -> int:
-    """The place of a result among the ranges."""
-    return min(made.result // 10, len(RANGES) - 1)
+def range_index(calculation: Calculation) -> int:
+    """Index in RANGES of a calculation's result."""
+    return min(calculation.result // 10, len(RANGES) - 1)
 
 
 SUBJECTS: dict[str, Callable[[random.Random], Draw]] = {
-    "elementary_mathematics": _calculate,
-    "high_school_geography": _place,
+    "elementary_mathematics": _range,
+    "high_school_geography": _continent,
     "high_school_statistics": _most_frequent,
-    "miscellaneous": _everyday,
+    "miscellaneous": _category,
 }

@@ -1,15 +1,13 @@
-"""Word problems of two to four steps, in the shape of gsm8k's documents. Knows their wording, not the split.
+"""Word problems of two to four steps, in the format of gsm8k's documents.
 
-A maker draws one problem of its template; it may draw numbers that do not work out, and then returns None.
+Each template function draws one problem. It returns None if a drawn calculation is not small or its result is below 2.
 """
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.documents.arithmetic import Sum, small
-from tools.documents.split import Key
-from tools.documents.wording import Step, fits, story
+from tools.bundled.problems import Calculation, Key, StoryStep, has_allowed_length, is_small, story_answer
 
 HE = {"Tom": "He", "Sam": "He", "Ben": "He", "Max": "He", "Ann": "She", "Mia": "She", "Eva": "She", "Zoe": "She"}
 THINGS = ("apples", "books", "pens", "balls", "cards", "eggs", "toys", "cups")
@@ -37,55 +35,58 @@ class WordProblem:
         return self.answer
 
 
-Draw = tuple[str, tuple[int, ...], str, list[Step]]  # template, numbers, question, steps
-Maker = Callable[[random.Random], Draw | None]
+Draw = tuple[str, tuple[int, ...], str, list[StoryStep]]  # template, numbers, question, steps
+Template = Callable[[random.Random], Draw | None]
 
 
 def draw_word_problem(source: random.Random) -> WordProblem:
-    maker = source.choice(MAKERS)
+    draw = source.choice(TEMPLATES)
     while True:
-        drawn = maker(source)
+        drawn = draw(source)
         if drawn is None:
             continue
         template, numbers, question, steps = drawn
-        final = steps[-1].sum.result
-        answer = f"{story(steps, source)} The answer is \\boxed{{{final}}}.\n#### {final}"
-        if fits(answer):
+        final = steps[-1].calculation.result
+        answer = f"{story_answer(steps, source)} The answer is \\boxed{{{final}}}.\n#### {final}"
+        if has_allowed_length(answer):
             return WordProblem(key=("gsm8k", template, *numbers), question=question, answer=answer)
 
 
 class _Account:
-    """What somebody has, step by step; `steps` is None once a sum is too large or a result too small."""
+    """What a person has after each step. `steps` is None once a calculation or its result is out of range."""
 
     def __init__(self, name: str, things: str, amount: int) -> None:
         self.name, self.things, self.amount = name, things, amount
-        self.steps: list[Step] | None = []
+        self.steps: list[StoryStep] | None = []
 
-    def make(self, left: int, sign: str, right: int, *, is_: str = "", has: str = "") -> None:
-        """A computation whose result is the new amount."""
-        if self.steps is None or not small(left, sign, right) or Sum(left, sign, right).result < SMALLEST_RESULT:
+    def calculate(self, left: int, sign: str, right: int, *, is_: str = "", has: str = "") -> None:
+        """Adds a step whose result is the new amount."""
+        if self.steps is None or not is_small(left, sign, right):
             self.steps = None
             return
-        made = Sum(left, sign, right)
-        self.amount = made.result
+        calculation = Calculation(left, sign, right)
+        if calculation.result < SMALLEST_RESULT:
+            self.steps = None
+            return
+        self.amount = calculation.result
         is_, has = is_ or f"the number of {self.things} is", has or f"{self.name} has {{}} {self.things}"
-        self.steps.append(Step(sum=made, is_=is_, has=has))
+        self.steps.append(StoryStep(calculation=calculation, is_=is_, has=has))
 
     def event(self, source: random.Random) -> tuple[str, str, int]:
-        """Some more or some fewer: kind, sentence, number."""
+        """A gain or a loss: its kind, sentence and number."""
         kind, number = source.choice(("gain", "loss")), source.randint(2, 12)
         he = HE[self.name]
         if kind == "gain":
             sentence = f"{he} {source.choice(GAINS)} {number} more."
         else:
             sentence = f"{he} {source.choice(LOSSES)} {number}."
-        self.make(self.amount, "+" if kind == "gain" else "-", number)
+        self.calculate(self.amount, "+" if kind == "gain" else "-", number)
         return kind, sentence, number
 
     def events(self, source: random.Random, count: int) -> tuple[str, str, tuple[int, ...]]:
         drawn = [self.event(source) for _ in range(count)]
-        kinds, said, numbers = zip(*drawn, strict=True)
-        return ",".join(kinds), " ".join(said), numbers
+        kinds, sentences, numbers = zip(*drawn, strict=True)
+        return ",".join(kinds), " ".join(sentences), numbers
 
 
 def _finish(account: _Account, template: str, numbers: tuple[int, ...], question: str) -> Draw | None:
@@ -97,22 +98,24 @@ def _who(source: random.Random) -> tuple[str, str]:
 
 
 def _chain(source: random.Random) -> Draw | None:
-    """Two or three changes to what somebody has."""
+    """Two or three changes to what a person has."""
     (name, things), start, count = _who(source), source.randint(5, 30), source.choice((2, 3, 3))
     account = _Account(name, things, start)
-    kinds, said, numbers = account.events(source, count)
-    question = f"{name} has {start} {things}. {said} How many {things} does {name} have now?"
+    kinds, events, numbers = account.events(source, count)
+    question = f"{name} has {start} {things}. {events} How many {things} does {name} have now?"
     return _finish(account, f"chain:{kinds}", (start, *numbers), question)
 
 
 def _boxes(source: random.Random) -> Draw | None:
-    """Boxes with as many in each, then one to three changes."""
+    """Boxes with the same number in each, then one to three changes."""
     (name, things), boxes, count = _who(source), source.choice(BOXES), source.choice((1, 2, 2, 3))
     many, each = source.randint(2, 9), source.randint(2, 9)
     account = _Account(name, things, 0)
-    account.make(many, "*", each)
-    kinds, said, numbers = account.events(source, count)
-    question = f"{name} has {many} {boxes} with {each} {things} in each. {said} How many {things} does {name} have now?"
+    account.calculate(many, "*", each)
+    kinds, events, numbers = account.events(source, count)
+    question = (
+        f"{name} has {many} {boxes} with {each} {things} in each. {events} How many {things} does {name} have now?"
+    )
     return _finish(account, f"boxes:{kinds}", (many, each, *numbers), question)
 
 
@@ -120,26 +123,26 @@ def _share(source: random.Random) -> Draw | None:
     """One or two changes, then equal shares."""
     (name, things), start, count = _who(source), source.randint(5, 30), source.choice((1, 2))
     account = _Account(name, things, start)
-    kinds, said, numbers = account.events(source, count)
+    kinds, events, numbers = account.events(source, count)
     friends = source.randint(2, 6)
-    account.make(account.amount, "/", friends, is_="the share of each is", has=f"each friend gets {{}} {things}")
+    account.calculate(account.amount, "/", friends, is_="the share of each is", has=f"each friend gets {{}} {things}")
     question = (
-        f"{name} has {start} {things}. {said} {name} shares them equally among {friends} friends. "
+        f"{name} has {start} {things}. {events} {name} shares them equally among {friends} friends. "
         f"How many {things} does each friend get?"
     )
     return _finish(account, f"share:{kinds}", (start, *numbers, friends), question)
 
 
 def _pack(source: random.Random) -> Draw | None:
-    """Some each day, a change, then packed."""
+    """A number each day, a change, then packed into boxes."""
     (name, things), boxes = _who(source), source.choice(BOXES)
     daily, days, size = source.randint(2, 9), source.randint(2, 9), source.randint(2, 6)
     account = _Account(name, things, 0)
-    account.make(daily, "*", days)
-    kinds, said, numbers = account.events(source, 1)
-    account.make(account.amount, "/", size, is_=f"the number of {boxes} is", has=f"{name} fills {{}} {boxes}")
+    account.calculate(daily, "*", days)
+    kinds, events, numbers = account.events(source, 1)
+    account.calculate(account.amount, "/", size, is_=f"the number of {boxes} is", has=f"{name} fills {{}} {boxes}")
     question = (
-        f"{name} gets {daily} {things} a day for {days} days. {said} {name} puts them into {boxes} of {size}. "
+        f"{name} gets {daily} {things} a day for {days} days. {events} {name} puts them into {boxes} of {size}. "
         f"How many {boxes} does {name} fill?"
     )
     return _finish(account, f"pack:{kinds}", (daily, days, *numbers, size), question)
@@ -155,28 +158,28 @@ def _compare(source: random.Random) -> Draw | None:
     said = f"{number} times as many as {name}" if kind == "times" else f"{number} {kind} than {name}"
     account = _Account(other, things, 0)
     sign = {"more": "+", "fewer": "-", "times": "*"}[kind]
-    account.make(start, sign, number, is_=f"what {other} has is")
-    account.make(start, "+", account.amount, is_="what they have together is", has=f"they have {{}} {things}")
+    account.calculate(start, sign, number, is_=f"what {other} has is")
+    account.calculate(start, "+", account.amount, is_="what they have together is", has=f"they have {{}} {things}")
     question = f"{name} has {start} {things}. {other} has {said}. "
     if source.random() < 0.5:
         return _finish(account, f"compare:{kind}", (start, number), f"{question}How many {things} do they have in all?")
     lost = source.randint(2, 15)
-    account.make(account.amount, "-", lost, is_="what they have left is", has=f"they have {{}} {things} left")
+    account.calculate(account.amount, "-", lost, is_="what they have left is", has=f"they have {{}} {things} left")
     question += f"Together they sell {lost}. How many {things} do they have left?"
     return _finish(account, f"compare:{kind},loss", (start, number, lost), question)
 
 
 def _shop(source: random.Random) -> Draw | None:
-    """Two kinds of things at two prices; sometimes out of a purse."""
+    """Two kinds of things at two prices."""
     name = source.choice(tuple(HE))
     one, two = source.sample(THINGS, 2)
     count_1, price_1, count_2, price_2 = (source.randint(2, 9) for _ in range(4))
     account = _Account(name, "dollars", 0)
     pays = f"{name} pays {{}} dollars"
-    account.make(count_1, "*", price_1, is_=f"the price of the {one} is", has=f"the {one} cost {{}} dollars")
+    account.calculate(count_1, "*", price_1, is_=f"the price of the {one} is", has=f"the {one} cost {{}} dollars")
     first = account.amount
-    account.make(count_2, "*", price_2, is_=f"the price of the {two} is", has=f"the {two} cost {{}} dollars")
-    account.make(first, "+", account.amount, is_="the price in all is", has=pays)
+    account.calculate(count_2, "*", price_2, is_=f"the price of the {two} is", has=f"the {two} cost {{}} dollars")
+    account.calculate(first, "+", account.amount, is_="the price in all is", has=pays)
     question = (
         f"{name} buys {count_1} {one} for {price_1} dollars each and {count_2} {two} for {price_2} dollars each. "
         f"How many dollars does {name} pay in all?"
@@ -185,12 +188,12 @@ def _shop(source: random.Random) -> Draw | None:
 
 
 def _change(source: random.Random) -> Draw | None:
-    """Money, a purchase of several things, and then some more or less money."""
+    """Money, a purchase of several things, and sometimes a gain or loss of money."""
     (name, things), purse = _who(source), source.randint(15, 50)
     count, price = source.randint(2, 9), source.randint(2, 9)
     account = _Account(name, "dollars", 0)
-    account.make(count, "*", price, is_=f"the price of the {things} is", has=f"{name} pays {{}} dollars")
-    account.make(purse, "-", account.amount, is_="the money left is", has=f"{name} has {{}} dollars left")
+    account.calculate(count, "*", price, is_=f"the price of the {things} is", has=f"{name} pays {{}} dollars")
+    account.calculate(purse, "-", account.amount, is_="the money left is", has=f"{name} has {{}} dollars left")
     question = f"{name} has {purse} dollars. {HE[name]} buys {count} {things} for {price} dollars each."
     if source.random() < 0.4:
         question += f" How many dollars does {name} have left?"
@@ -201,4 +204,4 @@ def _change(source: random.Random) -> Draw | None:
     return _finish(account, f"change:{kind}", (purse, count, price, number), question)
 
 
-MAKERS: tuple[Maker, ...] = (_chain, _boxes, _share, _pack, _compare, _shop, _change)
+TEMPLATES: tuple[Template, ...] = (_chain, _boxes, _share, _pack, _compare, _shop, _change)
