@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store import Store, StoreWriter
-from orchestrator.store.files import encode_json, encode_table
+from orchestrator.store.files import encode_json
 from orchestrator.store.schema import ROWS
 from sampler.errors import InputError
 from tests.store_fakes import TRIAL, make_rows, spec
@@ -126,19 +126,3 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
         assert contents(tmp_path) == before
     finally:
         subprocess.run(["umount", tmp_path], check=True)
-
-
-def test_undamaged_rows_of_other_columns_are_refused_not_replaced(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path) as writer:
-        writer.write_request({"sweep": "mine"})
-        writer.append(TRIAL, writer.begin(spec(), {}), make_rows(["d0"]))
-        writer.finish(TRIAL, {}, ["d0"])
-        rows = writer.rows()
-    path = tmp_path / "trials" / TRIAL / "rows.parquet"
-    path.write_bytes(encode_table(rows.append_column("novel", [[1]])))
-    sentence = r"rows\.parquet is intact, but has other columns than this version writes"
-    with pytest.raises(InputError, match=sentence):
-        Store(tmp_path).rows()
-    with pytest.raises(InputError, match=sentence):
-        StoreWriter(tmp_path)
-    assert path.exists()

@@ -18,8 +18,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.store.schema import select_fields
-from sampler.errors import InputError
+from orchestrator.store.schema import check_columns, convert_table, select_fields
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -30,7 +29,6 @@ HASH_CHUNK_BYTES = 1 << 20
 
 JSON_CHECKSUM_KEY = "check"  # the last key of the file
 
-OTHER_COLUMNS = "is intact, but has other columns than this version writes"
 PARQUET_CHECKSUM_KEY = "reuse_sweep_check"
 PARQUET_MAGIC = b"PAR1"
 # Most files hold about 50 rows and as many columns: zstd and dictionaries would double the time to read them.
@@ -298,21 +296,34 @@ def verify_table(path: Path) -> None:
             raise CorruptedFile("does not match its own checksum")
 
 
-def read_table(path: Path, schema: pa.Schema, columns: Collection[str] | None = None) -> pa.Table:
-    """Some columns in the schema's order. Raises CorruptedFile if Parquet's own checks fail."""
-    exact = schema if columns is None else select_fields(schema, columns)
+def read_table(
+    path: Path,
+    schema: pa.Schema,
+    columns: Collection[str] | None = None,
+    *,
+    verify: bool = True,
+    keep_extra: bool = False,
+) -> tuple[pa.Table, frozenset[str]]:
+    """Some columns in the schema's order, and the names of the file's columns that the schema does not have.
+
+    Without `verify`, only the pages that are read are checked. Raises CorruptedFile if a check fails.
+    """
+    if verify:
+        verify_table(path)
+    selected = schema if columns is None else select_fields(schema, columns)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
-            known = file.schema_arrow.equals(schema)
-            table = file.read(columns=exact.names, use_threads=False) if known else None
+            found = file.schema_arrow
+            names = None if keep_extra else [name for name in selected.names if name in found.names]
+            table = file.read(columns=names, use_threads=False)
     except FileNotFoundError:
         raise
     except (OSError, *DECODE_ERRORS) as error:
         raise CorruptedFile(f"cannot be read as Parquet ({error})") from error
-    if table is None:
-        verify_table(path)  # a corrupted footer would look the same
-        raise InputError(f"{path} {OTHER_COLUMNS}; continue with the version that wrote it, or in another folder")
-    return pa.Table.from_arrays(table.columns, schema=exact)  # without Parquet's own metadata
+    if not verify and not found.equals(schema):
+        verify_table(path)  # a corrupted footer can look like other columns
+    extra = check_columns(path, found, schema)
+    return convert_table(table, selected, keep_extra=keep_extra), extra
 
 
 # Columns stored a second time, as an Arrow stream in front of the Parquet footer, where Parquet readers never look.
@@ -335,10 +346,10 @@ def _find_arrow_copy(data: bytes, *, stop: int) -> slice | None:
     return slice(end - length, end) if marker == ARROW_COPY_MARKER and length <= end else None
 
 
-def read_arrow_copy(path: Path, schema: pa.Schema, columns: Collection[str]) -> pa.Table | None:
-    """Columns of the Arrow copy, with the whole file verified; None if the caller must read the Parquet part."""
-    names = [name for name in schema.names if name in columns]
-    if len(names) < len(set(columns)) or path.stat().st_size > ARROW_COPY_MAX_FILE_BYTES:
+def read_arrow_copy(path: Path, schema: pa.Schema, columns: Collection[str]) -> tuple[pa.Table, frozenset[str]] | None:
+    """The same from the Arrow copy, with the whole file verified; None if the caller must read the Parquet part."""
+    selected = select_fields(schema, columns)
+    if len(selected) < len(set(columns)) or path.stat().st_size > ARROW_COPY_MAX_FILE_BYTES:
         return None
     data = path.read_bytes()
     try:
@@ -349,4 +360,9 @@ def read_arrow_copy(path: Path, schema: pa.Schema, columns: Collection[str]) -> 
     if where is None or not checksum_matches(data, start=footer):
         return None
     table = pa.ipc.open_stream(pa.py_buffer(data)[where], options=ARROW_READ_OPTIONS).read_all()
-    return table.select(names) if table.schema.equals(schema, check_metadata=True) else None
+    if table.schema.equals(schema):
+        return table.select(selected.names), frozenset()
+    if not set(selected.names) <= set(table.column_names):
+        return None
+    extra = check_columns(path, table.schema, selected) - frozenset(schema.names)
+    return convert_table(table, selected), extra

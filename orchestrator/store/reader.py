@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from orchestrator.store.files import CorruptedFile, is_temporary, read_json, read_table, verify_table
 from orchestrator.store.lock import LOCK_FOLDER, active_writer
-from orchestrator.store.schema import DOCUMENTS, ROWS, SCHEMA_VERSION, select_fields
+from orchestrator.store.schema import DOCUMENTS, ROWS, SCHEMA_VERSION, check_version, select_fields
 from orchestrator.store.trial_files import (
     ROWS_FILE,
     TRIAL_FILE,
@@ -50,6 +50,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.corrupted: dict[Path, Corruption] = {}  # files skipped so far
+        self.ignored_columns: set[str] = set()  # of a newer version, ignored so far
 
     def read_request(self) -> dict[str, Any] | None:
         """The content of sweep.json; None for a folder without a sweep; InputError for a folder that cannot be used."""
@@ -58,12 +59,13 @@ class Store:
     def documents(self, task: str) -> pa.Table:
         path = self.documents_path(task)
         try:
-            verify_table(path)
-            return read_table(path, DOCUMENTS)
+            documents, ignored = read_table(path, DOCUMENTS)
         except FileNotFoundError as error:
             raise InputError(f"{path} does not exist: the sweep in {self.folder} has no documents of {task}") from error
         except CorruptedFile as error:
             raise InputError(f"{path} {error}; continue the sweep to restore it") from error
+        self.ignored_columns |= ignored
+        return documents
 
     def documents_path(self, task: str) -> Path:
         assert task == Path(task).name, task
@@ -152,7 +154,21 @@ class Store:
     def _read_rows(self, trial_id: str, columns: Sequence[str] | None = None, *, verify: bool = True) -> TrialRows:
         found = read_rows(self.trial_folder(trial_id), columns, verify=verify)
         self._add_corrupted(found.corrupted)
+        self.ignored_columns |= found.ignored_columns
         return found
+
+    @property
+    def notices(self) -> list[str]:
+        """Sentences on what a newer version wrote and this version ignored so far."""
+        if not self.ignored_columns:
+            return []
+        names = ", ".join(sorted(self.ignored_columns))
+        return [f"{self.folder} was written by a newer version; its columns {names} are ignored: upgrade to use them"]
+
+    def add_findings(self, other: "Store") -> None:
+        """Adds what another reader of the same folder skipped or ignored."""
+        self.corrupted.update(other.corrupted)
+        self.ignored_columns |= other.ignored_columns
 
     def count_quarantined_files(self) -> int:
         folders = (self.folder / name for name in QUARANTINE_FOLDERS)
@@ -215,11 +231,11 @@ def read_request(folder: Path) -> dict[str, Any] | None:
     except NotADirectoryError as error:
         raise InputError(f"{folder} is a file; a sweep needs a folder") from error
     except CorruptedFile as error:
-        _require_known_schema(path, _stated_schema(path), f" (or is corrupted: {REQUEST_COPY} is a copy of it)")
+        check_version(path, _stated_schema(path), f" (or is corrupted: {REQUEST_COPY} is a copy of it)")
         raise InputError(f"{path} {error}; replace it with {REQUEST_COPY}, or use another folder") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    _require_known_schema(path, request.get("schema"))
+    check_version(path, request.get("schema"))
     return request
 
 
@@ -230,16 +246,6 @@ def _stated_schema(path: Path) -> int:
     except (OSError, ValueError, TypeError, KeyError):
         return SCHEMA_VERSION
     return schema if isinstance(schema, int) and schema > SCHEMA_VERSION else SCHEMA_VERSION
-
-
-def _require_known_schema(path: Path, schema: object, doubt: str = "") -> None:
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise InputError(f"{path} has no schema number: it does not belong to this project")
-    if schema > SCHEMA_VERSION:
-        raise InputError(
-            f"{path} has schema {schema}, written by a newer version{doubt}; this version reads up to "
-            f"{SCHEMA_VERSION}: upgrade, or use another folder"
-        )
 
 
 def _require_unused(folder: Path) -> None:

@@ -1,14 +1,59 @@
-"""The columns of a sweep's tables: ROWS has one row per trial and document, DOCUMENTS one per document.
+"""The columns of a sweep's tables, and how tables of other versions are read.
 
-A row holds what was requested, the result and its cost, so rows of many trials can be compared without other files.
-Columns that do not apply to a policy or task are null.
+ROWS has one row per trial and document, DOCUMENTS one per document. A row holds what was requested, the result and its
+cost, so rows of many trials can be compared without other files. Columns that do not apply are null.
+
+Adding a nullable column keeps SCHEMA_VERSION: older files then have nulls in it, and older versions ignore it. Anything
+else (a required column, another type or meaning, a removed column) needs the next SCHEMA_VERSION, see docs/format.md.
 """
 
 from collections.abc import Collection
+from pathlib import Path
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+from sampler.errors import InputError
+
+SCHEMA_VERSION = 1  # in sweep.json and trial.json ("schema"), and in the metadata of tables
+VERSION_KEY = b"reuse_sweep_schema"
+
+
+def check_version(path: Path, version: object, doubt: str = "") -> None:
+    """Raises InputError if a file was written by a newer, incompatible version, or has no valid version."""
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InputError(f"{path} has no schema number: it does not belong to this project")
+    if version > SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema {version}, written by a newer version{doubt}; this version reads up to "
+            f"{SCHEMA_VERSION}: upgrade, or use another folder"
+        )
+
+
+def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozenset[str]:
+    """The columns that this version does not know; raises InputError if the table cannot be converted."""
+    if found.equals(expected):
+        return frozenset()
+    version = (found.metadata or {}).get(VERSION_KEY, b"1")
+    check_version(path, int(version) if version.isdigit() else None)
+    for field in expected:
+        if field.name not in found.names and not field.nullable:
+            raise InputError(f"{path} has no column {field.name!r}: restore the file, or use another folder")
+        if field.name in found.names and found.field(field.name).type != field.type:
+            raise InputError(
+                f"{path} has the type {found.field(field.name).type} in the column {field.name!r}, where this version "
+                f"expects {field.type}: use the version that wrote it, or another folder"
+            )
+    return frozenset(found.names) - frozenset(expected.names)
+
+
+def convert_table(table: pa.Table, schema: pa.Schema, *, keep_extra: bool = False) -> pa.Table:
+    """The columns of `schema`, null if the table lacks one; with keep_extra, then the table's other columns."""
+    fields = list(schema)
+    if keep_extra:
+        fields += [field.with_nullable(True) for field in table.schema if field.name not in schema.names]
+    names = frozenset(table.column_names)
+    columns = [table[field.name] if field.name in names else pa.nulls(len(table), field.type) for field in fields]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
 
 
 def select_fields(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
@@ -68,7 +113,7 @@ ROWS = pa.schema(
         _required("calibration", pa.float64()),  # tokens/s of fixed k1 documents on this actor at that time
         _required("started_at", pa.timestamp("us", tz="UTC")),
     ],
-    metadata={"reuse_sweep_schema": str(SCHEMA_VERSION)},
+    metadata={VERSION_KEY: str(SCHEMA_VERSION)},
 )
 
 ARROW_COPY = select_fields(ROWS, set(ROWS.names) - {"text"})  # columns that small row files also hold as Arrow
@@ -84,5 +129,5 @@ DOCUMENTS = pa.schema(
         pa.field("choices", pa.list_(pa.string())),
         _required("gold", pa.string()),
     ],
-    metadata={"reuse_sweep_schema": str(SCHEMA_VERSION)},
+    metadata={VERSION_KEY: str(SCHEMA_VERSION)},
 )

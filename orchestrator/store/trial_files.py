@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.store.files import (
     CHECKSUM_PLACEHOLDER,
-    OTHER_COLUMNS,
     CorruptedFile,
     Disk,
     StoreError,
@@ -32,10 +31,8 @@ from orchestrator.store.files import (
     read_arrow_copy,
     read_json,
     read_table,
-    verify_table,
 )
-from orchestrator.store.schema import ARROW_COPY, ROWS, SCHEMA_VERSION
-from sampler.errors import InputError
+from orchestrator.store.schema import ARROW_COPY, ROWS, SCHEMA_VERSION, check_columns, convert_table
 
 TRIAL_FILE = "trial.json"
 ROWS_FILE = "rows.parquet"
@@ -46,7 +43,6 @@ READ_ATTEMPTS = 100
 BATCH_CHECKSUM_KEY = "reuse_sweep_check"
 LENGTH_DIGITS = 12  # of a batch's length, after its checksum
 IPC_CONTINUATION = 0xFFFFFFFF
-SCHEMA_MESSAGE = ROWS.serialize().to_pybytes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +63,13 @@ class Segment:
 
     batches: list[pa.RecordBatch]
     size: int  # bytes of the usable part
+    schema: pa.Schema = ROWS  # of the version that wrote it
     problem: str | None = None
     torn: bool = False  # ends within a batch, as after a crash or during a write
 
     @property
     def rows(self) -> pa.Table:
-        return pa.Table.from_batches(self.batches, ROWS)
+        return pa.Table.from_batches(self.batches, self.schema)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +78,7 @@ class TrialRows:
 
     rows: pa.Table
     corrupted: list[Corruption] = field(default_factory=list)
+    ignored_columns: frozenset[str] = frozenset()  # written by a newer version
 
 
 # Segments
@@ -94,14 +92,15 @@ class SegmentWriter:
         self._path = path
         self._handle: int | None = None
         self._size = 0
-        self._digest = digest_of_schema(SCHEMA_MESSAGE)
+        self._schema = schema_message(ROWS)
+        self._digest = digest_of_schema(self._schema)
 
     def append(self, batch: pa.RecordBatch) -> None:
-        message, digest = encode_batch(batch, self._digest)
+        message, digest = encode_batch(batch, self._digest, ROWS)
         first = self._handle is None
         if self._handle is None:
             self._handle = self._disk.create(self._path)
-        data = SCHEMA_MESSAGE + message if first else message
+        data = self._schema + message if first else message
         try:
             self._disk.write(self._handle, data)
             self._disk.sync(self._handle)
@@ -127,22 +126,23 @@ class SegmentWriter:
 
 
 def encode_segment(rows: pa.Table) -> bytes:
-    """A whole segment at once."""
-    parts, digest = [SCHEMA_MESSAGE], digest_of_schema(SCHEMA_MESSAGE)
+    """A whole segment at once, with the columns that the rows have."""
+    schema = schema_message(rows.schema)
+    parts, digest = [schema], digest_of_schema(schema)
     for batch in rows.to_batches():
-        message, digest = encode_batch(batch, digest)
+        message, digest = encode_batch(batch, digest, rows.schema)
         parts.append(message)
     return b"".join(parts)
 
 
-def encode_batch(batch: pa.RecordBatch, previous: bytes) -> tuple[bytes, bytes]:
+def encode_batch(batch: pa.RecordBatch, previous: bytes, schema: pa.Schema) -> tuple[bytes, bytes]:
     """The batch as an IPC message, and its digest; `previous` is the digest of what precedes it in the file."""
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, ROWS) as stream:
+    with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_batch(
             batch, custom_metadata={BATCH_CHECKSUM_KEY: CHECKSUM_PLACEHOLDER + b":" + b"0" * LENGTH_DIGITS}
         )
-        message = sink.getvalue()[len(SCHEMA_MESSAGE) :]
+        message = sink.getvalue()[len(schema_message(schema)) :]
     header = _header_size(message)
     at = message.find(CHECKSUM_PLACEHOLDER, 0, header) + len(CHECKSUM_PLACEHOLDER) + 1
     message = message[:at] + f"{len(message):0{LENGTH_DIGITS}d}".encode() + message[at + LENGTH_DIGITS :]
@@ -150,6 +150,12 @@ def encode_batch(batch: pa.RecordBatch, previous: bytes) -> tuple[bytes, bytes]:
     where = find_checksum(message, stop=header)
     assert where is not None
     return message, message[where]
+
+
+def schema_message(schema: pa.Schema) -> bytes:
+    """The schema as an IPC message, which a segment begins with."""
+    message: bytes = schema.serialize().to_pybytes()
+    return message
 
 
 def digest_of_schema(message: bytes) -> bytes:
@@ -165,10 +171,9 @@ def _header_size(message: bytes) -> int:
 
 
 def read_segment(path: Path) -> Segment:
-    """The usable part of a segment, which another process may be writing."""
+    """The usable part of a segment, which another process may be writing. Its columns can be converted to ROWS."""
     segment = decode_segment(path.read_bytes())
-    if segment.problem == OTHER_COLUMNS:
-        raise InputError(f"{path} {OTHER_COLUMNS}; continue with the version that wrote it, or in another folder")
+    check_columns(path, segment.schema, ROWS)
     return segment
 
 
@@ -177,6 +182,7 @@ def decode_segment(data: bytes) -> Segment:
     if schema_size == 0 or schema_size > len(data):
         torn = len(data) < 8 or schema_size > len(data)
         return Segment(batches=[], size=0, problem="does not begin with a complete Arrow schema", torn=torn)
+    schema = ROWS
     batches: list[pa.RecordBatch] = []
     at, digest = schema_size, digest_of_schema(data[:schema_size])
     while at < len(data):
@@ -185,15 +191,16 @@ def decode_segment(data: bytes) -> Segment:
             problem = "does not match its checksum"
         if problem is not None:
             torn = problem == "is truncated"
-            return Segment(batches=batches, size=at, problem=f"batch {len(batches)} {problem}", torn=torn)
-        if not batches and not pa.ipc.read_schema(pa.py_buffer(data[:schema_size])).equals(ROWS):
-            return Segment(batches=[], size=0, problem=OTHER_COLUMNS)
+            problem = f"batch {len(batches)} {problem}"
+            return Segment(batches=batches, size=at, schema=schema, problem=problem, torn=torn)
+        if not batches:  # the first batch's checksum covers the schema
+            schema = pa.ipc.read_schema(pa.py_buffer(data[:schema_size]))
         where = find_checksum(message, stop=_header_size(message))
         assert where is not None
         digest = message[where]
-        batches.append(pa.ipc.read_record_batch(pa.py_buffer(message), ROWS))
+        batches.append(pa.ipc.read_record_batch(pa.py_buffer(message), schema))
         at += len(message)
-    return Segment(batches=batches, size=at)
+    return Segment(batches=batches, size=at, schema=schema)
 
 
 def _message_at(data: bytes, at: int) -> tuple[bytes, str | None]:
@@ -234,8 +241,13 @@ def is_merged(folder: Path) -> bool:
     return (folder / ROWS_FILE).exists() and not segment_numbers(folder)
 
 
-def read_rows(folder: Path, columns: Collection[str] | None = None, *, verify: bool = True) -> TrialRows:
-    """The first row of each document. With verify=False, a large rows.parquet is checked page by page as it is read.
+def read_rows(
+    folder: Path, columns: Collection[str] | None = None, *, verify: bool = True, keep_extra: bool = False
+) -> TrialRows:
+    """The first row of each document, converted to this version's columns.
+
+    With verify=False, a large rows.parquet is checked page by page as it is read. With keep_extra (and no `columns`),
+    columns of a newer version are kept.
 
     A writer may merge the segments meanwhile. It creates rows.parquet before it removes them, so all rows are seen if
     reading starts over whenever a file is gone or rows.parquet was replaced (segment numbers can then be reused).
@@ -243,7 +255,7 @@ def read_rows(folder: Path, columns: Collection[str] | None = None, *, verify: b
     for _ in range(READ_ATTEMPTS):
         before = _file_identity(folder / ROWS_FILE)
         try:
-            found = _read_rows_once(folder, columns, verify)
+            found = _read_rows_once(folder, columns, verify=verify, keep_extra=keep_extra)
         except FileNotFoundError:
             if not folder.is_dir():
                 break
@@ -263,12 +275,15 @@ def _file_identity(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _read_rows_once(folder: Path, columns: Collection[str] | None, verify: bool) -> TrialRows:
+def _read_rows_once(folder: Path, columns: Collection[str] | None, *, verify: bool, keep_extra: bool) -> TrialRows:
     numbers = segment_numbers(folder)
     needed = None if columns is None else {*columns, "doc_id"}
-    tables, corrupted = [], []
+    tables: list[pa.Table] = []
+    corrupted: list[Corruption] = []
+    ignored: frozenset[str] = frozenset()
     try:
-        tables.append(_read_merged(folder / ROWS_FILE, needed if numbers else columns, verify))
+        table, ignored = _read_merged(folder / ROWS_FILE, needed if numbers else columns, verify, keep_extra)
+        tables.append(table)
     except CorruptedFile as error:
         corrupted.append(Corruption(path=folder / ROWS_FILE, problem=str(error)))
     except FileNotFoundError:
@@ -277,28 +292,33 @@ def _read_rows_once(folder: Path, columns: Collection[str] | None, verify: bool)
     for number in numbers:
         path = segment_path(folder, number)
         segment = _read_segment(path)
-        tables.append(_select(segment.rows, needed))
+        tables.append(_select(convert_table(segment.rows, ROWS, keep_extra=keep_extra), needed))
+        ignored |= set(segment.schema.names) - set(ROWS.names)
         if segment.problem is not None:
             corrupted.append(Corruption(path=path, problem=segment.problem, torn=segment.torn))
     if not numbers and tables:
-        return TrialRows(rows=tables[0], corrupted=corrupted)
-    rows = pa.concat_tables(tables) if tables else _select(ROWS.empty_table(), needed)
+        return TrialRows(rows=tables[0], corrupted=corrupted, ignored_columns=ignored)
+    rows = (
+        pa.concat_tables(tables, promote_options="default" if keep_extra else "none")
+        if tables
+        else _select(ROWS.empty_table(), needed)
+    )
     keep = first_occurrences(rows["doc_id"].to_pylist())
     rows = rows if all(keep) else rows.filter(pa.array(keep))
-    return TrialRows(rows=_select(rows, columns), corrupted=corrupted)
+    return TrialRows(rows=_select(rows, columns), corrupted=corrupted, ignored_columns=ignored)
 
 
-def _read_merged(path: Path, columns: Collection[str] | None, verify: bool) -> pa.Table:
+def _read_merged(
+    path: Path, columns: Collection[str] | None, verify: bool, keep_extra: bool
+) -> tuple[pa.Table, frozenset[str]]:
     try:
-        if columns is not None and (table := read_arrow_copy(path, ARROW_COPY, columns)) is not None:
-            return table
-        if verify:
-            verify_table(path)
+        if columns is not None and (found := read_arrow_copy(path, ARROW_COPY, columns)) is not None:
+            return found
+        return read_table(path, ROWS, columns, verify=verify, keep_extra=keep_extra)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise CorruptedFile(f"cannot be read: {error.strerror}") from error
-    return read_table(path, ROWS, columns)
 
 
 def _read_segment(path: Path) -> Segment:
