@@ -41,8 +41,8 @@ def run(command: Command, arguments: list[str], stop: StopSignals) -> int:
             from orchestrator.running import autoscaler, cluster  # only now: the environment is prepared
 
             with stop.reinstalled():
-                dashboard = stack.enter_context(cluster.joined(settings.address))
-            machine = autoscaler.with_expected_nodes(settings, cluster.machine())
+                dashboard = stack.enter_context(cluster.join(settings.address))
+            machine = autoscaler.add_expected_nodes(settings, cluster.joined_machine())
         else:
             machine = Machine.here()
         folder = sweep_folder(settings, machine)
@@ -71,7 +71,7 @@ def run(command: Command, arguments: list[str], stop: StopSignals) -> int:
                     check_room(prepared, machine, made.trials)
                 if settings.address is None:
                     print("starting Ray on this machine", flush=True)
-                    here = cluster.local(prepared.placement, machine, dashboard=settings.dashboard)
+                    here = cluster.start_local(prepared.placement, machine, dashboard=settings.dashboard)
                     with stop.reinstalled():
                         dashboard = stack.enter_context(here)
                 health = _check_devices(prepared, machine, probe)
@@ -91,10 +91,10 @@ def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placem
     """Of a joined cluster, once a node can hold an actor: its nodes now, and their devices."""
     from orchestrator.running import autoscaler, cluster
 
-    autoscaler.wait_for_node(placement, seconds=settings.wait_for_nodes, machine=cluster.machine)
+    autoscaler.wait_for_node(placement, seconds=settings.wait_for_nodes, machine=cluster.joined_machine)
     probe = cluster.probe_devices(placement)
-    dtype = cluster.sweep_dtype(probe) if settings.dtype == "auto" else machine.dtype
-    now = cluster.machine()
+    dtype = cluster.choose_dtype(probe) if settings.dtype == "auto" else machine.dtype
+    now = cluster.joined_machine()
     return replace(now, growth=machine.growth if machine.growth.open_ended else now.growth, dtype=dtype), probe
 
 
@@ -109,7 +109,7 @@ def _check_devices(prepared: Prepared, machine: Machine, probe: "Probe | None") 
         probe = cluster.probe_devices(placement)
     health = NodeHealth()
     if probe is not None:
-        cluster.check_probed(prepared.memory, probe, placement)
+        cluster.check_device_memory(prepared.memory, probe, placement)
         for failure in probe.failures:
             print(health.exclude(failure), flush=True)
     return health
@@ -140,7 +140,7 @@ def _decode(
             view.note(
                 f"dashboard: http://{dashboard}" + asks * " (it asks for the token that `ray get-auth-token` prints)"
             )
-        results = cluster.start_results(made.plan, actors=placement.actors, metrics=dashboard is not None)
+        results = cluster.start_result_actor(made.plan, actors=placement.actors, metrics=dashboard is not None)
         board = cluster.start_trial_board() if dashboard is not None else None
         failed = driver.run_all(
             made.plan,
@@ -150,7 +150,7 @@ def _decode(
             placement=placement,
             view=view,
             stop=stop,
-            capacity=None if fixed else cluster.Room(placement),
+            capacity=None if fixed else cluster.ClusterCapacity(placement),
             health=health,
             dashboard=DashboardTrials(board),
             callbacks=callbacks,

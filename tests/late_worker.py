@@ -42,8 +42,8 @@ def main(folder: Path) -> None:
         wanted=WantedDocuments(by_shard={TASK: documents}),
     )
     placement = Placement(actors=2, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)
-    with cluster.local(placement, Machine.here(), dashboard=False), SweepView(quiet=True) as view:
-        results = cluster.start_results(plan, actors=2, metrics=False)
+    with cluster.start_local(placement, Machine.here(), dashboard=False), SweepView(quiet=True) as view:
+        results = cluster.start_result_actor(plan, actors=2, metrics=False)
         driver.run_trials(
             plan.trials,
             results=results,

@@ -19,7 +19,7 @@ prepare(local=False)
 import ray
 from orchestrator.core.hardware import Device
 from orchestrator.planning.machine import Placement
-from orchestrator.running.cluster import check_probed, probe_devices, sweep_dtype
+from orchestrator.running.cluster import check_device_memory, probe_devices, choose_dtype
 from sampler import InputError
 
 address, needed, share = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
@@ -45,12 +45,12 @@ placement = Placement(actors=2, gpus_per_actor=share, cpus_per_actor=1, threads_
 said = []
 probe = probe_devices(placement, look=look)
 try:
-    check_probed(needed, probe, placement, said.append)
+    check_device_memory(needed, probe, placement, said.append)
 except InputError as error:
     said.append(f"error: {error}")
 print(json.dumps({
     "devices": sorted(device.name for device in probe.devices),
-    "dtype": sweep_dtype(probe, said.append),
+    "dtype": choose_dtype(probe, said.append),
     "said": said,
 }))
 """

@@ -12,7 +12,13 @@ from ray.core.generated.autoscaler_pb2 import AutoscalingState, ClusterConfig
 
 from orchestrator.planning.machine import Growth, Machine, Nodes
 from orchestrator.running import autoscaler
-from orchestrator.running.autoscaler import AutoscalerReport, Prospect, growth_in_config, growth_in_file, report_on
+from orchestrator.running.autoscaler import (
+    AutoscalerReport,
+    Prospect,
+    growth_from_config,
+    growth_from_file,
+    read_report,
+)
 from orchestrator.running.cluster import WAITING_ACTORS, actors_to_request
 
 TYPES: dict[str, dict[str, Any]] = {
@@ -27,7 +33,7 @@ NODE = "node_4bb5a6c143c8fa98ed16fe7654161cba176920e3fb507665a5e7570f"
 
 def grown(path: Path, text: str) -> Machine:
     path.write_text(text, encoding="utf-8")
-    return Machine(nodes=(), growth=growth_in_file(path))
+    return Machine(nodes=(), growth=growth_from_file(path))
 
 
 def test_the_largest_machines_count_first_and_no_more_than_there_may_be(tmp_path: Path) -> None:
@@ -49,13 +55,13 @@ def test_a_type_without_a_limit_has_that_of_all(tmp_path: Path) -> None:
 def test_what_describes_no_cluster_brings_nothing(tmp_path: Path, text: str) -> None:
     machine = grown(tmp_path / "it.yaml", text)
     assert (machine.most("GPU"), machine.largest("GPU")) == (0, 0)
-    assert growth_in_file(tmp_path / "none.yaml") == Growth()
+    assert growth_from_file(tmp_path / "none.yaml") == Growth()
 
 
 def test_our_own_file_brings_eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a machine is there: a sweep on a new cluster has to know that they may come."""
     monkeypatch.chdir(FILE.parent)
-    own = Machine(nodes=(), growth=growth_in_file(FILE))
+    own = Machine(nodes=(), growth=growth_from_file(FILE))
     assert (own.most("GPU"), own.largest("GPU"), own.largest("CPU")) == (8, 1, 8)
     google = grown(tmp_path / "google.yaml", yaml.safe_dump(prepare_config(elsewhere(GOOGLE))))
     assert google.most("GPU") == 8
@@ -67,10 +73,10 @@ def test_a_configuration_in_the_control_store() -> None:
     config = ClusterConfig()
     config.node_group_configs.add(name="gpu", max_count=3).resources.update({"CPU": 8, "GPU": 2})
     config.node_group_configs.add(name="cpu", max_count=0).resources.update({"CPU": 64})
-    machine = Machine(nodes=(), growth=growth_in_config(config))
+    machine = Machine(nodes=(), growth=growth_from_config(config))
     assert (machine.most("GPU"), machine.most("CPU")) == (6, 24)
     config.node_group_configs.add(name="spot", max_count=-1).resources.update({"GPU": 1})
-    assert Machine(nodes=(), growth=growth_in_config(config)).most("GPU") > 10**5, "no limit"
+    assert Machine(nodes=(), growth=growth_from_config(config)).most("GPU") > 10**5, "no limit"
 
 
 def state(**changes: Any) -> AutoscalingState:
@@ -91,7 +97,7 @@ def reported(
 ) -> AutoscalerReport:
     monkeypatch.setattr(autoscaler, "_state_in_gcs", lambda: (told, kinds or []))
     monkeypatch.setattr(autoscaler, "_status_in_gcs", lambda: status)
-    return report_on(BUNDLE)
+    return read_report(BUNDLE)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +159,9 @@ def test_a_ray_that_has_no_such_interface_reports_nothing(monkeypatch: pytest.Mo
         raise AttributeError("'GcsClient' object has no attribute 'get_cluster_status'")
 
     monkeypatch.setattr(autoscaler, "_state_in_gcs", missing)
-    assert report_on(BUNDLE).prospect is Prospect.UNKNOWN
+    assert read_report(BUNDLE).prospect is Prospect.UNKNOWN
     monkeypatch.setattr(autoscaler, "_gcs", missing)
-    assert autoscaler.growth_of(on_head=False) == Growth()
+    assert autoscaler.read_growth(on_head=False) == Growth()
 
 
 def test_actors_wait_for_nodes_where_an_autoscaler_may_add_some() -> None:

@@ -13,12 +13,12 @@ from orchestrator.progress.progress import Progress
 from orchestrator.progress.view import SweepView
 from orchestrator.running import driver
 from orchestrator.running.autoscaler import (
-    REFUSALS,
+    MAX_REFUSALS,
     AutoscalerReport,
     Prospect,
-    asked_and_free,
+    add_expected_nodes,
+    describe_shortage,
     wait_for_node,
-    with_expected_nodes,
 )
 from orchestrator.running.driver import LOAD_NOTICE_SECONDS, START_NOTICE_SECONDS, ProgressPoller
 from orchestrator.running.stop import Aborted
@@ -40,13 +40,13 @@ NEVER = AutoscalerReport(prospect=Prospect.NEVER, starting={})
 
 
 def test_what_is_asked_and_what_is_there() -> None:
-    assert asked_and_free(CORE, free=FREE, there=THERE) == (
+    assert describe_shortage(CORE, free=FREE, total=THERE) == (
         "each actor asks for 1 CPU, and the cluster has 0 of 4 CPU free"
     )
-    assert asked_and_free(HALF, free=FREE, there=THERE) == (
+    assert describe_shortage(HALF, free=FREE, total=THERE) == (
         "each actor asks for 0.5 GPU and 1 CPU, and the cluster has 2 of 2 GPU and 0 of 4 CPU free"
     )
-    assert asked_and_free(TYPED, free=FREE, there=THERE) == (
+    assert describe_shortage(TYPED, free=FREE, total=THERE) == (
         "each actor asks for 1 GPU (A100), 1 CPU and 1 fast, "
         "and the cluster has 2 of 2 GPU and 0 of 4 CPU and 0 of 1 fast free"
     )
@@ -56,7 +56,7 @@ def expected(machine: Machine, *reports: AutoscalerReport, **changes: Any) -> Gr
     """What a sweep may wait for, if the autoscaler answers its requests with these reports."""
     answers = iter(reports)
     settings = SweepSettings(tasks=("gsm8k",), address="auto", **changes)
-    growth = with_expected_nodes(settings, machine, report=lambda _: next(answers)).growth
+    growth = add_expected_nodes(settings, machine, report=lambda _: next(answers)).growth
     assert next(answers, None) is None, "fewer requests than expected"
     return growth
 
@@ -118,7 +118,7 @@ def waited(machines: Iterator[Machine], reports: AutoscalerReport, seconds: floa
         seconds=seconds,
         machine=lambda: next(machines),
         report=lambda: reports,
-        say=said.append,
+        note=said.append,
         sleep=time.sleep,
         clock=time.clock,
     )
@@ -143,19 +143,19 @@ def test_a_line_every_thirty_seconds_until_the_node_is_there() -> None:
     failing = AutoscalerReport(prospect=Prospect.UNKNOWN, starting={}, failures=("gpu: quota exceeded",))
     assert waited(coming_after(1), failing) == [
         "waiting for a node with 1 GPU and 1 CPU, 0 of 1800 s: the autoscaler has not started one yet "
-        "(failed before: gpu: quota exceeded)"
+        "(last failure: gpu: quota exceeded)"
     ]
 
 
 def test_a_node_that_does_not_come_in_time() -> None:
-    with pytest.raises(Aborted, match=r"no node with 1 GPU and 1 CPU has come in 60 seconds; --wait-for-nodes sets"):
+    with pytest.raises(Aborted, match=r"1 GPU and 1 CPU was added within 60 seconds; increase --wait-for-nodes"):
         waited(coming_after(100), SILENT, seconds=60)
 
 
 def test_a_node_that_will_never_come() -> None:
-    with pytest.raises(Aborted, match="will come: the cluster has 8 CPU and 0 GPU, and cannot add one"):
+    with pytest.raises(Aborted, match=r"none can be added .the cluster has 8 CPU and 0 GPU"):
         waited(coming_after(100), NEVER)
-    assert waited(coming_after(REFUSALS - 1), NEVER), "an autoscaler may say so before it has seen all its groups"
+    assert waited(coming_after(MAX_REFUSALS - 1), NEVER), "an autoscaler may say so before it has seen all its groups"
 
 
 def test_no_time_to_wait() -> None:

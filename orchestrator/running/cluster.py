@@ -1,6 +1,6 @@
-"""Ray for one sweep: started on this machine, on the loopback device only, or joined by address.
+"""Ray for one sweep: started on this machine or joined, the devices of its nodes, and the actors beside the workers.
 
-`environment.prepare` comes before this module is imported: Ray reads most of its switches at import.
+Import this module after `environment.prepare`.
 """
 
 import logging
@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from orchestrator.planning.dry_run import size
 from orchestrator.planning.machine import Machine, Nodes, Placement, Resources
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.room import check_devices
-from orchestrator.running.autoscaler import AutoscalerReport, Prospect, growth_of, print_now, report_on
+from orchestrator.running.autoscaler import AutoscalerReport, Prospect, print_now, read_growth, read_report
 from orchestrator.running.dashboard import MAX_TRIALS, TrialBoard
 from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, TUNE_VARIABLES
 from orchestrator.running.nodes import FailedSetup, Node, failure_sentences
@@ -36,19 +36,22 @@ from orchestrator.running.stop import Aborted
 from orchestrator.store import StoreError
 from sampler.errors import InputError
 
-ROOM_SECONDS = 5.0
+START_ATTEMPTS = 3
+CAPACITY_SECONDS = 5.0  # between two looks at the size of the cluster
 WAITING_ACTORS = 8  # requested beyond those that fit, where an autoscaler's limit is not known
 HEAD_RESOURCE = "node:__internal_head__"
-TOKEN_SECONDS = 60.0
-RESULT_SECONDS = 600.0  # it reads every finished trial first
-RESULT_THREADS = 8  # one waits for the disk while another prepares its rows
+TOKEN_CHECK_TIMEOUT_SECONDS = 60.0
+RESULT_ACTOR_TIMEOUT_SECONDS = 600.0  # it reads every finished trial first
+RESULT_ACTOR_THREADS = 8  # one waits for the disk while another prepares its rows
+PROBE_TIMEOUT_SECONDS = 180.0  # a node's first Python process reads torch from its disk, or from a shared one
 
 
 @contextmanager
-def local(placement: Placement, machine: Machine, *, dashboard: bool) -> Iterator[str | None]:
-    """A cluster of this machine alone, gone at the end; the dashboard's address where there is one."""
+def start_local(placement: Placement, machine: Machine, *, dashboard: bool) -> Iterator[str | None]:
+    """Runs a cluster on this machine and yields the dashboard's address, if it has one."""
     cores = max(1, math.ceil(machine.present("CPU")), math.ceil(placement.actors * placement.cpus_per_actor))
-    temporary = Path(tempfile.mkdtemp(prefix="reuse-sweep-", dir=_short_folder()))
+    parent = None if len(tempfile.gettempdir()) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
+    temporary = Path(tempfile.mkdtemp(prefix="reuse-sweep-", dir=parent))
     try:
         yield _start(temporary, cores=cores, dashboard=dashboard)
     finally:
@@ -56,31 +59,33 @@ def local(placement: Placement, machine: Machine, *, dashboard: bool) -> Iterato
         _remove(temporary)
 
 
-def _start(temporary: Path, *, cores: int, dashboard: bool, tries: int = 3) -> str | None:
-    """On a machine that is very busy Ray may not be up in the time it gives itself; a second start finds its files."""
-    try:
-        context = ray.init(
-            address="local",
-            num_cpus=cores,
-            include_dashboard=dashboard,
-            dashboard_host="127.0.0.1",
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-            _temp_dir=str(temporary),
-            # Ray hands the path of its workers' Python to a shell as it is.
-            runtime_env={"py_executable": shlex.quote(sys.executable)} if " " in sys.executable else None,
-        )
-    except Exception as error:  # Ray raises nothing more special
-        ray.shutdown()
-        if tries == 1:
-            raise Aborted(f"Ray could not be started: {' '.join(str(error).split())}") from None
-        return _start(temporary, cores=cores, dashboard=dashboard, tries=tries - 1)
-    return context.dashboard_url or None
+def _start(temporary: Path, *, cores: int, dashboard: bool) -> str | None:
+    """Several attempts: on a very busy machine Ray may exceed its own start-up limit, and a second start is faster."""
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            context = ray.init(
+                address="local",
+                num_cpus=cores,
+                include_dashboard=dashboard,
+                dashboard_host="127.0.0.1",
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+                _temp_dir=str(temporary),
+                # Ray passes the path of its workers' Python to a shell without quotes.
+                runtime_env={"py_executable": shlex.quote(sys.executable)} if " " in sys.executable else None,
+            )
+        except Exception as error:  # Ray raises nothing more specific
+            ray.shutdown()
+            if attempt == START_ATTEMPTS:
+                raise Aborted(f"Ray could not be started: {' '.join(str(error).split())}") from None
+        else:
+            return context.dashboard_url or None
+    raise AssertionError("unreachable")
 
 
 def _remove(temporary: Path) -> None:
-    """Ray's last processes may still be writing there."""
+    """Several attempts: Ray's last processes may still be writing there."""
     for _ in range(20):
         shutil.rmtree(temporary, ignore_errors=True)
         if not temporary.exists():
@@ -88,14 +93,9 @@ def _remove(temporary: Path) -> None:
         time.sleep(0.1)
 
 
-def _short_folder() -> str | None:
-    """The usual temporary folder, unless its name leaves no room for those of Ray's sockets."""
-    return None if len(tempfile.gettempdir()) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
-
-
 @contextmanager
-def joined(address: str) -> Iterator[str | None]:
-    """A cluster that runs already and goes on running."""
+def join(address: str) -> Iterator[str | None]:
+    """Connects to a running cluster and yields its dashboard's address, if it has one."""
     try:
         context = ray.init(
             address=address,
@@ -107,17 +107,17 @@ def joined(address: str) -> Iterator[str | None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         token = "" if "RAY_AUTH_MODE" in os.environ else "; if it requires a token, set RAY_AUTH_MODE=token"
         raise InputError(f"--address {address}: no Ray cluster can be joined there ({reason}){token}") from None
-    if uses_token() and not _token_is_checked():
+    if uses_token() and not _cluster_uses_token():
         ray.shutdown()
-        _restart(RAY_AUTH_MODE="disabled")
+        _restart_command(RAY_AUTH_MODE="disabled")
     try:
         yield context.dashboard_url or None
     finally:
         ray.shutdown()
 
 
-def _token_is_checked() -> bool:
-    """False if the cluster's own processes send no token: then they cannot fetch anything that this process owns."""
+def _cluster_uses_token() -> bool:
+    """False if the cluster's own processes send no token: then they cannot fetch objects that this process owns."""
 
     def value() -> int:  # defined here, so that a node without this project can run it
         return 1
@@ -128,123 +128,92 @@ def _token_is_checked() -> bool:
     options = {"num_cpus": 0, "max_retries": 0, "enable_task_events": False}
     fetched = ray.remote(fetch).options(**options).remote([ray.remote(value).options(**options).remote()])
     try:
-        ray.get(fetched, timeout=TOKEN_SECONDS)
+        ray.get(fetched, timeout=TOKEN_CHECK_TIMEOUT_SECONDS)
     except OwnerDiedError:
         return False
-    except RayError:  # a busy or broken node: what runs next will tell
+    except RayError:  # a busy or broken node, which the next call reports
         return True
     return True
 
 
-def _restart(**variables: str) -> NoReturn:
-    """This command again, in this process: Ray reads these variables only once."""
+def _restart_command(**variables: str) -> NoReturn:
+    """Runs this command again in this process, with other variables: Ray reads them only once."""
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})
 
 
 def uses_token() -> bool:
-    """Whether the cluster that was started or joined asks for a token, its dashboard too. After `local` or `joined`."""
+    """Whether the cluster and its dashboard require a token. Known once the cluster is started or joined."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
-def machine() -> Machine:
-    """What the joined cluster has, and what its autoscaler may add."""
+def joined_machine() -> Machine:
+    """The joined cluster: its nodes, and what its autoscaler may add."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    here = ray.get_runtime_context().get_node_id()
-    on_head = any(node["NodeID"] == here and HEAD_RESOURCE in node["Resources"] for node in nodes)
+    own_id = ray.get_runtime_context().get_node_id()
+    on_head = any(node["NodeID"] == own_id and HEAD_RESOURCE in node["Resources"] for node in nodes)
     return Machine(
         nodes=tuple(Nodes(resources=node["Resources"]) for node in nodes),
-        growth=growth_of(on_head=on_head),
+        growth=read_growth(on_head=on_head),
         driver_gpus=torch.cuda.device_count(),
     )
 
 
-class Room:
-    """How many actors may run in the joined cluster now: nodes come late, and go. Looks at most every few seconds."""
+def usable_nodes(nodes: Iterable[dict[str, Any]], bundle: Resources) -> list[dict[str, Any]]:
+    """The entries of `ray.nodes()` that are alive and large enough for an actor."""
+    return [node for node in nodes if node["Alive"] and Nodes(resources=node["Resources"]).actors_each(bundle)]
+
+
+class ClusterCapacity:
+    """How many actors the joined cluster has capacity for now: nodes are added and removed during a sweep."""
 
     def __init__(self, placement: Placement) -> None:
-        self._bundle, self._looked, self._actors = placement.bundle, time.monotonic(), placement.actors
+        self._bundle, self._updated, self._actors = placement.bundle, time.monotonic(), placement.actors
 
     def __call__(self) -> int:
         """At least one: a cluster that has lost its last worker may get another."""
-        if time.monotonic() - self._looked > ROOM_SECONDS:
-            now = machine()
-            self._actors = max(1, actors_to_request(now, self._bundle, report_on(self._bundle)))
-            self._looked = time.monotonic()
+        if time.monotonic() - self._updated > CAPACITY_SECONDS:
+            self._actors = max(1, actors_to_request(joined_machine(), self._bundle, read_report(self._bundle)))
+            self._updated = time.monotonic()
         return self._actors
 
 
 def actors_to_request(machine: Machine, bundle: Resources, report: AutoscalerReport) -> int:
-    """As many as fit, and some more where an autoscaler may add nodes: it adds them only if actors wait for them."""
+    """As many as fit, plus a few where an autoscaler may add nodes: it adds them only for actors that wait."""
     if machine.growth.groups or not report.elastic or report.prospect is Prospect.NEVER:
         return machine.capacity(bundle)
     return machine.holds_now(bundle) + WAITING_ACTORS
 
 
-def start_results(plan: Plan, *, actors: int, metrics: bool) -> Any:
-    """The result actor, on the machine where the folder is: that of this process. Ray restarts it if it dies."""
-    results = (
-        ray.remote(Results)
-        .options(
-            name="results",
-            max_restarts=-1,
-            max_task_retries=-1,
-            max_concurrency=RESULT_THREADS,
-            **_here(),
-        )
-        .remote(plan, actors=actors, metrics=metrics)
-    )
-    try:
-        ray.get(results.progress.remote(), timeout=RESULT_SECONDS)
-    except (StoreError, RayActorError, GetTimeoutError) as error:  # the last line says why: perhaps it is in use
-        raise Aborted(f"{plan.folder} could not be opened: {str(error).strip().splitlines()[-1]}") from None
-    return results
-
-
-def start_trial_board() -> Any:
-    """The actor that shows trials in the dashboard."""
-    concurrency = 2 * MAX_TRIALS + 1000  # two calls wait for each trial
-    return ray.remote(TrialBoard).options(name="trials", max_concurrency=concurrency, **_here()).remote()
-
-
-def _here() -> dict[str, Any]:
-    """Options of an actor that runs in this node without reserving anything; the dashboard does not list its calls."""
-    here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-    return {"num_cpus": 0, "scheduling_strategy": here, "enable_task_events": False}
-
-
-PROBE_SECONDS = 180.0  # a node's first Python process reads torch from its disk, or from a shared one
-Look = Callable[[bool], list[Device]]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """The devices of all nodes that answered."""
+    """The devices of all nodes that answered. Created by `probe_devices` before the first worker is placed."""
 
     devices: tuple[Device, ...]
     failures: tuple[FailedSetup, ...] = ()  # nodes that cannot run this project
     warnings: tuple[str, ...] = ()  # nodes that did not answer in time
 
 
-def look(gpus: bool) -> list[Device]:
-    """Runs on a node, in a process that Ray has given no GPU and hidden none from."""
+def node_devices(gpus: bool) -> list[Device]:
+    """Runs on a node, in a process that sees all its GPUs."""
     return visible_devices(gpus=gpus)
 
 
-def probe_devices(placement: Placement, *, look: Look = look, seconds: float = PROBE_SECONDS) -> Probe:
-    """All devices that an actor may get. Asks for no resources, so devices that are in use are seen too."""
-    nodes = [
-        node
-        for node in ray.nodes()
-        if node["Alive"] and Nodes(resources=node["Resources"]).actors_each(placement.bundle)
-    ]
-    # Its process ends with it (max_calls), and so does what CUDA keeps on each GPU; Ray must not hide GPUs from it.
-    shows_gpus = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
-    probe = ray.remote(num_cpus=0, max_calls=1, runtime_env=shows_gpus)(look)
+def probe_devices(
+    placement: Placement,
+    *,
+    look: Callable[[bool], list[Device]] = node_devices,
+    seconds: float = PROBE_TIMEOUT_SECONDS,
+) -> Probe:
+    """Devices of all nodes that can hold an actor. Reserves no resources, so it also sees devices in use."""
+    nodes = usable_nodes(ray.nodes(), placement.bundle)
+    # The process ends with the task (max_calls), and frees what CUDA keeps on each GPU. Ray must not hide GPUs from it.
+    show_gpus = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
+    probe = ray.remote(num_cpus=0, max_calls=1, runtime_env=show_gpus)(look)
     answers = {}
     for node in nodes:
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        task = probe.options(scheduling_strategy=there, enable_task_events=False)
+        on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = probe.options(scheduling_strategy=on_node, enable_task_events=False)
         answers[task.remote(placement.gpus_per_actor > 0)] = node
     ready, late = ray.wait(list(answers), num_returns=len(answers), timeout=seconds) if answers else ([], [])
     devices: list[Device] = []
@@ -254,7 +223,7 @@ def probe_devices(placement: Placement, *, look: Look = look, seconds: float = P
         node = answers[answer]
         try:
             devices += [replace(device, node=_name(node)) for device in ray.get(answer)]
-        except RayError as error:  # the node has gone, or cannot run this project
+        except RayError as error:  # the node is gone, or cannot run this project
             reason = str(error).strip().splitlines()[-1]
             failed = Node(node_id=node["NodeID"], host=node["NodeManagerHostname"])
             failures.append(FailedSetup(node=failed, reason=reason))
@@ -269,28 +238,57 @@ def _name(node: Mapping[str, Any]) -> str:
     return f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
-def sweep_dtype(probe: Probe, say: Callable[[str], None] = print_now) -> str:
-    """What --dtype auto means for all actors."""
-    dtype, why = common_dtype(probe.devices)
-    if why is not None:
-        say(why)
+def choose_dtype(probe: Probe, note: Callable[[str], None] = print_now) -> str:
+    """The dtype that --dtype auto means for all actors."""
+    dtype, notice = common_dtype(probe.devices)
+    if notice is not None:
+        note(notice)
     return dtype
 
 
-def check_probed(needed: int, probe: Probe, placement: Placement, say: Callable[[str], None] = print_now) -> None:
-    """Prints a warning for each node that is too small or silent; an InputError if no device can hold an actor."""
+def check_device_memory(
+    needed: int, probe: Probe, placement: Placement, note: Callable[[str], None] = print_now
+) -> None:
+    """Prints a warning for each node that is too small or did not answer; InputError if no device can hold an actor."""
     share = min(1.0, placement.gpus_per_actor or 1.0)
     in_use = ray.available_resources().get("GPU", 0) < ray.cluster_resources().get("GPU", 0)
     small = check_devices(needed, probe.devices, share=share, in_use=bool(placement.gpus_per_actor) and in_use)
-    for warning in (*probe.warnings, *too_small(small, needed)):
-        say(f"warning: {warning}")
+    for warning in probe.warnings:
+        note(f"warning: {warning}")
+    for node, device in {device.node: device for device in small}.items():
+        note(
+            f"warning: {node} is too small for an actor, which needs about {size(needed)} of memory "
+            f"({device.name} has {size(device.free)} free of {size(device.total)})"
+        )
 
 
-def too_small(devices: Sequence[Device], needed: int) -> list[str]:
-    """One sentence for each node with devices that cannot hold an actor."""
-    by_node = {device.node: device for device in devices}
-    return [
-        f"{node} is too small for an actor, which needs about {size(needed)} of memory ({device.name} has "
-        f"{size(device.free)} free of {size(device.total)})"
-        for node, device in by_node.items()
-    ]
+def start_result_actor(plan: Plan, *, actors: int, metrics: bool) -> Any:
+    """Starts the result actor on this node, where the sweep's directory is. Ray restarts it if it dies."""
+    results = (
+        ray.remote(Results)
+        .options(
+            name="results",
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=RESULT_ACTOR_THREADS,
+            **_on_this_node(),
+        )
+        .remote(plan, actors=actors, metrics=metrics)
+    )
+    try:
+        ray.get(results.progress.remote(), timeout=RESULT_ACTOR_TIMEOUT_SECONDS)
+    except (StoreError, RayActorError, GetTimeoutError) as error:  # the last line has the reason
+        raise Aborted(f"{plan.folder} could not be opened: {str(error).strip().splitlines()[-1]}") from None
+    return results
+
+
+def start_trial_board() -> Any:
+    """Starts the actor that shows trials in the dashboard."""
+    concurrency = 2 * MAX_TRIALS + 1000  # two calls wait for each trial
+    return ray.remote(TrialBoard).options(name="trials", max_concurrency=concurrency, **_on_this_node()).remote()
+
+
+def _on_this_node() -> dict[str, Any]:
+    """Options of an actor that reserves no resources and whose calls the dashboard does not list."""
+    this_node = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    return {"num_cpus": 0, "scheduling_strategy": this_node, "enable_task_events": False}

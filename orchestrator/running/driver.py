@@ -22,7 +22,8 @@ from orchestrator.planning.machine import Placement
 from orchestrator.planning.plan import Plan
 from orchestrator.progress.progress import Progress
 from orchestrator.progress.view import SweepView, duration
-from orchestrator.running.autoscaler import asked_and_free
+from orchestrator.running.autoscaler import describe_shortage
+from orchestrator.running.cluster import usable_nodes
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.environment import AccessTokens
 from orchestrator.running.nodes import FailedSetup, Node, NodeHealth
@@ -33,7 +34,6 @@ from orchestrator.running.scheduling import (
     WorkerClasses,
     WorkerRequest,
     search_space,
-    usable_nodes,
 )
 from orchestrator.running.stop import Aborted, StopSignals
 from orchestrator.running.trainable import (
@@ -225,7 +225,7 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         except GetTimeoutError:  # the result actor is restarting, and its disk is slow
             return describe(error)
         nodes = ray.nodes()
-        usable = usable_nodes(nodes, self._bundle)
+        usable = {node["NodeID"] for node in usable_nodes(nodes, self._bundle)}
         setup = failed.setup or (None if failed.was_known else _failed_before_setup(error, nodes))
         if setup is None:
             self._health.check(failed.counts, usable)
@@ -300,7 +300,7 @@ class ProgressPoller:
             self._view.note(f"{progress.started} workers have started, and none is ready after {duration(waited)}")
         elif not progress.started and waited > START_NOTICE_SECONDS:
             self._delay_noted = True
-            why = asked_and_free(self._placement, free=ray.available_resources(), there=ray.cluster_resources())
+            why = describe_shortage(self._placement, free=ray.available_resources(), total=ray.cluster_resources())
             self._view.note(f"no worker has started after {duration(waited)}: {why}")
 
     def _show_notes(self) -> None:

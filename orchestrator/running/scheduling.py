@@ -1,6 +1,6 @@
 """How Ray Tune gets a sweep's trials and workers: the grid, the order, the resources and the names of actors."""
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from itertools import count
 from typing import Any
 
@@ -11,7 +11,6 @@ from ray.tune.search import BasicVariantGenerator
 from ray.util import placement_group
 
 from orchestrator.core.trial import TRIAL_KEYS, Trial
-from orchestrator.planning.machine import Nodes
 
 NODE_ID_LABEL = "ray.io/node-id"  # Ray gives it to every node
 
@@ -87,12 +86,3 @@ class KeepLoadingActors(FIFOScheduler):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves a copy that nobody reads
-
-
-def usable_nodes(nodes: Iterable[dict[str, Any]], bundle: dict[str, float]) -> dict[str, str]:
-    """Host names of the nodes alive that are large enough for a worker, by node id; `nodes` are from `ray.nodes()`."""
-    return {
-        node["NodeID"]: node["NodeManagerHostname"]
-        for node in nodes
-        if node["Alive"] and Nodes(resources=node["Resources"]).actors_each(bundle)
-    }

@@ -29,8 +29,8 @@ def crowd(folder: Path, *, actors: int = 64) -> list[Figure]:
     plan = _plan(folder / "s", actors)
     placement = Placement(actors=actors, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)
     began = time.perf_counter()
-    with cluster.local(placement, Machine.here(), dashboard=False), SweepView(quiet=True) as view:
-        results = cluster.start_results(plan, actors=actors, metrics=False)
+    with cluster.start_local(placement, Machine.here(), dashboard=False), SweepView(quiet=True) as view:
+        results = cluster.start_result_actor(plan, actors=actors, metrics=False)
         driver.run_trials(
             plan.trials,
             results=results,
