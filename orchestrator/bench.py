@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.analysis.columns import speeds_of_moments
+from orchestrator.analysis.columns import smoothed_calibration
 from orchestrator.core.totals import COLUMNS, Totals, totals_of
 from orchestrator.progress.timeline import PARTS, Timeline, timeline
 from orchestrator.store import Store
@@ -73,7 +73,7 @@ def run_warm(arguments: argparse.Namespace, out: Path) -> WarmRun:
         raise InputError(f"the sweep in {folder} has no finished trial: there is nothing to measure")
     rows = store.rows(columns=[*COLUMNS, "sweep", "actor", "device", "started_at", "doc_id", "token_ids"])
     place = rows.schema.get_field_index("calibration")
-    rows = rows.set_column(place, "calibration", pa.array(speeds_of_moments(rows)))  # as a report counts
+    rows = rows.set_column(place, "calibration", pa.array(smoothed_calibration(rows)))  # as a report counts
     keys = zip(*(rows[name].to_pylist() for name in ("task", "policy", "doc_id")), strict=True)
     return WarmRun(
         seconds=seconds,

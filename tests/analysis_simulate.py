@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from analysis_tables import NINE, Truth, World
 
-from orchestrator.analysis.accuracy import difference
+from orchestrator.analysis.accuracy import paired_difference
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.runs import Configuration, TaskRows
-from orchestrator.analysis.speedups import baseline, speeds, speedup
-from orchestrator.analysis.verdicts import CONFIRMED, REJECTED, Criteria, Verdict, hypothesis, judge
+from orchestrator.analysis.runs import ResolvedConfiguration, TaskRuns
+from orchestrator.analysis.speedups import bootstrap_times, measure_baseline, speedup
+from orchestrator.analysis.verdicts import CONFIRMED, REJECTED, Criteria, Verdict, judge, judge_task
+from orchestrator.core.configuration import Configuration
 
 SETTINGS = (0.95, 8, True)
 CRITERIA = Criteria(margin=5.0, speedup=1.2)
@@ -37,26 +38,28 @@ def sweep(world: World, seed: Sequence[int], draws: int) -> tuple[list[Judged], 
     return judged(arrays(world, rng), rng, draws)
 
 
-def judged(rows: TaskRows, rng: np.random.Generator, draws: int) -> tuple[list[Judged], Verdict]:
-    bootstrap = speeds(rows, rng, draws)
-    side = baseline(bootstrap, rows.baseline_runs(SETTINGS))
+def judged(rows: TaskRuns, rng: np.random.Generator, draws: int) -> tuple[list[Judged], Verdict]:
+    bootstrap = bootstrap_times(rows, rng, draws)
+    side = measure_baseline(bootstrap, rows.baseline_runs(SETTINGS))
     base = rows.mean(side.runs, "score")
     compared = [number for number, one in enumerate(rows.configurations) if not one.is_baseline]
     found = []
     for number in compared:
         runs, policy = rows.runs_of(number), rows.configurations[number].policy
-        apart = difference(base, rows.mean(runs, "score"), rows.strata, rng=rng, family=len(compared), draws=draws)
+        apart = paired_difference(
+            base, rows.mean(runs, "score"), rows.strata, rng=rng, comparisons=len(compared), draws=draws
+        )
         faster = speedup(bootstrap, side, runs, len(compared))
         assert faster is not None
         assert faster.tokens is not None
-        verdict = judge(policy, apart, faster, side.floor, CRITERIA)
+        verdict = judge(policy, apart, faster, side.noise_floor, CRITERIA)
         found.append(
             Judged(policy=policy, points=apart.points, speed=faster.tokens, seconds=faster.seconds, verdict=verdict)
         )
-    return found, hypothesis(rows.task, [(one.policy, one.verdict) for one in found], CRITERIA)
+    return found, judge_task(rows.task, [(one.policy, one.verdict) for one in found], CRITERIA)
 
 
-def arrays(world: World, rng: np.random.Generator) -> TaskRows:
+def arrays(world: World, rng: np.random.Generator) -> TaskRuns:
     n, policies = world.documents, list(world.policies)
     strata = np.arange(n) % world.subtasks
     factor = np.linspace(0.5, 1.5, world.subtasks)[strata] if world.subtasks > 1 else np.ones(n)
@@ -71,7 +74,7 @@ def arrays(world: World, rng: np.random.Generator) -> TaskRows:
     columns["attempt"] = np.zeros(n * len(policies), dtype=int)
     columns["batch_size"] = np.full(n * len(policies), world.batch)
     columns["finish"] = np.zeros(n * len(policies), dtype=int)
-    return TaskRows(
+    return TaskRuns(
         task=world.task,
         configurations=tuple(_configuration(name) for name in policies),
         owner=np.arange(len(policies)),
@@ -115,16 +118,13 @@ def _run(
     return {"score": ((right & ~lost) | won).astype(float), "tokens": tokens, "work": work, "wall": work}
 
 
-def _configuration(policy: str) -> Configuration:
-    return Configuration(
-        policy=policy,
+def _configuration(policy: str) -> ResolvedConfiguration:
+    return ResolvedConfiguration(
+        configuration=Configuration(policy=policy, threshold=0.95, small_block=8, block_cache=True),
         k=int(policy[1]),
         subset=policy.partition("_")[2] or None,
         mode=None,
         layers=(),
-        threshold=0.95,
-        small_block=8,
-        block_cache=True,
         label=policy,
     )
 

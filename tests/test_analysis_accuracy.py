@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestrator.analysis.accuracy import detectable, difference, holm, mcnemar
+from orchestrator.analysis.accuracy import detectable, holm, mcnemar, paired_difference
 from orchestrator.analysis.intervals import (
-    FEW,
-    few_documents_interval,
-    interval,
+    MIN_STRATUM,
+    accuracy_interval,
+    bonett_price_interval,
+    bonferroni_level,
     join_small,
-    mean_interval,
-    simultaneous_level,
+    paired_bootstrap,
     wilson,
 )
 
@@ -58,7 +58,7 @@ def test_wilson_equals_scipy() -> None:
     for right, documents in ((0, 10), (3, 10), (80, 100), (1061, 1319), (100, 100)):
         ours = wilson(right, documents)
         theirs = stats.binomtest(right, documents).proportion_ci(method="wilson")
-        assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+        assert ours == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
 def test_what_so_many_documents_can_show() -> None:
@@ -82,7 +82,7 @@ def test_the_interval_is_that_of_resampled_documents() -> None:
     rng = np.random.default_rng(2)
     apart = rng.choice([-1.0, 0.0, 1.0], 400, p=[0.1, 0.85, 0.05])
     means = rng.choice(apart, (20_000, 400)).mean(axis=1)
-    ours = interval(apart, np.zeros(400, dtype=int), rng)[0]
+    ours = paired_bootstrap(apart, np.zeros(400, dtype=int), rng)[0]
     assert ours.value == apart.mean()
     assert (ours.low, ours.high) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.004)
 
@@ -92,8 +92,8 @@ def test_strata_take_the_difference_between_subjects_out_of_the_interval() -> No
     strata = np.repeat(np.arange(10), 50)
     apart = np.where(strata < 5, -1.0, 1.0)
     rng = np.random.default_rng(3)
-    within = interval(apart, strata, rng)[0]
-    plain = interval(apart, np.zeros(500, dtype=int), rng)[0]
+    within = paired_bootstrap(apart, strata, rng)[0]
+    plain = paired_bootstrap(apart, np.zeros(500, dtype=int), rng)[0]
     assert within.high - within.low < 0.02 < 0.15 < plain.high - plain.low
 
 
@@ -105,11 +105,11 @@ def test_small_strata_are_joined() -> None:
     assert list(sizes) == [21]
     code, sizes = join_small(np.arange(30))
     assert list(sizes) == [30]
-    assert FEW == 5
+    assert MIN_STRATUM == 5
 
 
 def test_no_disagreement_is_not_certainty() -> None:
-    found = difference(np.ones(100), np.ones(100), np.zeros(100, dtype=int), rng=np.random.default_rng(0))
+    found = paired_difference(np.ones(100), np.ones(100), np.zeros(100, dtype=int), rng=np.random.default_rng(0))
     assert found.points.value == 0
     assert found.points.low < -1
     assert found.points.high > 1
@@ -117,15 +117,15 @@ def test_no_disagreement_is_not_certainty() -> None:
 
 
 def test_one_document_says_nothing_of_others() -> None:
-    found = difference(np.ones(1), np.zeros(1), np.zeros(1, dtype=int), rng=np.random.default_rng(0))
+    found = paired_difference(np.ones(1), np.zeros(1), np.zeros(1, dtype=int), rng=np.random.default_rng(0))
     assert (found.points.low, found.points.high) == (-math.inf, math.inf)
 
 
 def test_simultaneous_intervals_are_wider_and_bonferroni() -> None:
-    assert simultaneous_level(6) == pytest.approx(1 - 0.05 / 6)
+    assert bonferroni_level(6) == pytest.approx(1 - 0.05 / 6)
     rng = np.random.default_rng(4)
     base, ours = np.ones(300), (rng.random(300) > 0.1).astype(float)
-    found = difference(base, ours, np.zeros(300, dtype=int), rng=rng, family=6)
+    found = paired_difference(base, ours, np.zeros(300, dtype=int), rng=rng, comparisons=6)
     assert found.simultaneous.low < found.points.low < found.points.high < found.simultaneous.high
     assert found.lost == int((ours == 0).sum())
     assert found.won == 0
@@ -135,21 +135,23 @@ def test_a_metric_that_is_no_yes_or_no() -> None:
     rng = np.random.default_rng(5)
     base = rng.random(2000)
     ours = base - 0.02 + rng.normal(0, 0.05, 2000)
-    found = difference(base, ours, np.zeros(2000, dtype=int), rng=rng)
+    found = paired_difference(base, ours, np.zeros(2000, dtype=int), rng=rng)
     half = 1.96 * 5 / math.sqrt(2000)
     assert found.points.value == pytest.approx(-2, abs=0.3)
     assert found.points.high - found.points.low == pytest.approx(2 * half, rel=0.1)
-    own = mean_interval(base)
+    own = accuracy_interval(base)
     assert own.low < 0.5 < own.high
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
     apart, strata = np.repeat([-1.0, 0.0, 1.0], [9, 88, 3]), np.zeros(100, dtype=int)
-    one, other = (interval(apart, strata, np.random.default_rng(7))[0] for _ in range(2))
+    one, other = (paired_bootstrap(apart, strata, np.random.default_rng(7))[0] for _ in range(2))
     assert one == other
 
 
 def test_the_closed_form_is_near_the_bootstrap() -> None:
-    closed = few_documents_interval(30, 10, 400)
-    drawn = interval(np.repeat([-1.0, 0.0, 1.0], [30, 360, 10]), np.zeros(400, dtype=int), np.random.default_rng(0))[0]
+    closed = bonett_price_interval(30, 10, 400)
+    drawn = paired_bootstrap(
+        np.repeat([-1.0, 0.0, 1.0], [30, 360, 10]), np.zeros(400, dtype=int), np.random.default_rng(0)
+    )[0]
     assert (closed.low, closed.high) == pytest.approx((drawn.low, drawn.high), abs=0.004)

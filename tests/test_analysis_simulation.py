@@ -9,7 +9,7 @@ import pytest
 from analysis_simulate import coverage, errors
 from analysis_tables import Truth, World, grid
 
-from orchestrator.analysis.intervals import DRAWS, interval, simultaneous_level
+from orchestrator.analysis.intervals import DRAWS, bonferroni_level, paired_bootstrap
 
 K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
 DROPS = Truth(lost=0.06, won=0.02, speedup=1.25)
@@ -35,7 +35,7 @@ def accuracy_coverage(documents: int, lost: float, won: float, subjects: int, le
     for _ in range(runs):
         u = rng.random(documents)
         apart = np.where(u < lost * factor, -1.0, np.where(u < (lost + won) * factor, 1.0, 0.0))
-        found = interval(apart, strata, rng, (level,), draws=1000)[0]
+        found = paired_bootstrap(apart, strata, rng, (level,), draws=1000)[0]
         hits += found.low <= truth <= found.high
     return hits / runs
 
@@ -52,7 +52,7 @@ def test_where_few_documents_change_the_interval_errs_on_the_wide_side(documents
 
 
 def test_simultaneous_intervals_cover() -> None:
-    assert accuracy_coverage(300, 0.06, 0.02, 1, simultaneous_level(6), 500) >= 0.98
+    assert accuracy_coverage(300, 0.06, 0.02, 1, bonferroni_level(6), 500) >= 0.98
 
 
 def test_a_few_sweeps_cover() -> None:

@@ -32,7 +32,7 @@ text = json.dumps(as_json(found.tasks), allow_nan=False)
 # Not getrusage: its peak is handed down from the process that started this one.
 peak = int(re.search("VmHWM:\\s+([0-9]+) kB", open("/proc/self/status").read())[1])
 print(json.dumps({
-    "rows": found.rows, "seconds": seconds, "size": len(text), "outcome": found.tasks[0].hypothesis.outcome,
+    "rows": found.rows, "seconds": seconds, "size": len(text), "outcome": found.tasks[0].verdict.outcome,
     "gigabytes": peak / 1e6,
 }))
 """

@@ -5,24 +5,24 @@ import pyarrow as pa
 import pytest
 from analysis_tables import Truth, World, draw
 
-from orchestrator.analysis.columns import codes, condense, fingerprints, grouped, wall_time
-from orchestrator.analysis.intervals import Estimate, units_of, weights
-from orchestrator.analysis.runs import TaskRows, split
-from orchestrator.analysis.speedups import TrialNoise, baseline, speeds, speedup, throughput, widened
+from orchestrator.analysis.columns import apportioned_wall_time, condense, encode, fingerprints, group_codes
+from orchestrator.analysis.intervals import Estimate, bootstrap_weights, units_of
+from orchestrator.analysis.runs import TaskRuns, split_by_task
+from orchestrator.analysis.speedups import TrialNoise, bootstrap_times, measure_baseline, speedup, throughput, widen
 
 K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
 SETTINGS = (0.95, 8, True)
 
 
-def rows_of(table: pa.Table) -> TaskRows:
-    [rows] = split(table, np.zeros(table.num_rows, dtype=np.uint64), {})
+def rows_of(table: pa.Table) -> TaskRuns:
+    [rows] = split_by_task(table, np.zeros(table.num_rows, dtype=np.uint64), {})
     return rows
 
 
 def test_the_parts_of_a_batch_add_up_to_its_time() -> None:
     trial, batch = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 0, 0])
     tokens, seconds = np.array([30, 10, 5, 0, 0]), np.array([4.0, 4.0, 2.0, 6.0, 6.0])
-    assert wall_time(trial, np.zeros(5, int), batch, seconds, tokens) == pytest.approx([3, 1, 2, 3, 3])
+    assert apportioned_wall_time(trial, np.zeros(5, int), batch, seconds, tokens) == pytest.approx([3, 1, 2, 3, 3])
 
 
 def test_throughput_is_tokens_by_the_wall_time_of_batches() -> None:
@@ -33,7 +33,7 @@ def test_throughput_is_tokens_by_the_wall_time_of_batches() -> None:
     once = frame.group_by(["trial_id", "attempt", "batch_id"]).aggregate([("batch_seconds", "max")])
     expected = sum(frame["tokens"].to_pylist()) / sum(once["batch_seconds_max"].to_pylist())
     number = [c.policy for c in rows.configurations].index("k2_last")
-    found = throughput(speeds(rows, np.random.default_rng(0), 500), rows.runs_of(number))
+    found = throughput(bootstrap_times(rows, np.random.default_rng(0), 500), rows.runs_of(number))
     assert found.tokens_per_second.value == pytest.approx(expected)
     assert found.tokens_per_second.low < expected < found.tokens_per_second.high
     assert found.p50 <= found.p90 <= found.p99
@@ -42,14 +42,14 @@ def test_throughput_is_tokens_by_the_wall_time_of_batches() -> None:
 
 def test_documents_of_a_batch_are_resampled_together() -> None:
     world = World(documents=96, batch=8, shard=48, policies={**K1, "k2_last": Truth()})
-    assert speeds(rows_of(draw(world)), np.random.default_rng(0), 10).units.count == 12
+    assert bootstrap_times(rows_of(draw(world)), np.random.default_rng(0), 10).units.count == 12
 
 
 def faster(table: pa.Table, policy: str = "k2_last", draws: int = 2000) -> Estimate:
     rows = rows_of(table)
-    bootstrap = speeds(rows, np.random.default_rng(0), draws)
+    bootstrap = bootstrap_times(rows, np.random.default_rng(0), draws)
     number = [c.policy for c in rows.configurations].index(policy)
-    found = speedup(bootstrap, baseline(bootstrap, rows.baseline_runs(SETTINGS)), rows.runs_of(number))
+    found = speedup(bootstrap, measure_baseline(bootstrap, rows.baseline_runs(SETTINGS)), rows.runs_of(number))
     assert found is not None
     assert found.tokens is not None
     return found.tokens
@@ -98,7 +98,7 @@ def test_many_documents_are_joined_into_groups_with_the_same_interval() -> None:
     values, strata = rng.lognormal(0, 1, 9000), np.repeat([0, 1, 2], 3000)
     units = units_of(strata, np.arange(9000), rng)
     assert units.count == 2001  # 667 in each stratum
-    drawn = np.concatenate([part @ units.sums(values)[0] for part in weights(units, 4000, rng)]) / 9000
+    drawn = np.concatenate([part @ units.sums(values)[0] for part in bootstrap_weights(units, 4000, rng)]) / 9000
     spread = np.sqrt(sum(values[strata == s].var(ddof=1) * 3000 for s in range(3))) / 9000
     assert drawn.std() == pytest.approx(spread, rel=0.06)
 
@@ -106,7 +106,7 @@ def test_many_documents_are_joined_into_groups_with_the_same_interval() -> None:
 def test_every_draw_counts_every_stratum_in_full() -> None:
     rng = np.random.default_rng(0)
     units = units_of(np.repeat([0, 1, 2], [5, 20, 75]), np.arange(100), rng)
-    for part in weights(units, 50, rng):
+    for part in bootstrap_weights(units, 50, rng):
         for stratum, size in enumerate(units.sizes):
             assert part[:, units.stratum == stratum].sum(axis=1) == pytest.approx(size)
 
@@ -125,18 +125,18 @@ def test_one_run_tells_nothing_of_noise() -> None:
     assert _noise(rows, runs=1).deviation == 0
 
 
-def _noise(rows: TaskRows, runs: int) -> TrialNoise:
+def _noise(rows: TaskRuns, runs: int) -> TrialNoise:
     rng = np.random.default_rng(0)
-    return baseline(speeds(rows, rng, draws=10), np.arange(runs)).noise
+    return measure_baseline(bootstrap_times(rows, rng, draws=10), np.arange(runs)).noise
 
 
 def test_noise_widens_an_interval_on_both_sides() -> None:
     plain = Estimate(value=0.1, low=0.07, high=0.14)
-    wide = widened(plain, 0.04)
+    wide = widen(plain, 0.04)
     assert wide.value == 0.1
     assert wide.low == pytest.approx(0.1 - 0.05)
     assert wide.high == pytest.approx(0.1 + np.hypot(0.04, 0.04))
-    assert widened(plain, 0.0) == plain
+    assert widen(plain, 0.0) == plain
     noise = TrialNoise(deviation=0.02, freedom=50)
     assert noise.half_width(trials=1, replicates=3, level=0.95) > noise.half_width(trials=9, replicates=3, level=0.95)
 
@@ -171,9 +171,9 @@ def test_condensed_rows_keep_their_fingerprints() -> None:
 
 def test_a_part_of_a_table_has_its_own_names() -> None:
     column = pa.chunked_array([pa.array(["b", "c", None, "a", "c"]).dictionary_encode()])
-    code, names = codes(column.take(pa.array([1, 2, 4, 0])))
+    code, names = encode(column.take(pa.array([1, 2, 4, 0])))
     assert (code.tolist(), names) == ([1, 2, 1, 0], ("b", "c", None))
-    code, names = codes(column.slice(3))
+    code, names = encode(column.slice(3))
     assert (code.tolist(), names) == ([0, 1], ("a", "c"))
 
 
@@ -181,7 +181,7 @@ def test_codes_of_groups_are_dense_and_ordered() -> None:
     rng = np.random.default_rng(0)
     one, other, third = rng.integers(0, 5, 200), rng.random(200).round(1), rng.integers(-3, 2**40, 200)
     for keys in ((one,), (one, other), (other, one, third)):
-        code, count = grouped(*keys)
+        code, count = group_codes(*keys)
         expected = sorted(set(zip(*(key.tolist() for key in keys), strict=True)))
         assert count == len(expected)
         assert [expected[c] for c in code] == list(zip(*(key.tolist() for key in keys), strict=True))

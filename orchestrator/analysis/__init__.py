@@ -1,4 +1,4 @@
-"""From a sweep's rows to verdicts. Pure: Arrow tables in, frozen values out; knows no files and no Ray."""
+"""Statistics of a sweep: paired comparisons, validity gates, verdicts. Arrow tables in, frozen values out."""
 
 from orchestrator.analysis.columns import COLUMNS, condense
 from orchestrator.analysis.pipeline import analyse

@@ -1,7 +1,7 @@
-"""A table of rows as numpy columns: codes, primary metric, wall time, fingerprints of answers. Knows no pairing.
+"""Row columns as numpy arrays: codes, primary scores, wall times, calibrated speeds, fingerprints of answers.
 
-Text columns are never touched: a million answers would not fit. An answer is known by a 64-bit fingerprint of its
-tokens, or by the option that scored highest.
+A million answers do not fit into memory, so text is never read. An answer is represented by a 64-bit fingerprint of
+its tokens, or by its highest-scoring option.
 """
 
 import json
@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from orchestrator.core.configuration import DECODE_SETTINGS
+
 Array = NDArray[Any]
+
 NUMBERS = (
     "k",
-    "threshold",
-    "small_block",
-    "block_cache",
     "batch_size",
     "repeat",
     "attempt",
@@ -40,14 +40,19 @@ NUMBERS = (
 )
 NAMES = ("trial_id", "policy", "subset", "mode", "dtype", "doc_id", "subtask", "finish", "actor", "device")
 OTHERS = ("sweep", "task", "doc_hash", "correct", "metrics", "layers", "token_ids", "scores", "started_at")
-COLUMNS = (*NUMBERS, *NAMES, *OTHERS)  # all that an analysis reads; a caller need not load others
-ANSWER = "answer"  # the fingerprint, in tables whose tokens and scores were left behind
-SPAN = 40_000  # rows whose tokens are spread out at a time
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+COLUMNS = (*DECODE_SETTINGS, *NUMBERS, *NAMES, *OTHERS)  # all columns that an analysis reads
+FINGERPRINT = "answer"  # column of a condensed table, instead of token_ids and scores
+
+ROWS_PER_CHUNK = 40_000  # whose token lists are flattened at once
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+SAMPLES_PER_CALIBRATION = 4  # a row's calibration is the mean of its actor's last samples
+SMOOTHING_REACH = 6  # calibrations on either side that enter the median
+MEDIANS_PER_CHUNK = 50_000
 
 
-def numbers(column: pa.ChunkedArray) -> Array:
-    """A column of numbers or truths as numpy; null becomes NaN."""
+def to_numpy(column: pa.ChunkedArray) -> Array:
+    """A column of numbers or booleans; null becomes NaN."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if column.null_count:
@@ -56,42 +61,42 @@ def numbers(column: pa.ChunkedArray) -> Array:
     return values
 
 
-def codes(column: pa.ChunkedArray) -> tuple[Array, tuple[Any, ...]]:
-    """A column of names as codes into its distinct values in sorted order; null is a value, None, and the last one."""
+def encode(column: pa.ChunkedArray) -> tuple[Array, tuple[Any, ...]]:
+    """Codes into the column's distinct values in sorted order, and these values; null is the last value, None."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     whole = encoded.unify_dictionaries().combine_chunks()
     whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
     values = whole.dictionary.to_pylist()
     code = whole.indices.fill_null(len(values)).to_numpy() if whole.null_count else whole.indices.to_numpy()
-    used = np.flatnonzero(np.bincount(code, minlength=len(values))[: len(values)])  # a part of a table has fewer
+    used = np.flatnonzero(np.bincount(code, minlength=len(values))[: len(values)])  # a slice may not use all
     order = sorted(used.tolist(), key=values.__getitem__)
     rank = np.empty(len(values) + 1, dtype=np.int32)
     rank[order] = np.arange(len(order))
-    rank[-1] = len(order)  # of null
+    rank[-1] = len(order)  # null
     return rank[code], (*(values[place] for place in order), *((None,) if whole.null_count else ()))
 
 
-def grouped(*keys: Array) -> tuple[Array, int]:
-    """One code from 0 on for each distinct combination of the keys, in their sorted order."""
+def group_codes(*keys: Array) -> tuple[Array, int]:
+    """A code for each distinct combination of the keys, in their sorted order, and how many there are."""
     combined, span = np.zeros(len(keys[0]), dtype=np.int64), 1
     for key in keys:
         place, values = _ranked(key)
         if span * values > 2**62:
-            combined, span = _dense(combined, span)
+            combined, span = _without_gaps(combined, span)
         combined, span = combined * values + place, span * values
-    return _dense(combined, span)
+    return _without_gaps(combined, span)
 
 
 def _ranked(key: Array) -> tuple[Array, int]:
-    """A key as small whole numbers in the same order, and how many there may be."""
+    """A key as small integers in the same order, and an upper bound of how many there are."""
     if key.dtype.kind in "iub" and len(key) and key.min() >= 0 and key.max() < 2**31:
         return key.astype(np.int64), int(key.max()) + 1
     values, place = np.unique(key, return_inverse=True)
     return place.reshape(-1), max(1, len(values))
 
 
-def _dense(combined: Array, span: int) -> tuple[Array, int]:
-    """Codes without gaps; by counting where that takes little room, else by sorting."""
+def _without_gaps(combined: Array, span: int) -> tuple[Array, int]:
+    """Consecutive codes; by counting where the span is small, else by sorting."""
     if span <= 8 * len(combined) + 1024:
         used = np.bincount(combined, minlength=span) > 0
         return (np.cumsum(used) - 1)[combined], int(used.sum())
@@ -99,17 +104,17 @@ def _dense(combined: Array, span: int) -> tuple[Array, int]:
     return place.reshape(-1), len(values)
 
 
-def score_of(rows: pa.Table, primary: str) -> Array:
-    """Each row's primary metric: 1 or 0 for right or wrong, else the number in its metrics; NaN where there is none."""
-    values = numbers(rows["correct"]).astype(np.float64)
+def primary_scores(rows: pa.Table, primary: str) -> Array:
+    """Each row's primary metric: 0 or 1 from `correct`, else the number in `metrics`, NaN if there is none."""
+    values = to_numpy(rows["correct"]).astype(np.float64)
     unclear = np.flatnonzero(np.isnan(values))
     if len(unclear):
-        code, texts = codes(rows["metrics"].take(pa.array(unclear)))
-        values[unclear] = np.array([_number(text, primary) for text in texts])[code]
+        code, texts = encode(rows["metrics"].take(pa.array(unclear)))
+        values[unclear] = np.array([_metric(text, primary) for text in texts])[code]
     return values
 
 
-def _number(text: str, primary: str) -> float:
+def _metric(text: str, primary: str) -> float:
     try:
         metrics = json.loads(text)
     except ValueError:
@@ -122,21 +127,19 @@ def _number(text: str, primary: str) -> float:
     return float(value) if isinstance(value, bool | int | float) else math.nan
 
 
-def has_nan(rows: pa.Table) -> Array:
-    """Rows whose metrics hold a number that is none."""
-    code, texts = codes(rows["metrics"])
+def has_nonfinite_metric(rows: pa.Table) -> Array:
+    code, texts = encode(rows["metrics"])
     wrong = np.array([text is None or "NaN" in text or "Infinity" in text for text in texts])
     result: Array = wrong[code]
     return result
 
 
-def wall_time(trial: Array, attempt: Array, batch: Array, batch_seconds: Array, tokens: Array) -> Array:
-    """Each row's part of its batch's wall time, by the tokens it delivered, equal parts where there are none.
+def apportioned_wall_time(trial: Array, attempt: Array, batch: Array, batch_seconds: Array, tokens: Array) -> Array:
+    """Each row's share of its batch's wall time: by tokens, or equal shares if the batch has no tokens.
 
-    The parts of a batch add up to its time once, so sums over rows are tokens ÷ wall time whatever the batch size;
-    with one document in a batch they are its own time.
+    The shares of a batch add up to its time, so tokens ÷ summed shares is the throughput at any batch size.
     """
-    group, groups = grouped(trial, attempt, batch)
+    group, groups = group_codes(trial, attempt, batch)
     delivered = np.bincount(group, weights=tokens, minlength=groups)
     members = np.bincount(group, minlength=groups)
     share = np.where(delivered[group] > 0, tokens / np.maximum(delivered[group], 1), 1 / members[group])
@@ -144,13 +147,47 @@ def wall_time(trial: Array, attempt: Array, batch: Array, batch_seconds: Array, 
     return result
 
 
-def condense(rows: pa.Table) -> pa.Table:
-    """Rows with their answers' fingerprints in place of tokens, scores and text, and names stored once.
+def smoothed_calibration(rows: pa.Table) -> Array:
+    """Each row's actor speed in tokens/s: the median of the calibrations around the row.
 
-    Small enough to hold by the million: a caller condenses batch by batch, joins the batches and analyses that.
+    A calibration is the mean of its actor's last samples. Samples are short: one hiccup of the machine doubles a
+    sample and stays in four calibrations. A small machine also changes speed within seconds, so the samples after a
+    row matter as much as those before it.
+    """
+    own = to_numpy(rows["calibration"]).astype(np.float64)
+    actor, _ = group_codes(*(encode(rows[name])[0] for name in ("sweep", "actor", "device")))
+    order = np.lexsort((rows["started_at"].cast(pa.int64()).to_numpy(), actor))
+    speed, first = own[order], np.diff(actor[order], prepend=-1) != 0
+    taken = first | (np.diff(speed, prepend=np.nan) != 0)  # a changed calibration contains a new sample
+    result = np.empty(len(own))
+    result[order] = _running_medians(speed[taken], first[taken])[np.cumsum(taken) - 1]
+    return result
+
+
+def _running_medians(values: Array, first: Array) -> Array:
+    """Medians around each place, within one actor; places beyond its ends are mirrored."""
+    begins = np.flatnonzero(first)
+    actor = np.cumsum(first) - 1
+    low, high = begins[actor], np.append(begins[1:], len(values))[actor] - 1
+    around = np.arange(-SMOOTHING_REACH, SAMPLES_PER_CALIBRATION + SMOOTHING_REACH + 1)
+    result = np.empty(len(values))
+    for start in range(0, len(values), MEDIANS_PER_CHUNK):
+        part = slice(start, start + MEDIANS_PER_CHUNK)
+        lowest, highest = low[part, None], high[part, None]
+        place = np.arange(len(values))[part, None] + around
+        place = np.where(place < lowest, 2 * lowest - place, place)
+        place = np.where(place > highest, 2 * highest - place, place)
+        result[part] = np.median(values[np.clip(place, lowest, highest)], axis=1)
+    return result
+
+
+def condense(rows: pa.Table) -> pa.Table:
+    """Replaces tokens, scores and text by fingerprints and encodes strings as dictionaries.
+
+    A million condensed rows fit into memory: condense batch by batch, concatenate, then analyse.
     """
     kept = [name for name in rows.column_names if name not in ("token_ids", "scores", "text")]
-    small = rows.select(kept).append_column(ANSWER, pa.array(fingerprints(rows)))
+    small = rows.select(kept).append_column(FINGERPRINT, pa.array(fingerprints(rows)))
     for place, field in enumerate(small.schema):
         if pa.types.is_string(field.type):
             small = small.set_column(place, field.name, small.column(place).dictionary_encode())
@@ -158,49 +195,49 @@ def condense(rows: pa.Table) -> pa.Table:
 
 
 def fingerprints(rows: pa.Table) -> Array:
-    """A number per row that is equal for equal answers: of its tokens, else of its highest option's place."""
-    if ANSWER in rows.column_names:
-        return numbers(rows[ANSWER])
+    """A number per row that is equal for equal answers: a hash of its tokens, else the index of its best option."""
+    if FINGERPRINT in rows.column_names:
+        return to_numpy(rows[FINGERPRINT])
     result = np.zeros(rows.num_rows, dtype=np.uint64)
     done = 0
-    for batch in rows.select(["token_ids", "scores"]).to_batches(max_chunksize=SPAN):
+    for batch in rows.select(["token_ids", "scores"]).to_batches(max_chunksize=ROWS_PER_CHUNK):
         tokens, scores = batch.column(0), batch.column(1)
-        marks = _mark_tokens(tokens)
+        hashes = _hash_lists(tokens)
         if len(scores.flatten()):
-            marks = np.where(_lengths(tokens) == 0, _highest(scores) + np.uint64(1), marks)
-        result[done : done + batch.num_rows] = marks
+            hashes = np.where(_lengths(tokens) == 0, _best_option(scores) + np.uint64(1), hashes)
+        result[done : done + batch.num_rows] = hashes
         done += batch.num_rows
     return result
 
 
 def _lengths(lists: pa.Array) -> Array:
-    return numbers(pa.chunked_array([pc.list_value_length(lists)])).astype(np.int64)
+    return to_numpy(pa.chunked_array([pc.list_value_length(lists)])).astype(np.int64)
 
 
-def _mark_tokens(lists: pa.Array) -> Array:
-    """A polynomial in the token ids, modulo 2⁶⁴, with a mixed final step; 0 for no tokens."""
+def _hash_lists(lists: pa.Array) -> Array:
+    """A polynomial in the token ids, modulo 2⁶⁴; 0 for an empty list."""
     lengths = _lengths(lists)
-    flat = numbers(pa.chunked_array([lists.flatten()])).astype(np.uint64)
-    marks = np.zeros(len(lengths), dtype=np.uint64)
+    flat = to_numpy(pa.chunked_array([lists.flatten()])).astype(np.uint64)
+    hashes = np.zeros(len(lengths), dtype=np.uint64)
     filled = np.flatnonzero(lengths)
     if not len(filled):
-        return marks
+        return hashes
     starts = np.concatenate(([0], np.cumsum(lengths[filled])[:-1]))
     place = np.arange(len(flat)) - np.repeat(starts, lengths[filled])
-    powers = np.cumprod(np.full(int(lengths.max()), MULTIPLIER, dtype=np.uint64), dtype=np.uint64)
+    powers = np.cumprod(np.full(int(lengths.max()), HASH_MULTIPLIER, dtype=np.uint64), dtype=np.uint64)
     mixed = flat + np.uint64(1)
     mixed ^= mixed << np.uint64(21)
     mixed *= powers[place]
     total = np.add.reduceat(mixed, starts)
     total ^= total >> np.uint64(31)
-    marks[filled] = total * MULTIPLIER + lengths[filled].astype(np.uint64)
-    return marks
+    hashes[filled] = total * HASH_MULTIPLIER + lengths[filled].astype(np.uint64)
+    return hashes
 
 
-def _highest(lists: pa.Array) -> Array:
-    """The place of the highest score in each row, 0 where there is none."""
+def _best_option(lists: pa.Array) -> Array:
+    """The first index of the highest score in each row, 0 for an empty list."""
     lengths = _lengths(lists)
-    flat = numbers(pa.chunked_array([lists.flatten()]))
+    flat = to_numpy(pa.chunked_array([lists.flatten()]))
     result = np.zeros(len(lengths), dtype=np.uint64)
     filled = np.flatnonzero(lengths)
     if not len(filled):
@@ -210,38 +247,4 @@ def _highest(lists: pa.Array) -> Array:
     best = np.maximum.reduceat(flat, starts)
     places = np.where(flat == best[owner], np.arange(len(flat)) - starts[owner], len(flat))
     result[filled] = np.minimum.reduceat(places, starts).astype(np.uint64)
-    return result
-
-
-SAMPLES = 4  # that a calibration is the mean of
-REACH = 6  # calibrations on either side of those that hold the samples next to the row: more than a hiccup spoils
-AT_ONCE = 50_000  # medians; each needs a row of neighbours
-
-
-def speeds_of_moments(rows: pa.Table) -> Array:
-    """Tokens/s for each row, from the calibrations of its own actor."""
-    own = numbers(rows["calibration"]).astype(np.float64)
-    actor, _ = grouped(*(codes(rows[name])[0] for name in ("sweep", "actor", "device")))
-    order = np.lexsort((rows["started_at"].cast(pa.int64()).to_numpy(), actor))
-    speed, first = own[order], np.diff(actor[order], prepend=-1) != 0
-    taken = first | (np.diff(speed, prepend=np.nan) != 0)  # a calibration that changed has one sample more
-    result = np.empty(len(own))
-    result[order] = _medians(speed[taken], first[taken])[np.cumsum(taken) - 1]
-    return result
-
-
-def _medians(values: Array, first: Array) -> Array:
-    """Around each place, within its own actor; where that has no more calibrations, those within reach count twice."""
-    begins = np.flatnonzero(first)
-    actor = np.cumsum(first) - 1
-    low, high = begins[actor], np.append(begins[1:], len(values))[actor] - 1
-    around = np.arange(-REACH, SAMPLES + REACH + 1)
-    result = np.empty(len(values))
-    for start in range(0, len(values), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        lowest, highest = low[part, None], high[part, None]
-        place = np.arange(len(values))[part, None] + around
-        place = np.where(place < lowest, 2 * lowest - place, place)
-        place = np.where(place > highest, 2 * highest - place, place)
-        result[part] = np.median(values[np.clip(place, lowest, highest)], axis=1)
     return result

@@ -1,7 +1,7 @@
-"""Earlier results in the experiment's own summary.json format, to stand beside ours. Never paired with our rows.
+"""Earlier results as summary.json files, in the original experiment's format or as our report writes them.
 
-Such a file holds a mean and a clock, no documents: differences between two of them are differences of means, and their
-tokens per second counted padding and the loading of the model. The one module here that reads files.
+Such a file holds means and times but no documents, so its results are never paired with rows: differences between two
+files are differences of means.
 """
 
 import json
@@ -14,21 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.analysis.runs import SUBSETS
 from sampler.errors import InputError
 
-UNPAIRED = "no documents, so nothing is paired"
+UNPAIRED = "without documents, so nothing is paired"
 CAVEATS = (
     f"{UNPAIRED} and no interval is possible",
     "tokens per second counted padding after the stop token and included loading the model",
-    "layers that were to be replayed still ran, and k=1 ran without the block cache",
+    "layers that should have been replayed still ran, and k=1 ran without the block cache",
 )
-LARGEST = 1e18  # of anything that a summary counts; a JSON number may be too large for any arithmetic
-TWINS_APART = 1.5  # fastest ÷ slowest of configurations that are the same by definition
+MAX_NUMBER = 1e18  # JSON numbers may be too large for arithmetic
+MAX_REPLICATE_RATIO = 1.5  # of the speeds of configurations that are identical by definition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """One configuration of an earlier experiment; accuracy lies between 0 and 1."""
+    """One summary.json; accuracy lies between 0 and 1."""
 
     task: str
     limit: int | None
@@ -39,71 +40,73 @@ class Summary:
     seconds: float | None
     tokens_per_second: float | None
     timestamp: str
-    reported_drop: float | None  # points, where the experiment's own table states it (from rounded accuracies)
+    reported_drop: float | None  # points, if the experiment's own table states it (from rounded accuracies)
     ours: bool = False  # written by a report of this program
 
     def __post_init__(self) -> None:
         if not 0 <= self.accuracy <= 1:
-            raise InputError(f"{self.task} {self.config}: accuracy {self.accuracy} is outside 0 to 1")
+            raise InputError(f"{self.task} {self.config}: accuracy must be between 0 and 1 (got {self.accuracy})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OldRow:
+class EarlierResult:
     summary: Summary
     drop: float | None  # points against the mean accuracy of k=1; negative is worse
     speed_ratio: float | None  # tokens/s against the median of k=1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OldTask:
+class EarlierTaskResults:
     task: str
     limit: int | None
-    rows: tuple[OldRow, ...]
+    rows: tuple[EarlierResult, ...]
     anomalies: tuple[str, ...]
 
 
-def read_folder(folder: Path) -> tuple[OldTask, ...]:
+def read_summaries(folder: Path) -> tuple[EarlierTaskResults, ...]:
     """All summary.json files below a folder, by task."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder; a folder with summary.json files is needed")
+        raise InputError(f"{folder} is not a directory; give a directory with summary.json files")
     paths = sorted(folder.rglob("summary.json"))
     if not paths:
-        raise InputError(f"{folder} holds no summary.json; a folder of an earlier experiment's results is needed")
-    return tables([read_file(path) for path in paths])
+        raise InputError(f"{folder} contains no summary.json; give a directory with results of an earlier experiment")
+    return compare_by_task([read_summary(path) for path in paths])
 
 
-def read_file(path: Path) -> Summary:
+def read_summary(path: Path) -> Summary:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); a readable file is needed") from None
+        raise InputError(f"cannot read {path} ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error})") from None
-    return summary(content, str(path))
+    return parse_summary(content, str(path))
 
 
-def summary(content: object, origin: str) -> Summary:
-    """A file's content; `origin` names it in errors."""
+def parse_summary(content: object, origin: str) -> Summary:
+    """`origin` names the file in errors."""
     if not isinstance(content, Mapping):
-        raise InputError(f"{origin} holds no JSON object")
+        raise InputError(f"{origin} must contain a JSON object")
     for key in ("task", "config", "accuracy"):
         if content.get(key) is None:
-            raise InputError(f"{origin} lacks {key!r}; the experiment's summary.json has task, config and accuracy")
-    clock = _object(content, "throughput", origin)
+            raise InputError(f"{origin} lacks {key!r}; a summary.json has task, config and accuracy")
+    timing = _object(content, "throughput", origin)
     task, limit = _task_and_limit(str(content["task"]), _object(content, "eval_params", origin), origin)
     config = content["config"]
     name = str(config.get("name", "")) if isinstance(config, Mapping) else str(config)
     matched = re.match(r"k([0-9]{1,9})", name)
-    tokens = _amount(clock, "tokens_generated", origin)
+    tokens = _nonnegative(timing, "tokens_generated", origin)
+    accuracy = _number(content, "accuracy", origin)
+    assert accuracy is not None
     return Summary(
         task=task,
         limit=limit,
         config=name,
         k=int(matched[1]) if matched else None,
-        accuracy=_share(content, origin),
+        accuracy=accuracy / 100 if accuracy > 1 else accuracy,
         tokens=None if tokens is None else int(tokens),
-        seconds=_amount(clock, "total_time_s", origin),
-        tokens_per_second=_amount(clock, "tokens_per_s", origin),
+        seconds=_nonnegative(timing, "total_time_s", origin),
+        tokens_per_second=_nonnegative(timing, "tokens_per_s", origin),
         timestamp=str(content.get("timestamp") or ""),
         reported_drop=_number(content, "reported_drop_points", origin),
         ours={"gates", "counters", "intervals"} <= content.keys(),
@@ -111,66 +114,60 @@ def summary(content: object, origin: str) -> Summary:
 
 
 def _task_and_limit(task: str, parameters: Mapping[str, Any], origin: str) -> tuple[str, int | None]:
-    """The limit stands in the parameters, or in the task's name."""
+    """The limit is in the parameters, or in the task's name."""
     matched = re.fullmatch(r"(.+)_limit_([0-9]{1,9})", task)
     if matched:
         return matched[1], int(matched[2])
-    limit = _amount(parameters, "limit", origin)
+    limit = _nonnegative(parameters, "limit", origin)
     return task, None if limit is None else int(limit)
 
 
 def _object(content: Mapping[str, Any], key: str, origin: str) -> Mapping[str, Any]:
     value = content.get(key)
     if value is not None and not isinstance(value, Mapping):
-        raise InputError(f"{origin}: {key} is no JSON object; the experiment's summary.json has one, or null, there")
+        raise InputError(f"{origin}: {key} must be a JSON object or null")
     return value or {}
-
-
-def _share(content: Mapping[str, Any], origin: str) -> float:
-    value = _number(content, "accuracy", origin)
-    assert value is not None
-    return value / 100 if value > 1 else value
 
 
 def _number(content: Mapping[str, Any], key: str, origin: str) -> float | None:
     value = content.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
-        raise InputError(f"{origin}: {key} {str(value)[:80]!r} is no number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
+        raise InputError(f"{origin}: {key} must be a number (got {str(value)[:80]!r})")
     return float(value)
 
 
-def _amount(content: Mapping[str, Any], key: str, origin: str) -> float | None:
+def _nonnegative(content: Mapping[str, Any], key: str, origin: str) -> float | None:
     value = _number(content, key, origin)
     if value is not None and value < 0:
-        raise InputError(f"{origin}: {key} {value:g} is negative; 0 or more is allowed")
+        raise InputError(f"{origin}: {key} must not be negative (got {value:g})")
     return value
 
 
-def tables(summaries: Sequence[Summary]) -> tuple[OldTask, ...]:
-    """Each task's configurations against its own k=1, and what is odd about them."""
+def compare_by_task(summaries: Sequence[Summary]) -> tuple[EarlierTaskResults, ...]:
+    """Each task's configurations against its own k=1, and their anomalies."""
     by_task: dict[tuple[str, int | None], list[Summary]] = {}
-    for one in sorted(summaries, key=lambda one: (one.k or 0, _place(one.config), one.config)):
+    for one in sorted(summaries, key=lambda one: (one.k or 0, _subset_order(one.config), one.config)):
         by_task.setdefault((one.task, one.limit), []).append(one)
     return tuple(
-        OldTask(task=task, limit=limit, rows=_rows(group), anomalies=tuple(anomalies(group)))
+        EarlierTaskResults(task=task, limit=limit, rows=_results(group), anomalies=tuple(find_anomalies(group)))
         for (task, limit), group in by_task.items()
     )
 
 
-def caveats(found: Sequence[OldTask]) -> tuple[str, ...]:
-    """What has to be known of such figures; those of our own reports have none of the experiment's faults."""
-    return (UNPAIRED,) if all(row.summary.ours for task in found for row in task.rows) else CAVEATS
+def caveats(tasks: Sequence[EarlierTaskResults]) -> tuple[str, ...]:
+    """Limits of these numbers; those of our own reports do not have the original experiment's faults."""
+    return (UNPAIRED,) if all(row.summary.ours for task in tasks for row in task.rows) else CAVEATS
 
 
-def _rows(group: Sequence[Summary]) -> tuple[OldRow, ...]:
-    twins = [one for one in group if one.k == 1]
-    speeds = [one.tokens_per_second for one in twins if one.tokens_per_second]
-    accuracy = float(np.mean([one.accuracy for one in twins])) if twins else None
+def _results(group: Sequence[Summary]) -> tuple[EarlierResult, ...]:
+    baselines = [one for one in group if one.k == 1]
+    speeds = [one.tokens_per_second for one in baselines if one.tokens_per_second]
+    accuracy = float(np.mean([one.accuracy for one in baselines])) if baselines else None
     speed = float(np.median(speeds)) if speeds else None
     return tuple(
-        OldRow(
+        EarlierResult(
             summary=one,
             drop=None if accuracy is None else 100 * (one.accuracy - accuracy),
             speed_ratio=one.tokens_per_second / speed if one.tokens_per_second and speed else None,
@@ -179,20 +176,16 @@ def _rows(group: Sequence[Summary]) -> tuple[OldRow, ...]:
     )
 
 
-def _place(config: str) -> int:
-    subsets = ("first", "middle", "last")
+def _subset_order(config: str) -> int:
+    subsets = SUBSETS[:3]
     return next((i for i, subset in enumerate(subsets) if subset in config), len(subsets))
 
 
-def anomalies(group: Sequence[Summary]) -> list[str]:
-    """What cannot be: configurations that are the same by definition and differ, or differ by definition and are the
-    same. `group` is one task."""
-    found = []
-    twins = [one for one in group if one.k == 1 and one.tokens_per_second]
-    if len(twins) > 1:
-        found += _odd_twin(twins)
+def find_anomalies(group: Sequence[Summary]) -> list[str]:
+    """Identical configurations of one task that differ, and different ones that are identical."""
+    found = _outlying_replicate([(one.config, one.tokens_per_second or 0.0) for one in group if one.k == 1])
     if len({one.accuracy for one in group if one.k == 1}) > 1:
-        found.append("The k=1 configurations differ in accuracy, though they are the same by definition.")
+        found.append("The k=1 configurations differ in accuracy, though they are identical by definition.")
     if len(group) > 2 and len({one.k for one in group}) > 1 and len({one.accuracy for one in group}) == 1:
         found.append(
             f"All {len(group)} configurations have exactly the same accuracy ({group[0].accuracy:.2%}): the policy "
@@ -201,19 +194,21 @@ def anomalies(group: Sequence[Summary]) -> list[str]:
     return found
 
 
-def _odd_twin(twins: Sequence[Summary]) -> list[str]:
-    """Of identical configurations, the one whose speed lies furthest from the others."""
-    middle = float(np.median([one.tokens_per_second for one in twins if one.tokens_per_second]))
-    odd = max(twins, key=lambda one: abs(math.log((one.tokens_per_second or middle) / middle)))
-    others = [one for one in twins if one is not odd]
-    speed = odd.tokens_per_second or middle
-    usual = float(np.mean([one.tokens_per_second for one in others if one.tokens_per_second]))
-    ratio = max(speed / usual, usual / speed)
-    if ratio < TWINS_APART:
+def _outlying_replicate(replicates: Sequence[tuple[str, float]]) -> list[str]:
+    """Of identical configurations, the one whose tokens/s is furthest from the others."""
+    timed = [(config, speed) for config, speed in replicates if speed]
+    if len(timed) < 2:
         return []
-    names = " and ".join(f"{one.config} ({one.tokens_per_second:g})" for one in others)
+    middle = float(np.median([speed for _, speed in timed]))
+    outlier = max(timed, key=lambda one: abs(math.log(one[1] / middle)))
+    others = [one for one in timed if one is not outlier]
+    (config, speed), usual = outlier, float(np.mean([speed for _, speed in others]))
+    ratio = max(speed / usual, usual / speed)
+    if ratio < MAX_REPLICATE_RATIO:
+        return []
+    names = " and ".join(f"{name} ({rate:g})" for name, rate in others)
     return [
-        f"{odd.config} ran at {speed:g} tokens/s, {ratio:.1f} times {'slower' if speed < usual else 'faster'} than "
-        f"{names}, though these configurations are the same by definition: a cold start, or another load on the "
-        "machine. No speed-up may be taken against it."
+        f"{config} ran at {speed:g} tokens/s, {ratio:.1f} times {'slower' if speed < usual else 'faster'} than "
+        f"{names}, though these configurations are identical by definition: a cold start, or another load on the "
+        "machine. It cannot be used as a baseline for speed-ups."
     ]

@@ -1,4 +1,8 @@
-"""Which family a configuration belongs to: a decode setting of k=1 that was changed, or the rule of its policy."""
+"""All configurations of a task on the same axes: against k=1 at the task's first decode settings.
+
+A policy has to beat more than k=1: a lower threshold or a larger small block makes k=1 faster too. So decode settings
+and policies are ranked together, by accuracy and by tokens/s, layer executions or layer-positions.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,169 +11,155 @@ from typing import Any
 import numpy as np
 
 from orchestrator.analysis.columns import Array
-from orchestrator.analysis.intervals import Estimate, interval
-from orchestrator.analysis.runs import Configuration, Settings, TaskRows
-
-REFERENCE = "k=1"
-DECODING = ("threshold", "small block", "block cache")  # in the order of Settings
-SEVERAL = "several decode settings"
-GRID, OUTPUT = "fixed grid", "output mode"
-RULES = ("adaptive", "trim", "trim, random", "mlp", "attn", "skip", "stale")
-FAMILIES = (REFERENCE, *DECODING, SEVERAL, GRID, OUTPUT, *RULES)
-
-
-def place_of(family: str) -> tuple[int, str]:
-    """Its place in tables and legends: rules that nobody has put into the order come last, by name."""
-    return (FAMILIES.index(family), "") if family in FAMILIES else (len(FAMILIES), family)
-
-
-def _changed(configuration: Configuration, reference: Settings) -> dict[str, float]:
-    pairs = zip(DECODING, configuration.settings, reference, strict=True)
-    return {name: now for name, now, usual in pairs if now != usual}
-
-
-def short_name(configuration: Configuration, reference: Settings) -> str:
-    """The policy, with only those decode settings that are not the reference's."""
-    changed = _changed(configuration, reference).items()
-    said = [f"{name} {('off', 'on')[now] if isinstance(now, bool) else f'{now:g}'}" for name, now in changed]
-    return " ".join([configuration.policy, *said])
-
-
-def family(configuration: Configuration, reference: Settings) -> str:
-    """A policy is of its rule's family whatever its decode settings; k=1 is of the one setting that it changes."""
-    if configuration.is_baseline:
-        changed = [*_changed(configuration, reference)]
-        return REFERENCE if not changed else changed[0] if len(changed) == 1 else SEVERAL
-    if configuration.k is not None:
-        return OUTPUT if configuration.mode == "output" else GRID
-    rule = configuration.policy.partition("_")[0].partition("=")[0]
-    return "trim, random" if rule == "trim" and configuration.policy.endswith(".random") else rule
-
-
-def front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """For each (accuracy, speed-up): no other point is at least as good in both and better in one."""
-    return [not any(beats(other, point) for other in points) for point in points]
-
-
-def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[0] >= other[0] and one[1] >= other[1] and one != other
-
+from orchestrator.analysis.intervals import Estimate, paired_bootstrap
+from orchestrator.analysis.runs import ResolvedConfiguration, TaskRuns
+from orchestrator.core.configuration import DECODE_SETTINGS, Configuration
 
 SPEED, EXECUTIONS, POSITIONS = "tokens/s", "layer executions", "layer-positions"
 AXES = (SPEED, EXECUTIONS, POSITIONS)
 
+REFERENCE = "k=1"
+SEVERAL_SETTINGS = "several decode settings"
+GRID, OUTPUT = "fixed grid", "output mode"
+RULES = ("adaptive", "trim", "trim, random", "mlp", "attn", "skip", "stale")
+SETTING_FAMILIES = tuple(name.replace("_", " ") for name in DECODE_SETTINGS)
+FAMILIES = (REFERENCE, *SETTING_FAMILIES, SEVERAL_SETTINGS, GRID, OUTPUT, *RULES)
+
+
+def family_order(family: str) -> tuple[int, str]:
+    """Sort key for tables and legends; unknown families come last, by name."""
+    return (FAMILIES.index(family), "") if family in FAMILIES else (len(FAMILIES), family)
+
+
+def family_of(resolved: ResolvedConfiguration, reference: Configuration) -> str:
+    """For k=1 the decode setting that it changes, for other policies their rule."""
+    if resolved.is_baseline:
+        changed = [name.replace("_", " ") for name in resolved.configuration.changed_from(reference)]
+        return REFERENCE if not changed else changed[0] if len(changed) == 1 else SEVERAL_SETTINGS
+    if resolved.k is not None:
+        return OUTPUT if resolved.mode == "output" else GRID
+    rule = resolved.policy.partition("_")[0].partition("=")[0]
+    return "trim, random" if rule == "trim" and resolved.policy.endswith(".random") else rule
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class Ranking:
     """Ratios against k=1 at the first settings, per token and on the same documents: above 1 is a gain."""
 
-    name: str  # the policy, with decode settings that are not the first ones
+    name: str  # the policy and its decode settings that differ from the reference
     family: str
-    points: Estimate  # accuracy, paired; negative is worse
+    points: Estimate  # paired accuracy difference; negative is worse
     speed: Estimate | None
     executions: float | None  # half a layer counts by its share of the layer's weights
     positions: float | None
-    beaten: tuple[str | None, ...] = (None,) * len(AXES)  # on each, who is as accurate, as good, and better in one
+    beaten_by: tuple[str | None, ...] = (None,) * len(AXES)  # on each axis, a configuration that dominates this one
 
     def gain(self, axis: str) -> float | None:
-        return {
-            SPEED: None if self.speed is None else self.speed.value,
-            EXECUTIONS: self.executions,
-            POSITIONS: self.positions,
-        }[axis]
+        speed = None if self.speed is None else self.speed.value
+        return {SPEED: speed, EXECUTIONS: self.executions, POSITIONS: self.positions}[axis]
 
     def on_front(self, axis: str) -> bool:
-        return self.gain(axis) is not None and self.beaten[AXES.index(axis)] is None
+        return self.gain(axis) is not None and self.beaten_by[AXES.index(axis)] is None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Standings:
-    """Of one task; `reference` are the settings of the k=1 that all are measured against."""
+def rank(
+    rows: TaskRuns,
+    number: int,
+    reference: Configuration,
+    speed: Estimate | None,
+    model: Mapping[str, Any],
+    rng: np.random.Generator,
+) -> Ranking | None:
+    """One configuration against k=1 at the settings of `reference`; None if they share no document."""
+    resolved, runs, base = rows.configurations[number], rows.runs_of(number), rows.baseline_runs(reference.settings)
+    both = rows.present(runs) & rows.present(base)
+    if not both.any():
+        return None
 
-    rows: TaskRows
-    reference: Settings
-    model: Mapping[str, Any]
-    rng: np.random.Generator
-
-    def of(self, number: int, speed: Estimate | None) -> Standing | None:
-        """None where the configuration shares no document with the reference."""
-        rows, base = self.rows, self.rows.baseline_runs(self.reference)
-        runs, configuration = rows.runs_of(number), rows.configurations[number]
-        both = rows.present(runs) & rows.present(base)
-        if not both.any():
-            return None
-        apart = 100 * (rows.mean(runs, "score") - rows.mean(base, "score"))[both]
-        same = configuration.is_baseline and configuration.settings == self.reference
-        zero = Estimate(value=0.0, low=0.0, high=0.0)
-        return Standing(
-            name=short_name(configuration, self.reference),
-            family=family(configuration, self.reference),
-            points=zero if same else interval(apart, rows.strata[both], self.rng)[0],
-            speed=speed,
-            executions=self._gain(runs, base, both, lambda of: self._executions(of, configuration)),
-            positions=self._gain(runs, base, both, lambda of: rows.mean(of, "layer_positions")),
-        )
-
-    def _gain(self, runs: Array, base: Array, both: Array, work: Callable[[Array], Array]) -> float | None:
-        """What k=1 takes per token ÷ what these runs take; None where a side delivered no token or ran nothing."""
-        sums = [(work(of)[both].sum(), self.rows.mean(of, "tokens")[both].sum()) for of in (base, runs)]
+    def gain(work: Callable[[Array], Array]) -> float | None:
+        """Work per token at k=1 ÷ work per token here."""
+        sums = [(work(side)[both].sum(), rows.mean(side, "tokens")[both].sum()) for side in (base, runs)]
         (base_work, base_tokens), (own_work, own_tokens) = sums
         if not (base_tokens > 0 and own_tokens > 0 and own_work > 0):
             return None
         return float((base_work / base_tokens) / (own_work / own_tokens))
 
-    def _executions(self, runs: Array, configuration: Configuration) -> Array:
-        """Layers that ran; where half of one was replayed, that half is taken off by its share of the weights."""
-        weights = self.model.get("layer_weights") or (0, 0)
-        halves = {"attn": weights[0], "mlp": weights[1]}
-        share = halves.get(str(configuration.mode), 0) / max(1, sum(weights))
-        replayed = self.rows.mean(runs, "replayed") * len(configuration.layers) * share
-        result: Array = self.rows.mean(runs, "layers_computed") - replayed
-        return result
+    if resolved.is_baseline and resolved.settings == reference.settings:
+        points = Estimate(value=0.0, low=0.0, high=0.0)
+    else:
+        differences = 100 * (rows.mean(runs, "score") - rows.mean(base, "score"))[both]
+        points = paired_bootstrap(differences, rows.strata[both], rng)[0]
+    configuration = resolved.configuration
+    return Ranking(
+        name=configuration.label(configuration.changed_from(reference)),
+        family=family_of(resolved, reference),
+        points=points,
+        speed=speed,
+        executions=gain(lambda side: _executions(rows, side, resolved, model)),
+        positions=gain(lambda side: rows.mean(side, "layer_positions")),
+    )
 
 
-Placed = tuple[float, Standing]  # with its accuracy
+def _executions(rows: TaskRuns, runs: Array, resolved: ResolvedConfiguration, model: Mapping[str, Any]) -> Array:
+    """Layers that ran; a replayed half layer is subtracted by its share of the layer's weights."""
+    weights = model.get("layer_weights") or (0, 0)
+    halves = {"attn": weights[0], "mlp": weights[1]}
+    share = halves.get(str(resolved.mode), 0) / max(1, sum(weights))
+    replayed = rows.mean(runs, "replayed") * len(resolved.layers) * share
+    result: Array = rows.mean(runs, "layers_computed") - replayed
+    return result
 
 
-def with_fronts(accuracies: Sequence[float], found: Sequence[Standing | None]) -> list[Standing | None]:
-    """Tells each who beats it on each axis; decode settings of k=1 are named before policies: they cost nothing."""
-    placed = [(accuracy, one) for accuracy, one in zip(accuracies, found, strict=True) if one is not None]
-    placed.sort(key=lambda each: place_of(each[1].family))
+def dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """At least as good in both coordinates, and better in one."""
+    return one[0] >= other[0] and one[1] >= other[1] and one != other
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Whether each (accuracy, speed-up) is dominated by no other point."""
+    return [not any(dominates(other, point) for other in points) for point in points]
+
+
+def with_beaten_by(accuracies: Sequence[float], rankings: Sequence[Ranking | None]) -> list[Ranking | None]:
+    """Fills `beaten_by`. Decode settings of k=1 are named before policies: they cost nothing."""
+    pairs = list(zip(accuracies, rankings, strict=True))
+    ranked = sorted(((a, one) for a, one in pairs if one is not None), key=lambda pair: family_order(pair[1].family))
     return [
-        None if one is None else replace(one, beaten=tuple(_beaten(one, accuracy, placed, axis) for axis in AXES))
-        for accuracy, one in zip(accuracies, found, strict=True)
+        None if one is None else replace(one, beaten_by=tuple(_beaten_by(accuracy, one, ranked, axis) for axis in AXES))
+        for accuracy, one in pairs
     ]
 
 
-def _beaten(one: Standing, accuracy: float, placed: Sequence[Placed], axis: str) -> str | None:
+def _beaten_by(accuracy: float, one: Ranking, ranked: Sequence[tuple[float, Ranking]], axis: str) -> str | None:
     own = one.gain(axis)
-    for theirs, other in placed:
+    for other_accuracy, other in ranked:
         gain = other.gain(axis)
-        if own is not None and gain is not None and beats((theirs, gain), (accuracy, own)):
+        if own is not None and gain is not None and dominates((other_accuracy, gain), (accuracy, own)):
             return other.name
     return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Iso:
-    """The fastest of a family whose accuracy is within the margin, by the low end of its interval."""
+class FastestOfFamily:
+    """The fastest configuration of a family whose accuracy interval lies above minus the margin."""
 
     family: str
     tried: int
-    place: int | None  # in the task's configurations; None: none is within the margin
+    index: int | None  # into the task's configurations; None: none is within the margin
 
 
-def iso_accuracy(found: Sequence[Standing | None], margin: float, axis: str = SPEED) -> list[Iso]:
+def fastest_within_margin(
+    rankings: Sequence[Ranking | None], margin: float, axis: str = SPEED
+) -> list[FastestOfFamily]:
     result = []
-    for name in sorted({one.family for one in found if one is not None}, key=place_of):
-        members = {place: one for place, one in enumerate(found) if one is not None and one.family == name}
-        gains = {place: one.gain(axis) or 0.0 for place, one in members.items() if one.points.low > -margin}
+    for family in sorted({one.family for one in rankings if one is not None}, key=family_order):
+        members = {index: one for index, one in enumerate(rankings) if one is not None and one.family == family}
+        gains = {index: one.gain(axis) or 0.0 for index, one in members.items() if one.points.low > -margin}
         best = max(gains, key=gains.__getitem__) if gains else None
-        result.append(Iso(family=name, tried=len(members), place=best))
+        result.append(FastestOfFamily(family=family, tried=len(members), index=best))
     return result
 
 
-def worth_showing(found: Sequence[Standing | None]) -> bool:
+def beyond_fixed_grid(rankings: Sequence[Ranking | None]) -> bool:
     """Whether there is more than the fixed grid at one set of decode settings."""
-    usual = (REFERENCE, GRID, OUTPUT)
-    return any(one is not None and one.family not in usual for one in found)
+    return any(one is not None and one.family not in (REFERENCE, GRID, OUTPUT) for one in rankings)

@@ -1,19 +1,20 @@
-"""What an analysis found, as values: everything a report draws or prints, nothing it would have to compute."""
+"""The result of an analysis, as values: everything that a report shows."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.accuracy import Difference
-from orchestrator.analysis.details import Breakdown, Breaks, Histogram
+from orchestrator.analysis.accuracy import PairedDifference
+from orchestrator.analysis.details import Breakdown, Histogram, Regressions
 from orchestrator.analysis.explain import Explanation
 from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.ranking import Standing
-from orchestrator.analysis.runs import Configuration, Trial
+from orchestrator.analysis.ranking import Ranking
+from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, TrialAttempt
 from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
 from orchestrator.analysis.verdicts import Criteria, Verdict
+from orchestrator.core.configuration import Configuration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +23,11 @@ class Comparison:
 
     documents: int
     unpaired: int  # documents that only one side has
-    difference: Difference
-    speedup: Speedup | None  # None where the sides share no time; never judged where nothing is generated
+    difference: PairedDifference
+    speedup: Speedup | None  # None if no times can be compared; not judged if nothing is generated
     verdict: Verdict
     explanation: Explanation | None
-    breaks: Breaks
+    regressions: Regressions
     breakdown: Breakdown
 
 
@@ -34,7 +35,7 @@ class Comparison:
 class ConfigurationResult:
     """One configuration, all its repeats together. Accuracy lies between 0 and 1."""
 
-    configuration: Configuration
+    resolved: ResolvedConfiguration
     repeats: int
     trials: int
     documents: int
@@ -43,30 +44,36 @@ class ConfigurationResult:
     throughput: Throughput
     steps: Histogram
     lengths: Histogram
-    comparison: (
-        Comparison | None
-    )  # with k=1 at the same settings; None for k=1, and where no k=1 ran with these settings
-    relative_speed: Estimate | None  # of tokens/s against k=1 at the task's first settings: one axis for all
-    pareto: bool  # no other configuration of the task is as accurate and, on that axis, as fast
-    standing: Standing | None = None  # beside all others, decode settings included; None where nothing is generated
+    comparison: Comparison | None  # None for k=1, and if no k=1 ran with these settings
+    relative_speed: Estimate | None  # of tokens/s against k=1 at the task's first settings
+    on_front: bool  # no other configuration of the task dominates its accuracy and relative speed
+    ranking: Ranking | None = None  # None if nothing is generated
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.resolved.configuration
 
     @property
     def label(self) -> str:
-        return self.configuration.label
+        return self.resolved.label
+
+    @property
+    def tokens_per_second(self) -> float:
+        """0 if nothing is generated."""
+        rate = self.throughput.tokens_per_second
+        return 0.0 if rate is None else rate.value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
     """Pooled runs at k=1 with one set of decode settings."""
 
-    threshold: float
-    small_block: int
-    block_cache: bool
+    configuration: Configuration  # that of the first run
     labels: tuple[str, ...]
     documents: int
     accuracy: Estimate
     throughput: Throughput
-    floor: NoiseFloor | None  # None: one run only
+    noise_floor: NoiseFloor | None  # None: there is only one run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,13 +83,13 @@ class TaskResult:
     primary: str
     wanted: int
     documents: int  # answered by at least one run
-    family: int  # configurations judged together
+    comparisons: int  # configurations judged together
     detectable: tuple[float, float]  # points that so many documents can show, if 5 % or 20 % of them change
     baselines: tuple[Baseline, ...]
     configurations: tuple[ConfigurationResult, ...]
-    hypothesis: Verdict
+    verdict: Verdict
     agreement: tuple[tuple[float | None, ...], ...]  # share of identical answers, in the order of configurations
-    missing: tuple[str, ...]  # what is not there yet, in sentences
+    missing: tuple[str, ...]  # sentences about what has not run yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +100,7 @@ class Analysis:
     declared: Criteria
     tasks: tuple[TaskResult, ...]
     gates: tuple[Finding, ...]
-    timeline: tuple[Trial, ...]
+    timeline: tuple[TrialAttempt, ...]
 
     @property
     def failed(self) -> tuple[Finding, ...]:
@@ -101,7 +108,7 @@ class Analysis:
 
 
 def as_json(value: object) -> object:
-    """An analysis, or any part of it, as JSON's own types; a number that is none becomes null."""
+    """An analysis, or any part of it, as JSON types; NaN and infinity become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
@@ -112,48 +119,39 @@ def as_json(value: object) -> object:
     return value
 
 
-SUBSETS = ("first", "middle", "last")
+def sort_configurations(task: TaskResult) -> TaskResult:
+    """The same result with configurations by settings, k, mode and subset, as tables list them."""
+    order = sorted(range(len(task.configurations)), key=lambda index: _sort_key(task.configurations[index].resolved))
+    return replace(
+        task,
+        configurations=tuple(task.configurations[index] for index in order),
+        agreement=tuple(tuple(task.agreement[a][b] for b in order) for a in order),
+    )
+
+
+def _sort_key(own: ResolvedConfiguration) -> tuple[object, ...]:
+    named = SUBSETS[:3]
+    subset = named.index(own.subset) if own.subset in named else len(named)
+    return own.settings, own.k is None, own.k or 0, own.mode or "", subset, own.label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """Of one task: the most accurate configuration and the fastest one; of equals the other quality decides."""
+    """The most accurate configuration and the fastest one; ties are broken by the other quality."""
 
     accurate: ConfigurationResult
-    fast: ConfigurationResult | None  # None where nothing is generated
-
-
-def ordered(task: TaskResult) -> TaskResult:
-    """The same result with configurations by k, subset and settings, as tables list them."""
-    places = sorted(range(len(task.configurations)), key=lambda place: _order(task.configurations[place]))
-    return replace(
-        task,
-        configurations=tuple(task.configurations[place] for place in places),
-        agreement=tuple(tuple(task.agreement[a][b] for b in places) for a in places),
-    )
-
-
-def _order(result: ConfigurationResult) -> tuple[object, ...]:
-    own = result.configuration
-    subset = SUBSETS.index(own.subset) if own.subset in SUBSETS else len(SUBSETS)
-    return own.settings, own.k is None, own.k or 0, own.mode or "", subset, own.label
+    fast: ConfigurationResult | None  # None if nothing is generated
 
 
 def best(results: Sequence[ConfigurationResult]) -> Best:
-    speed = {id(result): _speed(result) for result in results}
-    fast = [result for result in results if speed[id(result)] > 0]
+    fast = [result for result in results if result.tokens_per_second > 0]
     return Best(
-        accurate=max(results, key=lambda result: (result.accuracy.value, speed[id(result)])),
-        fast=max(fast, key=lambda result: (speed[id(result)], result.accuracy.value)) if fast else None,
+        accurate=max(results, key=lambda result: (result.accuracy.value, result.tokens_per_second)),
+        fast=max(fast, key=lambda result: (result.tokens_per_second, result.accuracy.value)) if fast else None,
     )
 
 
-def best_of_each_k(task: TaskResult) -> list[tuple[int | None, Best]]:
+def best_by_k(task: TaskResult) -> list[tuple[int | None, Best]]:
     """k=1 first; policies without a period last."""
-    periods = sorted({r.configuration.k for r in task.configurations}, key=lambda k: (k is None, k or 0))
-    return [(k, best([r for r in task.configurations if r.configuration.k == k])) for k in periods]
-
-
-def _speed(result: ConfigurationResult) -> float:
-    rate = result.throughput.tokens_per_second
-    return 0.0 if rate is None else rate.value
+    periods = sorted({r.resolved.k for r in task.configurations}, key=lambda k: (k is None, k or 0))
+    return [(k, best([r for r in task.configurations if r.resolved.k == k])) for k in periods]

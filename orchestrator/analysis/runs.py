@@ -1,11 +1,12 @@
-"""Rows of one task as runs × documents: which configuration answered which document, and at what cost.
+"""One task's rows as a table of runs × documents.
 
-A configuration is a policy with its decode settings; a run is one repeat of it. The baseline of a configuration is
-every run at k=1 with the same decode settings, pooled: they are the same by definition. Knows no statistics.
+A run is one repeat of a configuration. The baseline of a configuration is all runs at k=1 with the same decode
+settings, pooled: they are identical by definition.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,35 +15,38 @@ from orchestrator.analysis.columns import (
     NAMES,
     NUMBERS,
     Array,
-    codes,
-    grouped,
-    numbers,
-    score_of,
-    speeds_of_moments,
-    wall_time,
+    apportioned_wall_time,
+    encode,
+    group_codes,
+    primary_scores,
+    smoothed_calibration,
+    to_numpy,
 )
+from orchestrator.core.configuration import CONFIGURATION_KEYS, DECODE_SETTINGS, Configuration, varying_settings
 
-Settings = tuple[float, int, bool]
+Settings = tuple[Any, ...]  # values of DECODE_SETTINGS
 SUBSETS = ("first", "middle", "last", "all")
+PASS_KINDS = ("prefill", "full", "small", "commit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Configuration:
-    """A policy with its decode settings; `layers` are the indices it names in this model."""
+class ResolvedConfiguration:
+    """A configuration with what its rows say about its policy; `layers` are indices into this model."""
 
-    policy: str
+    configuration: Configuration
     k: int | None
     subset: str | None
     mode: str | None
     layers: tuple[int, ...]
-    threshold: float
-    small_block: int
-    block_cache: bool
-    label: str  # the policy, with the settings that vary in this table
+    label: str  # with the settings that vary in this table
+
+    @property
+    def policy(self) -> str:
+        return self.configuration.policy
 
     @property
     def settings(self) -> Settings:
-        return self.threshold, self.small_block, self.block_cache
+        return self.configuration.settings
 
     @property
     def is_baseline(self) -> bool:
@@ -50,48 +54,47 @@ class Configuration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TaskRows:
-    """One task's rows. `cell` is runs × documents: a row's place in the columns, −1 where there is none."""
+class TaskRuns:
+    """One task's rows. `cell` is runs × documents: an index into the columns, −1 if the run lacks the document."""
 
     task: str
-    configurations: tuple[Configuration, ...]
+    configurations: tuple[ResolvedConfiguration, ...]
     owner: Array  # run → configuration
     repeat: Array  # run → repeat
     cell: Array
     doc_ids: Array
     strata: Array  # document → subtask
     subtasks: tuple[str, ...]
-    columns: Mapping[str, Array]  # per row of this task; names are codes into `names`
+    columns: Mapping[str, Array]  # one value per row; of NAMES, codes into `names`
     names: Mapping[str, tuple[str | None, ...]]
-    run: Array  # place in the columns → run
-    row: Array  # place in the columns → place in the table of all tasks
+    run: Array  # row → run
+    row: Array  # row → row in the table of all tasks
 
     @property
     def documents(self) -> int:
         return len(self.doc_ids)
 
-    def runs_of(self, configuration: int) -> Array:
-        return np.flatnonzero(self.owner == configuration)
-
-    def baseline_runs(self, settings: Settings) -> Array:
-        """The runs at k=1 with these decode settings; none if there is no such run."""
-        return np.flatnonzero(
-            [self.is_baseline_run(run) and self._of(run).settings == settings for run in self.all_runs]
-        )
-
     @property
     def all_runs(self) -> range:
         return range(len(self.owner))
 
-    def is_baseline_run(self, run: int) -> bool:
-        return self._of(run).is_baseline
+    def runs_of(self, configuration: int) -> Array:
+        return np.flatnonzero(self.owner == configuration)
 
-    def _of(self, run: int) -> Configuration:
+    def baseline_runs(self, settings: Settings) -> Array:
+        """Runs at k=1 with these decode settings; may be empty."""
+        found = [self.is_baseline_run(run) and self._configuration(run).settings == settings for run in self.all_runs]
+        return np.flatnonzero(found)
+
+    def is_baseline_run(self, run: int) -> bool:
+        return self._configuration(run).is_baseline
+
+    def _configuration(self, run: int) -> ResolvedConfiguration:
         return self.configurations[int(self.owner[run])]
 
     def run_label(self, run: int) -> str:
         repeat = int(self.repeat[run])
-        return self._of(run).label + (f".r{repeat}" if repeat else "")
+        return self._configuration(run).label + (f".r{repeat}" if repeat else "")
 
     def present(self, runs: Sequence[int] | Array) -> Array:
         """Documents that at least one of the runs has."""
@@ -99,12 +102,12 @@ class TaskRows:
         return result
 
     def values(self, runs: Sequence[int] | Array, column: str) -> Array:
-        """Runs × documents, NaN where a run lacks a document."""
+        """Runs × documents, NaN if a run lacks a document."""
         cells = self.cell[np.asarray(runs, dtype=int)]
         return np.where(cells >= 0, self.columns[column][cells], np.nan)
 
     def mean(self, runs: Sequence[int] | Array, column: str) -> Array:
-        """Per document the mean over those of the runs that have it, NaN where none has."""
+        """Per document, the mean over the runs that have it; NaN if none has."""
         cells = self.cell[np.asarray(runs, dtype=int)]
         found = cells >= 0
         total = np.where(found, self.columns[column][cells], 0).sum(axis=0, dtype=np.float64)
@@ -112,60 +115,61 @@ class TaskRows:
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def rows_of(self, runs: Sequence[int] | Array) -> Array:
-        """Places in the columns of all rows of the runs."""
+        """Indices into the columns of all rows of the runs."""
         cells = self.cell[np.asarray(runs, dtype=int)]
         result: Array = cells[cells >= 0]
         return result
 
+    def trials_of(self, rows: Array) -> tuple[str, ...]:
+        """Sorted trial ids of these rows."""
+        names = self.names["trial_id"]
+        return tuple(sorted(str(names[code]) for code in np.unique(self.columns["trial_id"][rows])))
 
-def split(rows: pa.Table, marks: Array, primary: Mapping[str, str]) -> list[TaskRows]:
-    """The table by task, in the order of `primary`'s tasks; `marks` are the fingerprints of its answers."""
-    code, tasks = codes(rows["task"])
-    asked = [task for task in primary if task in tasks]
-    narrow = rows.select([*NUMBERS, *NAMES, "correct", "metrics"])
-    narrow = narrow.append_column("moment", pa.array(speeds_of_moments(rows)))
+
+def split_by_task(rows: pa.Table, fingerprints: Array, primary: Mapping[str, str]) -> list[TaskRuns]:
+    """One TaskRuns per task, tasks of `primary` (task → metric) first."""
+    code, tasks = encode(rows["task"])
+    requested = [task for task in primary if task in tasks]
+    narrow = rows.select([*DECODE_SETTINGS, *NUMBERS, *NAMES, "correct", "metrics"])
+    narrow = narrow.append_column("speed", pa.array(smoothed_calibration(rows)))
     result = []
-    for task in (*asked, *(task for task in tasks if task not in asked)):
+    for task in (*requested, *(task for task in tasks if task not in requested)):
         places = np.flatnonzero(code == tasks.index(task))
         part = narrow if len(tasks) == 1 else narrow.take(pa.array(places))
-        result.append(task_rows(task, part, rows["layers"], marks[places], places, primary.get(task, "")))
+        result.append(_task_runs(task, part, rows["layers"], fingerprints[places], places, primary.get(task, "")))
     return result
 
 
-def task_rows(
-    task: str, rows: pa.Table, layers: pa.ChunkedArray, marks: Array, places: Array, primary: str
-) -> TaskRows:
-    """`layers` and `places` are those of the whole table: lists are long, and one of each configuration is enough."""
-    columns: dict[str, Array] = {name: numbers(rows[name]) for name in NUMBERS}
+def _task_runs(
+    task: str, rows: pa.Table, layers: pa.ChunkedArray, fingerprints: Array, places: Array, primary: str
+) -> TaskRuns:
+    """`layers` is the whole table's column: taking long lists is slow, and one per configuration is enough."""
+    columns: dict[str, Array] = {name: to_numpy(rows[name]) for name in NUMBERS}
     names: dict[str, tuple[str | None, ...]] = {}
     for name in NAMES:
-        columns[name], names[name] = codes(rows[name])
-    columns["mark"] = marks
-    columns["score"] = score_of(rows, primary)
-    columns["wall"] = wall_time(
-        columns["trial_id"],
-        columns["attempt"],
-        columns["batch_id"],
-        columns["batch_seconds"],
-        columns["tokens"],
-    )
-    columns["work"] = columns["wall"] * numbers(rows["moment"])  # seconds in units of what this actor does in one
-    columns["passes"] = sum(
-        (columns[f"passes_{kind}"] for kind in ("prefill", "full", "small", "commit")), np.zeros(len(rows), np.int64)
-    )
+        columns[name], names[name] = encode(rows[name])
+    for name in DECODE_SETTINGS:
+        text = pa.types.is_string(rows[name].type) or pa.types.is_dictionary(rows[name].type)
+        columns[name] = encode(rows[name])[0] if text else to_numpy(rows[name])
+    columns["answer"] = fingerprints
+    columns["score"] = primary_scores(rows, primary)
+    batch = (columns[name] for name in ("trial_id", "attempt", "batch_id", "batch_seconds", "tokens"))
+    columns["wall"] = apportioned_wall_time(*batch)
+    columns["work"] = columns["wall"] * to_numpy(rows["speed"])  # tokens k=1 would have written meanwhile
+    columns["passes"] = sum((columns[f"passes_{kind}"] for kind in PASS_KINDS), np.zeros(len(rows), np.int64))
     columns["steps"] = columns["passes_full"].astype(np.int64) + columns["passes_small"]
-    configuration, first = _configurations(columns, names)
-    run, runs = grouped(configuration, columns["repeat"])
+    configuration, first = _configuration_codes(columns, names)
+    run, runs = group_codes(configuration, columns["repeat"])
     cell = np.full((runs, len(names["doc_id"])), -1, dtype=np.int64)
-    backwards = np.arange(len(rows))[::-1]  # so that of two rows for one document the first one stays
+    backwards = np.arange(len(rows))[::-1]  # so that of two rows of one document the first one stays
     cell[run[backwards], columns["doc_id"][backwards]] = backwards
     example = np.zeros(runs, dtype=np.int64)
     example[run[backwards]] = backwards
     strata = np.zeros(len(names["doc_id"]), dtype=np.int64)
     strata[columns["doc_id"]] = columns["subtask"]
-    return TaskRows(
+    return TaskRuns(
         task=task,
-        configurations=_described(columns, names, first, [layers[int(row)].as_py() for row in places[first]]),
+        configurations=_resolved(rows.take(pa.array(first)), [layers[int(row)].as_py() for row in places[first]]),
         owner=configuration[example],
         repeat=columns["repeat"][example],
         cell=cell,
@@ -179,64 +183,39 @@ def task_rows(
     )
 
 
-def _configurations(columns: Mapping[str, Array], names: Mapping[str, tuple[str | None, ...]]) -> tuple[Array, Array]:
-    """Each row's configuration, k=1 first and then as a model's layers lie, and a row of each configuration."""
+def _configuration_codes(
+    columns: Mapping[str, Array], names: Mapping[str, tuple[str | None, ...]]
+) -> tuple[Array, Array]:
+    """Each row's configuration, ordered by settings, k and subset, and the first row of each configuration."""
     k = np.nan_to_num(columns["k"].astype(np.float64), nan=np.inf)
     rank = np.array([SUBSETS.index(name) if name in SUBSETS else len(SUBSETS) for name in names["subset"]])
-    keys = (*(columns[axis] for axis in ("threshold", "small_block", "block_cache")), k, rank[columns["subset"]])
-    key, count = grouped(*keys, columns["policy"])
+    settings = (columns[name] for name in DECODE_SETTINGS)
+    key, count = group_codes(*settings, k, rank[columns["subset"]], columns["policy"])
     first = np.zeros(count, dtype=np.int64)
     first[key[::-1]] = np.arange(len(key))[::-1]
     return key, first
 
 
-def _described(
-    columns: Mapping[str, Array],
-    names: Mapping[str, tuple[str | None, ...]],
-    first: Array,
-    layers: Sequence[Sequence[int]],
-) -> tuple[Configuration, ...]:
-    axes = ("threshold", "small_block", "block_cache")
-    varying = [axis for axis in axes if len(np.unique(columns[axis])) > 1]
-    return tuple(_describe(columns, names, int(row), tuple(layers[i]), varying) for i, row in enumerate(first))
-
-
-def _describe(
-    columns: Mapping[str, Array],
-    names: Mapping[str, tuple[str | None, ...]],
-    row: int,
-    layers: tuple[int, ...],
-    varying: Sequence[str],
-) -> Configuration:
-    policy = str(names["policy"][columns["policy"][row]])
-    k = float(columns["k"][row])
-    values = {
-        "threshold": float(columns["threshold"][row]),
-        "small_block": int(columns["small_block"][row]),
-        "block_cache": bool(columns["block_cache"][row]),
-    }
-    said = "".join(f" {axis.replace('_', ' ')} {_plain(values[axis])}" for axis in varying)
-    return Configuration(
-        policy=policy,
-        k=None if np.isnan(k) else int(k),
-        subset=names["subset"][columns["subset"][row]],
-        mode=names["mode"][columns["mode"][row]],
-        layers=layers,
-        label=policy + said,
-        threshold=values["threshold"],
-        small_block=int(values["small_block"]),
-        block_cache=bool(values["block_cache"]),
+def _resolved(rows: pa.Table, layers: Sequence[Sequence[int]]) -> tuple[ResolvedConfiguration, ...]:
+    """`rows` has one row per configuration."""
+    values = rows.select([*CONFIGURATION_KEYS, "k", "subset", "mode"]).to_pylist()
+    found = [Configuration.from_mapping(row) for row in values]
+    shown = varying_settings(found)
+    return tuple(
+        ResolvedConfiguration(
+            configuration=configuration,
+            k=row["k"],
+            subset=row["subset"],
+            mode=row["mode"],
+            layers=tuple(indices),
+            label=configuration.label(shown),
+        )
+        for configuration, row, indices in zip(found, values, layers, strict=True)
     )
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class TrialAttempt:
     """One attempt at a trial on one actor, as a point in time."""
 
     trial_id: str
@@ -252,38 +231,38 @@ class Trial:
     seconds: float
     tokens_per_second: float | None
     calibration: float
-    work_per_pass: float  # calibrated seconds of an average pass
-    work_per_layer: float  # and of an average layer that ran, all else included
+    work_per_pass: float  # calibrated time of an average pass
+    work_per_layer: float  # calibrated time per layer that ran, overhead included
     first_of_actor: bool
 
 
-def timeline(tasks: Sequence[TaskRows], table: pa.Table) -> tuple[Trial, ...]:
-    """Every trial and attempt of all tasks with its speed, in order of time."""
-    started = numbers(table["started_at"].cast(pa.int64())) / 1e6
-    found = sorted((trial for rows in tasks for trial in _trials(rows, started[rows.row])), key=lambda t: t.started_at)
+def timeline(tasks: Sequence[TaskRuns], table: pa.Table) -> tuple[TrialAttempt, ...]:
+    """Every attempt of all tasks, in order of time."""
+    started = to_numpy(table["started_at"].cast(pa.int64())) / 1e6
+    found = sorted((one for rows in tasks for one in _attempts(rows, started[rows.row])), key=lambda a: a.started_at)
     seen: set[str] = set()
     result = []
-    for trial in found:
-        result.append(trial if trial.actor in seen else replace(trial, first_of_actor=True))
-        seen.add(trial.actor)
+    for attempt in found:
+        result.append(attempt if attempt.actor in seen else replace(attempt, first_of_actor=True))
+        seen.add(attempt.actor)
     return tuple(result)
 
 
-def _trials(rows: TaskRows, started: Array) -> Iterator[Trial]:
+def _attempts(rows: TaskRuns, started: Array) -> Iterator[TrialAttempt]:
     columns, names = rows.columns, rows.names
-    group, count = grouped(columns["trial_id"], columns["attempt"], columns["actor"])
+    group, count = group_codes(columns["trial_id"], columns["attempt"], columns["actor"])
     first = np.zeros(count, dtype=np.int64)
     first[group[::-1]] = np.arange(len(group))[::-1]
     began = np.full(count, np.inf)
     np.minimum.at(began, group, started)
     documents = np.bincount(group, minlength=count)
-    totals = {
+    sums = {
         name: np.bincount(group, weights=columns[name], minlength=count)
         for name in ("tokens", "wall", "work", "passes", "layers_computed")
     }
     for i, row in enumerate(first):
-        tokens, wall = int(totals["tokens"][i]), float(totals["wall"][i])
-        yield Trial(
+        tokens, wall = int(sums["tokens"][i]), float(sums["wall"][i])
+        yield TrialAttempt(
             trial_id=str(names["trial_id"][columns["trial_id"][row]]),
             attempt=int(columns["attempt"][row]),
             task=rows.task,
@@ -297,7 +276,7 @@ def _trials(rows: TaskRows, started: Array) -> Iterator[Trial]:
             seconds=wall,
             tokens_per_second=tokens / wall if tokens and wall > 0 else None,
             calibration=float(columns["calibration"][row]),
-            work_per_pass=float(totals["work"][i] / max(1.0, totals["passes"][i])),
-            work_per_layer=float(totals["work"][i] / max(1.0, totals["layers_computed"][i])),
+            work_per_pass=float(sums["work"][i] / max(1.0, sums["passes"][i])),
+            work_per_layer=float(sums["work"][i] / max(1.0, sums["layers_computed"][i])),
             first_of_actor=False,
         )

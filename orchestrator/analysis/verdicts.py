@@ -1,22 +1,22 @@
-"""Confirmed, rejected or undecided, from the ends of intervals against what was declared. Computes no interval.
+"""Verdicts: confirmed, rejected or undecided, from the ends of intervals against the declared criteria.
 
-confirmed   the speed-up's low end lies above the declared one and the noise floor, and the worst end of the accuracy
-            difference lies above minus the margin
-rejected    the speed-up's high end lies below the declared one by more than the noise floor, or the difference's best
-            end lies below minus the margin
-undecided   otherwise: the intervals do not settle it
+confirmed   the low end of the speed-up lies above the declared one and above the noise floor, and the low end of the
+            accuracy difference lies above minus the margin
+rejected    the high end of the speed-up lies below the declared one by more than the noise floor, or the high end of
+            the accuracy difference lies below minus the margin
+undecided   otherwise
 
-The intervals are simultaneous: with m configurations compared in a task each holds at 1 − 5 %/m (Bonferroni). A bad
-configuration is confirmed only if the one-sided interval of what is bad about it misses (2.5 %/m); a good one is
-rejected only if one of two one-sided intervals misses (2 × 2.5 %/m). So the chance of any wrong verdict in a task's
-whole grid, and with it of a wrong one on the hypothesis (confirmed if some configuration is, rejected if all are), is
-at most 5 %. Each task is a family of its own. Holm's p-values are printed beside and decide nothing.
+The intervals are simultaneous: with m compared configurations each holds at 1 − 5 %/m (Bonferroni). A bad
+configuration is confirmed only if the one-sided interval of its failing criterion misses (2.5 %/m); a good one is
+rejected only if one of two one-sided intervals misses (2 × 2.5 %/m). So the chance of any wrong verdict within a task
+is at most 5 %, and so is that of a wrong verdict on the task (confirmed if some configuration is, rejected if all
+are). Holm's p-values are reported and decide nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.accuracy import Difference
+from orchestrator.analysis.accuracy import PairedDifference
 from orchestrator.analysis.speedups import NoiseFloor, Speedup
 
 CONFIRMED, REJECTED, UNDECIDED = "confirmed", "rejected", "undecided"
@@ -25,7 +25,7 @@ SPEED_AND_ACCURACY, ACCURACY_ONLY = "speed and accuracy", "accuracy only"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Criteria:
-    """What must hold: a drop of less than `margin` points, more than `speedup` times the speed of k=1."""
+    """A drop of less than `margin` points at more than `speedup` times the speed of k=1."""
 
     margin: float
     speedup: float
@@ -34,6 +34,8 @@ class Criteria:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
+    """On a configuration or a task. summary.json contains these fields."""
+
     outcome: str
     sentence: str
     basis: str = SPEED_AND_ACCURACY
@@ -43,35 +45,34 @@ class Verdict:
         assert self.outcome in (CONFIRMED, REJECTED, UNDECIDED), self.outcome
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """One criterion: held, failed or open, and how to say it."""
+@dataclass(frozen=True, slots=True)
+class _Criterion:
+    """The outcome of one criterion, and its reason."""
 
-    state: str
-    text: str
+    outcome: str
+    reason: str
 
 
 def judge(
     label: str,
-    difference: Difference,
+    difference: PairedDifference,
     speedup: Speedup | None,
-    floor: NoiseFloor | None,
+    noise_floor: NoiseFloor | None,
     criteria: Criteria,
     *,
     generates: bool = True,
 ) -> Verdict:
-    """A configuration's verdict; where nothing is generated, accuracy alone is judged."""
+    """A configuration's verdict; if nothing is generated, accuracy alone is judged."""
     parts = [_accuracy(difference, criteria.margin)]
     if generates:
-        parts.insert(0, _speed(speedup, floor, criteria.speedup))
-    states = {part.state for part in parts}
-    outcome = REJECTED if REJECTED in states else CONFIRMED if states == {CONFIRMED} else UNDECIDED
-    told = [part for part in parts if part.state == outcome]
-    reason = "; ".join(part.text for part in (told if outcome != CONFIRMED else parts))
+        parts.insert(0, _speed(speedup, noise_floor, criteria.speedup))
+    outcomes = {part.outcome for part in parts}
+    outcome = REJECTED if REJECTED in outcomes else CONFIRMED if outcomes == {CONFIRMED} else UNDECIDED
+    reason = "; ".join(part.reason for part in parts if part.outcome == outcome)
     if outcome == UNDECIDED and difference.detectable > criteria.margin:
         reason += (
-            f"; {difference.documents} documents show a change of {difference.detectable:.1f} points or more, "
-            f"so a margin of {criteria.margin:g} is out of their reach"
+            f"; {difference.documents} documents can only show a change of {difference.detectable:.1f} points or more, "
+            f"more than the margin of {criteria.margin:g}"
         )
     return Verdict(
         outcome=outcome,
@@ -81,85 +82,81 @@ def judge(
     )
 
 
-def _accuracy(difference: Difference, margin: float) -> _Part:
+def _accuracy(difference: PairedDifference, margin: float) -> _Criterion:
     ends = difference.simultaneous
-    said = f"the accuracy difference lies between {_points(ends.low)} and {_points(ends.high)} points"
+    range_ = f"the accuracy difference lies between {_points(ends.low)} and {_points(ends.high)} points"
     if ends.low > -margin:
-        return _Part(state=CONFIRMED, text=f"{said}, inside the margin of {margin:g}")
+        return _Criterion(CONFIRMED, f"{range_}, inside the margin of {margin:g}")
     if ends.high < -margin:
-        return _Part(state=REJECTED, text=f"{said}, a drop beyond the margin of {margin:g}")
-    return _Part(state=UNDECIDED, text=f"{said}, which does not settle a margin of {margin:g}")
+        return _Criterion(REJECTED, f"{range_}, a drop beyond the margin of {margin:g}")
+    return _Criterion(UNDECIDED, f"{range_}, which is too wide to decide on a margin of {margin:g}")
 
 
-def _speed(speedup: Speedup | None, floor: NoiseFloor | None, declared: float) -> _Part:
+def _speed(speedup: Speedup | None, noise_floor: NoiseFloor | None, declared: float) -> _Criterion:
     ends = None if speedup is None else speedup.tokens_simultaneous
     if speedup is None or ends is None:
-        return _Part(state=UNDECIDED, text="no tokens and times could be compared with those of k=1")
-    said = f"the speed-up lies between {_times(ends.low)} and {_times(ends.high)}"
-    if floor is None:
-        return _Part(
-            state=UNDECIDED,
-            text=f"{said}, but k=1 ran once, so the noise floor is unknown (add k1_middle, or a second repeat)",
-        )
-    noise = f"within the noise floor: runs at k=1 differ by up to {_times(floor.spread.high)}"
-    if ends.high * floor.spread.high < declared:
-        return _Part(state=REJECTED, text=f"{said}, below the {_times(declared)} asked for")
+        return _Criterion(UNDECIDED, "there are no tokens and times to compare with those of k=1")
+    range_ = f"the speed-up lies between {_times(ends.low)} and {_times(ends.high)}"
+    if noise_floor is None:
+        hint = "k=1 ran once, so the noise floor is unknown (add k1_middle, or a second repeat)"
+        return _Criterion(UNDECIDED, f"{range_}, but {hint}")
+    spread = noise_floor.spread.high
+    noise = f"within the noise floor: runs at k=1 differ by up to {_times(spread)}"
+    if ends.high * spread < declared:
+        return _Criterion(REJECTED, f"{range_}, below the declared {_times(declared)}")
     if ends.high < declared:
-        return _Part(state=UNDECIDED, text=f"{said}, below the {_times(declared)} asked for but {noise}")
+        return _Criterion(UNDECIDED, f"{range_}, below the declared {_times(declared)} but {noise}")
     if ends.low <= declared:
-        return _Part(state=UNDECIDED, text=f"{said}, which does not settle the {_times(declared)} asked for")
-    if ends.low <= floor.spread.high:
-        return _Part(state=UNDECIDED, text=f"{said}, {noise}")
-    return _drift(speedup, declared, f"{said}, above the {_times(declared)} asked for")
-
-
-def _drift(speedup: Speedup, declared: float, said: str) -> _Part:
-    """A configuration that writes more is not faster for it: documents must come out faster too."""
-    each = speedup.seconds_simultaneous
-    if not speedup.drifts or each.low > declared:
-        return _Part(state=CONFIRMED, text=said)
-    return _Part(
-        state=UNDECIDED,
-        text=f"{said} in tokens per second, but its answers changed in length (×{speedup.length_ratio or 1:.2f}) and "
-        f"documents come out only {_times(each.low)} to {_times(each.high)} as fast",
+        return _Criterion(UNDECIDED, f"{range_}, which is too wide to decide on the declared {_times(declared)}")
+    if ends.low <= spread:
+        return _Criterion(UNDECIDED, f"{range_}, {noise}")
+    reason, each = f"{range_}, above the declared {_times(declared)}", speedup.seconds_simultaneous
+    if not speedup.length_changed or each.low > declared:
+        return _Criterion(CONFIRMED, reason)
+    # longer answers at more tokens per second are no gain: documents must be finished faster too
+    return _Criterion(
+        UNDECIDED,
+        f"{reason} in tokens per second, but its answers changed in length (×{speedup.length_ratio or 1:.2f}) and its "
+        f"speed-up in documents lies between {_times(each.low)} and {_times(each.high)}",
     )
 
 
-def withheld(verdict: Verdict, gates: Sequence[str]) -> Verdict:
-    """A verdict on rows that a validity gate says cannot be compared is none."""
+def withhold(verdict: Verdict, gates: Sequence[str]) -> Verdict:
+    """Undecided if a validity gate found that the rows cannot be compared."""
     if verdict.outcome == UNDECIDED or not gates:
         return verdict
     label = verdict.sentence.partition(" is ")[0]
     return replace(
         verdict,
         outcome=UNDECIDED,
-        sentence=f"{label} is undecided, because a validity gate failed ({', '.join(gates)}); the figures alone would "
-        f"say {verdict.outcome}.",
+        sentence=f"{label} is undecided, because a validity gate failed ({', '.join(gates)}); without it the verdict "
+        f"would be {verdict.outcome}.",
     )
 
 
-def hypothesis(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Criteria) -> Verdict:
+def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Criteria) -> Verdict:
     """Confirmed if some configuration is, rejected if all are, else undecided."""
     accuracy_only = bool(verdicts) and all(verdict.basis == ACCURACY_ONLY for _, verdict in verdicts)
-    basis = ACCURACY_ONLY if accuracy_only else SPEED_AND_ACCURACY
     goal = f"a drop of less than {criteria.margin:g} points"
     if not accuracy_only:
         goal = f"more than {_times(criteria.speedup)} the speed of k=1 at {goal}"
-    by_outcome = {
+    labels = {
         outcome: [label for label, verdict in verdicts if verdict.outcome == outcome]
         for outcome in (CONFIRMED, REJECTED, UNDECIDED)
     }
-    if by_outcome[CONFIRMED]:
-        outcome, why = CONFIRMED, f"{_listed(by_outcome[CONFIRMED])} reached {goal}"
-    elif verdicts and len(by_outcome[REJECTED]) == len(verdicts):
-        outcome, why = REJECTED, f"no configuration reached {goal}; all {len(verdicts)} are rejected"
+    if labels[CONFIRMED]:
+        outcome, reason = CONFIRMED, f"{_listed(labels[CONFIRMED])} reached {goal}"
+    elif verdicts and len(labels[REJECTED]) == len(verdicts):
+        outcome, reason = REJECTED, f"no configuration reached {goal}; all {len(verdicts)} are rejected"
     elif verdicts:
-        outcome = UNDECIDED
-        why = f"no configuration is shown to reach {goal}, and {_listed(by_outcome[UNDECIDED])} may"
+        outcome, reason = UNDECIDED, f"no configuration is shown to reach {goal}; {_listed(labels[UNDECIDED])} may"
     else:
-        outcome, why = UNDECIDED, "no configuration can be compared with k=1"
+        outcome, reason = UNDECIDED, "no configuration can be compared with k=1"
     return Verdict(
-        outcome=outcome, sentence=f"{task} is {outcome}: {why}.", basis=basis, exploratory=criteria.exploratory
+        outcome=outcome,
+        sentence=f"{task} is {outcome}: {reason}.",
+        basis=ACCURACY_ONLY if accuracy_only else SPEED_AND_ACCURACY,
+        exploratory=criteria.exploratory,
     )
 
 

@@ -35,7 +35,7 @@ class Configuration:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Configuration":
         """From a row or a trial.json; a setting that an older version did not know has its default."""
-        return cls(**{name: values[name] for name in CONFIGURATION_KEYS if name in values})
+        return cls(**{name: values[name] for name in CONFIGURATION_KEYS if values.get(name) is not None})
 
     @property
     def settings(self) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis
-from orchestrator.analysis.details import Break
+from orchestrator.analysis.details import Regression
 from orchestrator.report.sweeps import Material
 
 SHOWN = 600  # documents in a whole report; the statistics count all of them
@@ -70,7 +70,9 @@ class Examples:
 
 def examples(material: Material, analysis: Analysis) -> list[Examples]:
     """For each configuration a few documents, spread over all it lost."""
-    broken = [(t.task, c.label, c.comparison.breaks) for t in analysis.tasks for c in t.configurations if c.comparison]
+    broken = [
+        (t.task, c.label, c.comparison.regressions) for t in analysis.tasks for c in t.configurations if c.comparison
+    ]
     most = max(LEAST, min(MOST, SHOWN // max(1, len(broken))))
     chosen = [(task, label, breaks, _spread(breaks.listed, most)) for task, label, breaks in broken]
     answers = _answers(material, [one for *_, listed in chosen for one in listed])
@@ -90,13 +92,13 @@ def examples(material: Material, analysis: Analysis) -> list[Examples]:
     ]
 
 
-def _spread(listed: Sequence[Break], most: int) -> list[Break]:
+def _spread(listed: Sequence[Regression], most: int) -> list[Regression]:
     if len(listed) <= most:
         return list(listed)
     return [listed[i * len(listed) // most] for i in range(most)]
 
 
-def _answers(material: Material, wanted: Sequence[Break]) -> Mapping[tuple[str, str], Answer]:
+def _answers(material: Material, wanted: Sequence[Regression]) -> Mapping[tuple[str, str], Answer]:
     """By trial and document; each trial's file is opened once."""
     by_trial: dict[str, set[str]] = defaultdict(set)
     for one in wanted:
@@ -112,7 +114,7 @@ def _answers(material: Material, wanted: Sequence[Break]) -> Mapping[tuple[str, 
     return found
 
 
-def _documents(material: Material, task: str, wanted: Sequence[Break]) -> Mapping[str, Mapping[str, object]]:
+def _documents(material: Material, task: str, wanted: Sequence[Regression]) -> Mapping[str, Mapping[str, object]]:
     table = material.documents[task]
     rows = table.filter(pc.is_in(table["doc_id"], pa.array(sorted({one.doc_id for one in wanted}), pa.string())))
     return {row["doc_id"]: row for row in rows.to_pylist()}
@@ -121,7 +123,7 @@ def _documents(material: Material, task: str, wanted: Sequence[Break]) -> Mappin
 def _example(
     task: str,
     label: str,
-    one: Break,
+    one: Regression,
     answers: Mapping[tuple[str, str], Answer],
     documents: Mapping[str, Mapping[str, object]],
 ) -> Example:

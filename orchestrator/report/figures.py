@@ -7,12 +7,12 @@ from functools import partial
 from itertools import chain, islice
 
 from orchestrator.analysis import Analysis
-from orchestrator.analysis.details import Part
+from orchestrator.analysis.details import Subgroup
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.ranking import EXECUTIONS, POSITIONS, REFERENCE, SPEED, worth_showing
+from orchestrator.analysis.ranking import EXECUTIONS, POSITIONS, REFERENCE, SPEED, beyond_fixed_grid
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
-from orchestrator.analysis.runs import Trial
-from orchestrator.analysis.trial_facts import Startup
+from orchestrator.analysis.runs import TrialAttempt
+from orchestrator.analysis.trial_facts import ActorStartup
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.charts import Dot, Grid, Lane, Spread, over_time, panels, spreads, tall
 from orchestrator.report.drawing import Picture, finish, style
@@ -34,7 +34,7 @@ class Gallery:
 
 
 def draw(
-    analysis: Analysis, startups: Mapping[str, Startup], prefix: str, mapped: Mapped = one_by_one
+    analysis: Analysis, startups: Mapping[str, ActorStartup], prefix: str, mapped: Mapped = one_by_one
 ) -> Iterator[list[Picture]]:
     """What `arrange` makes a gallery of; where processes draw, they begin now. `prefix` tells sweeps apart."""
     jobs = [
@@ -85,7 +85,7 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Pic
             margin=criteria.margin,
             speedup=criteria.speedup,
             accuracy=100 * base.accuracy.value if len(task.baselines) == 1 else None,
-            noise=None if base.floor is None else base.floor.spread,
+            noise=None if base.noise_floor is None else base.noise_floor.spread,
         ),
         name=f"{prefix}tradeoff",
         title=f"{task.task}: accuracy against speed-up",
@@ -98,7 +98,7 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Pic
 
 def _paretos(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
     """Decode settings and policies together, over each axis; nothing where there is only the fixed grid."""
-    if not worth_showing([result.standing for result in task.configurations]):
+    if not beyond_fixed_grid([result.ranking for result in task.configurations]):
         return
     for axis, name in ((SPEED, "speed"), (EXECUTIONS, "executions"), (POSITIONS, "positions")):
         yield finish(
@@ -115,7 +115,7 @@ def _stands(task: TaskResult, axis: str) -> Iterator[Stand]:
     """The reference is one point, however many runs at k=1 it is pooled from."""
     seen = set()
     for result in task.configurations:
-        one = result.standing
+        one = result.ranking
         gain = None if one is None else one.gain(axis)
         if one is None or gain is None or (one.family == REFERENCE and REFERENCE in seen):
             continue
@@ -135,11 +135,11 @@ def _point(result: ConfigurationResult) -> Point:
     faster = result.comparison.speedup
     return Point(
         label=result.label,
-        k=result.configuration.k,
-        subset=result.configuration.subset,
+        k=result.resolved.k,
+        subset=result.resolved.subset,
         drop=result.comparison.difference.points,
         speedup=None if faster is None else faster.tokens,
-        on_front=result.pareto,
+        on_front=result.on_front,
     )
 
 
@@ -148,14 +148,14 @@ def _grids(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Pictur
     del criteria
     families: dict[object, list[ConfigurationResult]] = {}
     for result in task.configurations:
-        own = result.configuration
+        own = result.resolved
         if own.k is not None and own.subset is not None:
             families.setdefault(own.settings, []).append(result)
     for place, (settings, results) in enumerate(families.items()):
-        modes = dict.fromkeys(r.configuration.mode for r in results if r.configuration.k != 1)
+        modes = dict.fromkeys(r.resolved.mode for r in results if r.resolved.k != 1)
         for mode in modes or {None: None}:
-            members = [r for r in results if r.configuration.mode == mode or r.configuration.k == 1]
-            if len({r.configuration.k for r in members}) > 1 and place < 3:
+            members = [r for r in results if r.resolved.mode == mode or r.resolved.k == 1]
+            if len({r.resolved.k for r in members}) > 1 and place < 3:
                 said = f", {mode} mode" if mode and len(modes) > 1 else ""
                 suffix = f"{f'-{mode}' if said else ''}{f'-{place + 1}' if place else ''}"
                 varies = f", {_settings_text(settings)}" if len(families) > 1 else ""
@@ -176,9 +176,9 @@ def _settings_text(settings: object) -> str:
 
 
 def _maps(results: Sequence[ConfigurationResult], *, generates: bool) -> Iterator[Grid]:
-    names = list(dict.fromkeys(str(r.configuration.subset) for r in results))
-    periods = sorted({r.configuration.k for r in results if r.configuration.k is not None})
-    by = {(r.configuration.k, str(r.configuration.subset)): r for r in results}
+    names = list(dict.fromkeys(str(r.resolved.subset) for r in results))
+    periods = sorted({r.resolved.k for r in results if r.resolved.k is not None})
+    by = {(r.resolved.k, str(r.resolved.subset)): r for r in results}
 
     def grid(title: str, values: Mapping[tuple[int | None, str], float], places: int) -> Grid:
         table = [[values.get((k, name), math.nan) for name in names] for k in periods]
@@ -199,8 +199,8 @@ def _rest(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture
     del criteria
     shown = task.configurations[:MOST_CONFIGURATIONS]
     if task.kind == GENERATE:
-        steps = [Spread(label=r.label, k=r.configuration.k, histogram=r.steps) for r in shown]
-        lengths = [Spread(label=r.label, k=r.configuration.k, histogram=r.lengths) for r in shown]
+        steps = [Spread(label=r.label, k=r.resolved.k, histogram=r.steps) for r in shown]
+        lengths = [Spread(label=r.label, k=r.resolved.k, histogram=r.lengths) for r in shown]
         yield finish(
             spreads([("denoising steps per document", steps), ("tokens per document", lengths)]),
             name=f"{prefix}spread",
@@ -243,7 +243,7 @@ def _breakdowns(task: TaskResult, prefix: str) -> Iterator[Picture]:
             )
 
 
-def _breakdown(compared: Sequence[ConfigurationResult], parts: Sequence[Sequence[Part]], task: str) -> Grid:
+def _breakdown(compared: Sequence[ConfigurationResult], parts: Sequence[Sequence[Subgroup]], task: str) -> Grid:
     by = [{part.name: part for part in column} for column in parts]
     names = list(dict.fromkeys(part.name for column in parts for part in column))[:MOST_SUBJECTS]
     firsts = [next(column[name] for column in by if name in column) for name in names]
@@ -265,9 +265,9 @@ def _breakdown(compared: Sequence[ConfigurationResult], parts: Sequence[Sequence
     )
 
 
-def _lanes(analysis: Analysis, startups: Mapping[str, Startup]) -> Iterator[Lane]:
-    periods = {c.label: c.configuration.k for task in analysis.tasks for c in task.configurations}
-    by_actor: dict[str, list[Trial]] = {}
+def _lanes(analysis: Analysis, startups: Mapping[str, ActorStartup]) -> Iterator[Lane]:
+    periods = {c.label: c.resolved.k for task in analysis.tasks for c in task.configurations}
+    by_actor: dict[str, list[TrialAttempt]] = {}
     for trial in analysis.timeline:
         if trial.tokens_per_second is not None:
             by_actor.setdefault(trial.actor, []).append(trial)

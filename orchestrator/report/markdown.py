@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.analysis.earlier_results import OldRow
-from orchestrator.analysis.ranking import AXES, SPEED, Iso, Standing
-from orchestrator.analysis.results import ConfigurationResult, TaskResult, best, best_of_each_k
+from orchestrator.analysis.earlier_results import EarlierResult
+from orchestrator.analysis.ranking import AXES, SPEED, FastestOfFamily, Ranking
+from orchestrator.analysis.results import ConfigurationResult, TaskResult, best, best_by_k
 from orchestrator.report.section import Section, TaskView
 from orchestrator.report.text import NONE, between, hours, layers, number, percent, signed
 
@@ -69,7 +69,7 @@ def _complete(view: TaskView) -> Iterator[str]:
 
 
 def _row(view: TaskView, result: ConfigurationResult) -> list[str]:
-    task, own, rate = view.task, result.configuration, result.throughput.tokens_per_second
+    task, own, rate = view.task, result.resolved, result.throughput.tokens_per_second
     cells = [
         result.label,
         NONE if own.k is None else str(own.k),
@@ -91,7 +91,7 @@ def _row(view: TaskView, result: ConfigurationResult) -> list[str]:
 
 def _drop(result: ConfigurationResult) -> str:
     if result.comparison is None:
-        return "baseline" if result.configuration.is_baseline else NONE
+        return "baseline" if result.resolved.is_baseline else NONE
     points = result.comparison.difference.points
     return f"{signed(points.value, 2)} pp ({between(points, 1, sign=True)})"
 
@@ -104,7 +104,7 @@ def _speedup(task: TaskResult, result: ConfigurationResult) -> str:
 
 
 def _note(result: ConfigurationResult) -> str:
-    parts = [f"layers {layers(result.configuration.layers)}"]
+    parts = [f"layers {layers(result.resolved.layers)}"]
     if result.comparison is not None:
         verdict = result.comparison.verdict
         parts.append(verdict.outcome + (" (exploratory)" if verdict.exploratory else ""))
@@ -120,7 +120,7 @@ def _best(section: Section) -> Iterator[str]:
     for view in section.tasks:
         task = view.task
         kinds = [(task.task, best(task.configurations))]
-        kinds += [(f"{task.task} (k{k})" if k else f"{task.task} (other)", one) for k, one in best_of_each_k(task)]
+        kinds += [(f"{task.task} (k{k})" if k else f"{task.task} (other)", one) for k, one in best_by_k(task)]
         for name, one in kinds:
             rate = one.fast.throughput.tokens_per_second if one.fast is not None else None
             fastest = NONE if rate is None or one.fast is None else f"{number(rate.value, 2)} ({one.fast.label})"
@@ -142,7 +142,7 @@ def _tradeoffs(section: Section) -> Iterator[str]:
         yield "The most accurate configuration of each k; of equally accurate ones the fastest."
         yield ""
         rows = []
-        for k, one in best_of_each_k(task):
+        for k, one in best_by_k(task):
             result = one.accurate
             rate = result.throughput.tokens_per_second
             only = k == 1 and len(task.baselines) == 1
@@ -178,28 +178,28 @@ def _beside_settings(section: Section) -> Iterator[str]:
         yield ""
         columns = [f"{what}, {axis}" for axis in AXES for what in ("Gain", "beaten by")]
         names = ["Config", "Family", "Accuracy", "Accuracy difference", "Steps/document", *columns]
-        yield from _table(names, [_standing(r, r.standing) for r in view.task.configurations if r.standing])
+        yield from _table(names, [_standing(r, r.ranking) for r in view.task.configurations if r.ranking])
 
 
-def _fastest(iso: Iso, result: ConfigurationResult | None) -> list[str]:
-    one = None if result is None else result.standing
+def _fastest(iso: FastestOfFamily, result: ConfigurationResult | None) -> list[str]:
+    one = None if result is None else result.ranking
     if one is None:
         return [iso.family, str(iso.tried), "none", *[NONE] * 4]
     return [iso.family, str(iso.tried), one.name, _points(one), *(_gain(one, axis) for axis in AXES)]
 
 
-def _standing(result: ConfigurationResult, one: Standing) -> list[str]:
-    pairs = zip(AXES, one.beaten, strict=True)
+def _standing(result: ConfigurationResult, one: Ranking) -> list[str]:
+    pairs = zip(AXES, one.beaten_by, strict=True)
     sides = [cell for axis, by in pairs for cell in (_gain(one, axis), by or "on the front")]
     steps = number(result.throughput.steps_per_document, 1)
     return [one.name, one.family, percent(result.accuracy.value, 2), _points(one), steps, *sides]
 
 
-def _points(one: Standing) -> str:
+def _points(one: Ranking) -> str:
     return f"{signed(one.points.value, 2)} pp ({between(one.points, 1, sign=True)})"
 
 
-def _gain(one: Standing, axis: str) -> str:
+def _gain(one: Ranking, axis: str) -> str:
     ends = f" ({between(one.speed, 2)})" if axis == SPEED else ""
     return f"{number(one.gain(axis), 2)}×{ends}"
 
@@ -212,8 +212,8 @@ def _notes(section: Section) -> Iterator[str]:
             yield f"- {gate.name} ({gate.state}): {_plain(sentence)}"
     for view in section.tasks:
         for base in view.task.baselines:
-            if base.floor is not None:
-                apart = f"{number(base.floor.spread.value, 3)}× ({between(base.floor.spread, 3)})"
+            if base.noise_floor is not None:
+                apart = f"{number(base.noise_floor.spread.value, 3)}× ({between(base.noise_floor.spread, 3)})"
                 yield f"- {view.task.task}{view.settings_of(base)}: runs at k=1 lie {apart} apart, the noise floor."
     for labels in section.by_construction:
         yield f"- identical by construction: {', '.join(labels)}; in output mode a replaying pass runs no layer."
@@ -252,7 +252,7 @@ def _earlier(section: Section) -> Iterator[str]:
         yield from _table(names, rows)
 
 
-def _old_drop(was: OldRow) -> str:
+def _old_drop(was: EarlierResult) -> str:
     """As its accuracies give it, and as its own tables state it (from rounded accuracies)."""
     stated = was.summary.reported_drop
     beside = "" if stated is None else f" (stated {signed(stated, 1)})"

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.ranking import place_of
+from orchestrator.analysis.ranking import family_order
 from orchestrator.report.drawing import FAINT, INK, QUIET, arms_of, colour_of, ends_of, mark, new_figure, place
 from orchestrator.report.text import signed
 
@@ -238,7 +238,7 @@ def _style(family: str) -> dict[str, Any]:
 
 
 def _pareto_legend(figure: Figure, stands: Sequence[Stand]) -> None:
-    present = sorted({s.family for s in stands}, key=place_of)
+    present = sorted({s.family for s in stands}, key=family_order)
     entries = [Line2D([], [], **_style(family), linestyle="none", markersize=6.5, label=family) for family in present]
     entries.append(Line2D([], [], **FRONT, label="Pareto front"))
     figure.legend(handles=entries, loc="outside lower center", ncols=min(6, len(entries)), handlelength=1.6)

@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.analysis import Analysis, analyse
-from orchestrator.analysis.earlier_results import OldRow, OldTask, caveats, read_folder
+from orchestrator.analysis.earlier_results import EarlierResult, EarlierTaskResults, caveats, read_summaries
 from orchestrator.analysis.explain import Explanation, flops_per_token
-from orchestrator.analysis.ranking import Iso, iso_accuracy, worth_showing
-from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, ordered
-from orchestrator.analysis.trial_facts import Key, Totals, code_text, key_of, peak_memory, provenance, startups, totals
+from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fastest_within_margin
+from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
+from orchestrator.analysis.trial_facts import (
+    CounterSums,
+    TaskConfiguration,
+    actor_startups,
+    counter_sums,
+    describe_code,
+    peak_memory,
+    trial_provenance,
+)
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.drawing import Picture
 from orchestrator.report.examples import Examples, examples
@@ -26,7 +34,7 @@ from sampler.tiny import BUNDLED_MODEL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    old: OldRow
+    old: EarlierResult
     ours: ConfigurationResult | None  # None where we have no such configuration
 
 
@@ -47,18 +55,18 @@ class Earlier:
     tasks: tuple[EarlierTask, ...]
 
 
-def read_earlier(folder: Path) -> tuple[OldTask, ...]:
+def read_earlier(folder: Path) -> tuple[EarlierTaskResults, ...]:
     """InputError where there is nothing to compare with."""
-    return read_folder(folder)
+    return read_summaries(folder)
 
 
-def beside(old: Sequence[OldTask], ours: Sequence[TaskResult], folder: Path) -> Earlier:
+def beside(old: Sequence[EarlierTaskResults], ours: Sequence[TaskResult], folder: Path) -> Earlier:
     results = {task.task: task for task in ours}
     tasks = tuple(_task(one, results.get(one.task)) for one in old)
     return Earlier(folder=folder.resolve().name, caveats=caveats(old), tasks=tasks)
 
 
-def _task(old: OldTask, ours: TaskResult | None) -> EarlierTask:
+def _task(old: EarlierTaskResults, ours: TaskResult | None) -> EarlierTask:
     found: dict[str, ConfigurationResult] = {}
     for result in ours.configurations if ours is not None else ():
         found.setdefault(result.configuration.policy, result)
@@ -102,29 +110,29 @@ class TaskView:
     def drifts(self) -> bool:
         """Output length drifts somewhere, so that documents per second must stand beside tokens/s."""
         compared = [r.comparison for r in self.task.configurations if r.comparison is not None]
-        return any(c.speedup is not None and c.speedup.drifts for c in compared)
+        return any(c.speedup is not None and c.speedup.length_changed for c in compared)
 
     @property
     def why(self) -> str:
         """The verdict's sentence without what stands above it."""
-        verdict = self.task.hypothesis
+        verdict = self.task.verdict
         said = verdict.sentence.removeprefix(f"{self.task.task} is {verdict.outcome}: ")
         return said[:1].upper() + said[1:]
 
     @property
     def outside(self) -> float | None:
-        return next((e.outside_layers for _, e in self.explained), None)
+        return next((e.overhead_share for _, e in self.explained), None)
 
     @property
     def beside_settings(self) -> bool:
         """There is more than the fixed grid, so that decode settings and policies are told side by side."""
-        return worth_showing([result.standing for result in self.task.configurations])
+        return beyond_fixed_grid([result.ranking for result in self.task.configurations])
 
-    def fastest(self, margin: float) -> list[tuple[Iso, ConfigurationResult | None]]:
+    def fastest(self, margin: float) -> list[tuple[FastestOfFamily, ConfigurationResult | None]]:
         """Of each family the fastest configuration within the margin."""
         found = self.task.configurations
-        table = iso_accuracy([result.standing for result in found], margin)
-        return [(one, None if one.place is None else found[one.place]) for one in table]
+        table = fastest_within_margin([result.ranking for result in found], margin)
+        return [(one, None if one.index is None else found[one.index]) for one in table]
 
     @property
     def places(self) -> int:
@@ -134,8 +142,7 @@ class TaskView:
     def settings_of(self, base: Baseline) -> str:
         if len(self.task.baselines) < 2:
             return ""
-        cache = "on" if base.block_cache else "off"
-        return f", threshold {base.threshold:g}, small block {base.small_block}, block cache {cache}"
+        return f", {base.configuration.settings_label()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +153,8 @@ class Section:
     tasks: tuple[TaskView, ...]
     time: Picture | None
     examples: tuple[Examples, ...]
-    totals: Mapping[Key, Totals]
-    memory: Mapping[Key, int]
+    totals: Mapping[TaskConfiguration, CounterSums]
+    memory: Mapping[TaskConfiguration, int]
     trials: Mapping[str, Mapping[str, Any]]
     more_notices: tuple[str, ...] = ()
     earlier: Earlier | None = None
@@ -172,7 +179,7 @@ class Section:
     def verdicts(self) -> list[str]:
         """A sentence for each task."""
         said = "Exploratory: " if self.criteria.exploratory else ""
-        return [f"{said}{view.task.hypothesis.sentence}" for view in self.tasks]
+        return [f"{said}{view.task.verdict.sentence}" for view in self.tasks]
 
     @cached_property
     def gates(self) -> list[GateText]:
@@ -200,7 +207,7 @@ class Section:
         groups: dict[object, list[str]] = {}
         for view in self.tasks:
             for result in view.task.configurations:
-                own = result.configuration
+                own = result.resolved
                 if own.mode == "output" and own.k not in (1, None):
                     rule = own.policy.partition("_")[0], own.policy.partition(".")[2], own.settings
                     labels = groups.setdefault(rule, [])
@@ -222,10 +229,12 @@ def section(
         material.rows, material.documents, material.request, margin=margin, speedup=speedup, trials=material.trials
     )
     asked = [*material.request["tasks"], *(task.task for task in found.tasks)]
-    found = replace(found, tasks=tuple(sorted(map(ordered, found.tasks), key=lambda task: asked.index(task.task))))
-    memory, counted = peak_memory(material.trials), totals(material.rows)
+    found = replace(
+        found, tasks=tuple(sorted(map(sort_configurations, found.tasks), key=lambda task: asked.index(task.task)))
+    )
+    memory, counted = peak_memory(material.trials), counter_sums(material.rows)
     model = material.request.get("model", {})
-    drawn = draw(found, startups(material.trials), prefix, mapped) if figures else None
+    drawn = draw(found, actor_startups(material.trials), prefix, mapped) if figures else None
     shown = tuple(examples(material, found))  # read while others draw
     pictures = Gallery() if drawn is None else arrange(found, drawn)
     views = [
@@ -252,10 +261,13 @@ def section(
 
 
 def _costs(
-    task: TaskResult, counted: Mapping[Key, Totals], memory: Mapping[Key, int], model: Mapping[str, Any]
+    task: TaskResult,
+    counted: Mapping[TaskConfiguration, CounterSums],
+    memory: Mapping[TaskConfiguration, int],
+    model: Mapping[str, Any],
 ) -> Iterator[Cost]:
     for result in task.configurations:
-        key = key_of(task.task, result.configuration)
+        key = task.task, result.configuration
         own = counted[key]
         yield Cost(
             result=result,
@@ -311,7 +323,7 @@ def _facts(section: Section) -> Iterator[tuple[str, str]]:
 
 def _provenance(section: Section) -> Iterator[tuple[str, str]]:
     request, identity = section.request, section.request["identity"]
-    made = provenance(section.trials)
+    made = trial_provenance(section.trials)
     yield "sweep", ", ".join(section.analysis.sweeps)
     yield "model", f"{identity.get('model')}, revision {identity.get('model_revision') or 'unknown'}"
     for task, sets in identity.get("datasets", {}).items():
@@ -321,7 +333,7 @@ def _provenance(section: Section) -> Iterator[tuple[str, str]]:
     yield "prompts", f"chat template {'on' if identity.get('chat_template') else 'off'}"
     for view in section.tasks[:1]:
         for result in view.task.configurations:
-            yield f"layers of {result.label}", layers(result.configuration.layers)
+            yield f"layers of {result.label}", layers(result.resolved.layers)
     for device in made.devices:
         facts = ", ".join(f"{name} {size(float(value)) if name == 'memory' else value}" for name, value in device.facts)
         yield "device", f"{device.name} ({facts}); {', '.join(device.actors)}"
@@ -330,7 +342,7 @@ def _provenance(section: Section) -> Iterator[tuple[str, str]]:
         yield name, ", ".join(versions)
     for command in request.get("commands", ()):
         said = " ".join(str(word) for word in command.get("argv", ()))
-        code = f", {code_text(command['code'])}" if isinstance(command.get("code"), Mapping) else ""
+        code = f", {describe_code(command['code'])}" if isinstance(command.get("code"), Mapping) else ""
         yield "command", f"{said} ({command.get('at', '')}{code})"
     yield "attempts", f"{whole(made.attempts)} at {whole(len(section.trials))} trials"
 
@@ -343,7 +355,7 @@ def _missing(section: Section) -> Iterator[str]:
     for view in section.tasks:
         for sentence in view.task.missing:
             yield f"{view.task.task}: {sentence}"
-    failures = provenance(section.trials).failures
+    failures = trial_provenance(section.trials).unfinished
     for failure in failures[:20]:
         reason = f": {failure.reason}" if failure.reason else ""
         yield f"Trial {failure.name} is {failure.status}, not finished{reason}."

@@ -6,7 +6,7 @@ from typing import Any
 from orchestrator.analysis import as_json
 from orchestrator.analysis.explain import flops_per_token
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
-from orchestrator.analysis.trial_facts import Totals, Trials, by_configuration, key_of, provenance
+from orchestrator.analysis.trial_facts import CounterSums, TrialFiles, trial_provenance, trials_by_configuration
 from orchestrator.report.section import Section
 
 SHORT = {"threshold": "t{:g}", "small_block": "b{}", "block_cache": "cache-{}"}
@@ -19,13 +19,13 @@ def summaries(section: Section) -> dict[str, dict[str, Any]]:
 
 def _all(section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
     limit = section.request.get("settings", {}).get("limit")
-    trials = by_configuration(section.trials)
+    trials = trials_by_configuration(section.trials)
     for view in section.tasks:
         task = view.task
         folder = task.task + (f"_limit_{limit}" if limit else "")
         varying = _varying(task)
         for result in task.configurations:
-            own = trials.get(key_of(task.task, result.configuration), {})
+            own = trials.get((task.task, result.configuration), {})
             yield f"{folder}/{_name(result, varying)}", _summary(section, task, result, own)
 
 
@@ -41,11 +41,11 @@ def _name(result: ConfigurationResult, varying: list[str]) -> str:
     return "_".join([own.policy, *(SHORT[axis].format(value) for axis, value in shown.items())])
 
 
-def _summary(section: Section, task: TaskResult, result: ConfigurationResult, trials: Trials) -> dict[str, Any]:
+def _summary(section: Section, task: TaskResult, result: ConfigurationResult, trials: TrialFiles) -> dict[str, Any]:
     own, speed = result.configuration, result.throughput
-    counted = section.totals[key_of(task.task, own)]
+    counted = section.totals[task.task, own]
     identity = section.request["identity"]
-    made = provenance(trials)
+    made = trial_provenance(trials)
     rate = speed.tokens_per_second
     return {
         "task": task.task,
@@ -66,9 +66,9 @@ def _summary(section: Section, task: TaskResult, result: ConfigurationResult, tr
             "model": identity.get("model"),
             "revision": identity.get("model_revision"),
             "dtype": identity.get("dtype"),
-            "reuse_k": own.k,
-            "layer_subset": own.subset,
-            "mode": own.mode,
+            "reuse_k": result.resolved.k,
+            "layer_subset": result.resolved.subset,
+            "mode": result.resolved.mode,
             "threshold": own.threshold,
             "small_block": own.small_block,
             "use_block_cache": own.block_cache,
@@ -84,12 +84,12 @@ def _summary(section: Section, task: TaskResult, result: ConfigurationResult, tr
             "documents_wanted": result.wanted,
             "repeats": result.repeats,
         },
-        "layers": list(own.layers),
+        "layers": list(result.resolved.layers),
         "intervals": _intervals(result),
         "verdict": as_json(result.comparison.verdict) if result.comparison else None,
         "counters": _counters(counted),
         "flops_per_token": flops_per_token(speed.positions_per_token, section.request.get("model", {})),
-        "peak_memory_bytes": section.memory.get(key_of(task.task, own)),
+        "peak_memory_bytes": section.memory.get((task.task, own)),
         "gates": _gates(section, trials),
     }
 
@@ -109,11 +109,11 @@ def _intervals(result: ConfigurationResult) -> dict[str, Any]:
     return {name: as_json(value) for name, value in found.items()}
 
 
-def _counters(counted: Totals) -> dict[str, Any]:
+def _counters(counted: CounterSums) -> dict[str, Any]:
     return {"rows": counted.rows, **counted.sums}
 
 
-def _gates(section: Section, trials: Trials) -> list[dict[str, Any]]:
+def _gates(section: Section, trials: TrialFiles) -> list[dict[str, Any]]:
     """Those that held, and those that failed for this configuration's trials."""
     return [
         {"gate": finding.gate, "ok": finding.ok, "sentence": finding.sentence}

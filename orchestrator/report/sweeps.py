@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import COLUMNS, condense
-from orchestrator.analysis.trial_facts import SUMS
+from orchestrator.analysis.trial_facts import COUNTERS
 from orchestrator.store import Store
 from orchestrator.store.trial_files import ROWS_FILE, Corruption
 from sampler.errors import InputError
@@ -74,7 +74,7 @@ def _end_with_parent() -> None:
 
 
 TABLES = 64  # trials read at a time, before their rows are condensed
-NEEDED = (*COLUMNS, *SUMS, "node")
+NEEDED = (*COLUMNS, *COUNTERS, "node")
 Part = tuple[pa.Table, dict[Path, Corruption]]
 LEFT_OUT = "{}; what cannot be read of it is left out."
 SAME = (

@@ -173,6 +173,6 @@ def gate_texts(findings: Sequence[Finding]) -> Iterator[GateText]:
 
 def _text(name: str, found: Sequence[Finding]) -> GateText:
     failed = [finding for finding in found if not finding.ok]
-    state = OK if not failed else FAILED if any(finding.withholds for finding in failed) else WARNING
+    state = OK if not failed else FAILED if any(finding.withholds_verdict for finding in failed) else WARNING
     said = tuple(finding.sentence for finding in (failed or found))
     return GateText(name=name, state=state, sentences=said, meaning=MEANING.get(name, "") if failed else "")

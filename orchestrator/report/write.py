@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.analysis.earlier_results import read_file
+from orchestrator.analysis.earlier_results import read_summary
 from orchestrator.report import text
 from orchestrator.report.markdown import results_markdown
 from orchestrator.report.section import Section, beside, read_earlier, section
@@ -120,7 +120,7 @@ def _remove_outdated(target: Path, files: Mapping[str, bytes]) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return read_file(path).ours
+        return read_summary(path).ours
     except InputError:
         return False
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.analysis.earlier_results import Summary, read_file, read_folder, summary, tables
+from orchestrator.analysis.earlier_results import Summary, compare_by_task, parse_summary, read_summaries, read_summary
 from sampler.errors import InputError
 
 SEEDS = Path(__file__).parent.parent / "examples" / "seed-results"
 
 
 def test_the_gsm8k_table_is_reproduced() -> None:
-    by_task = {(task.task, task.limit): task for task in read_folder(SEEDS)}
+    by_task = {(task.task, task.limit): task for task in read_summaries(SEEDS)}
     assert set(by_task) == {("gsm8k", None), ("mmlu", None), ("minerva_math", 10)}
     rows = {row.summary.config: row for row in by_task["gsm8k", None].rows}
     assert list(rows) == [f"k{k}_{subset}" for k in (1, 2, 3) for subset in ("first", "middle", "last")]
@@ -28,7 +28,7 @@ def test_the_gsm8k_table_is_reproduced() -> None:
 
 
 def test_the_anomaly_of_k1_first_is_called_out() -> None:
-    gsm8k = next(task for task in read_folder(SEEDS) if task.task == "gsm8k")
+    gsm8k = next(task for task in read_summaries(SEEDS) if task.task == "gsm8k")
     assert len(gsm8k.anomalies) == 1
     assert (
         "k1_first ran at 22.75 tokens/s, 2.2 times slower than k1_middle (49.54) and k1_last (49.63)"
@@ -37,28 +37,28 @@ def test_the_anomaly_of_k1_first_is_called_out() -> None:
 
 
 def test_nine_identical_accuracies_are_called_out() -> None:
-    mmlu = next(task for task in read_folder(SEEDS) if task.task == "mmlu")
+    mmlu = next(task for task in read_summaries(SEEDS) if task.task == "mmlu")
     assert mmlu.anomalies == (
         "All 9 configurations have exactly the same accuracy (66.53%): the policy never reached the model.",
     )
 
 
 def test_sound_twins_are_not_called_out() -> None:
-    minerva = next(task for task in read_folder(SEEDS) if task.task == "minerva_math")
+    minerva = next(task for task in read_summaries(SEEDS) if task.task == "minerva_math")
     assert minerva.anomalies == ()
 
 
 def test_figures_hang_together() -> None:
     """tokens ÷ seconds is tokens/s, within the rounding of the hours that were stated."""
     for path in sorted((SEEDS / "gsm8k").rglob("summary.json")):
-        one = read_file(path)
+        one = read_summary(path)
         if one.tokens is not None:
             assert one.seconds is not None
             assert one.tokens / one.seconds == pytest.approx(one.tokens_per_second, rel=0.003)
 
 
 def test_percent_and_named_limits_are_understood() -> None:
-    one = summary({"task": "mmlu_limit_10", "config": {"name": "k2_last"}, "accuracy": 66.53}, "x")
+    one = parse_summary({"task": "mmlu_limit_10", "config": {"name": "k2_last"}, "accuracy": 66.53}, "x")
     assert (one.task, one.limit, one.config, one.k) == ("mmlu", 10, "k2_last", 2)
     assert one.accuracy == pytest.approx(0.6653)
 
@@ -79,34 +79,34 @@ def test_k1_that_disagrees_is_called_out() -> None:
         )
         for name, accuracy in (("k1_first", 0.5), ("k1_last", 0.6))
     ]
-    assert "differ in accuracy" in tables(twins)[0].anomalies[0]
+    assert "differ in accuracy" in compare_by_task(twins)[0].anomalies[0]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[]", "no JSON object"),
+        ("[]", "JSON object"),
         ("{", "not valid JSON"),
         (json.dumps({"task": "a", "config": "k1"}), "lacks 'accuracy'"),
-        (json.dumps({"task": "a", "config": "k1", "accuracy": "high"}), "is no number"),
-        (json.dumps({"task": "a", "config": "k1", "accuracy": -1}), "outside 0 to 1"),
-        ('{"task": "a", "config": "k1", "accuracy": NaN}', "is no number"),
-        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": [1]}', "throughput is no JSON object"),
-        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": {"tokens_per_s": -3}}', "is negative"),
-        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": {"tokens_generated": 1e400}}', "is no number"),
-        ('{"task": "a", "config": "k1", "accuracy": 1, "eval_params": "none"}', "eval_params is no JSON object"),
-        ('{"task": "a", "config": "k1", "accuracy": 1, "eval_params": {"limit": NaN}}', "is no number"),
-        (f'{{"task": "a", "config": "k1", "accuracy": 1{"0" * 400}}}', "is no number"),
+        (json.dumps({"task": "a", "config": "k1", "accuracy": "high"}), "must be a number"),
+        (json.dumps({"task": "a", "config": "k1", "accuracy": -1}), "between 0 and 1"),
+        ('{"task": "a", "config": "k1", "accuracy": NaN}', "must be a number"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": [1]}', "throughput must be a JSON object"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": {"tokens_per_s": -3}}', "must not be negative"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "throughput": {"tokens_generated": 1e400}}', "must be a number"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "eval_params": "none"}', "eval_params must be a JSON object"),
+        ('{"task": "a", "config": "k1", "accuracy": 1, "eval_params": {"limit": NaN}}', "must be a number"),
+        (f'{{"task": "a", "config": "k1", "accuracy": 1{"0" * 400}}}', "must be a number"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "summary.json").write_text(content)
     with pytest.raises(InputError, match=said):
-        read_folder(tmp_path)
+        read_summaries(tmp_path)
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no summary\.json"):
-        read_folder(tmp_path)
-    with pytest.raises(InputError, match="is no folder"):
-        read_folder(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"contains no summary\.json"):
+        read_summaries(tmp_path)
+    with pytest.raises(InputError, match="is not a directory"):
+        read_summaries(tmp_path / "nowhere")
