@@ -14,8 +14,8 @@ from orchestrator.analysis.intervals import (
     bonferroni_level,
     join_small,
     paired_bootstrap,
-    wilson,
 )
+from orchestrator.core.totals import wilson_interval
 
 # p-values and Holm's adjusted ones as statsmodels 0.15.0 gives them (multipletests, method "holm").
 PUBLISHED = {
@@ -56,7 +56,7 @@ def test_holm_of_nothing_is_nothing() -> None:
 
 def test_wilson_equals_scipy() -> None:
     for right, documents in ((0, 10), (3, 10), (80, 100), (1061, 1319), (100, 100)):
-        ours = wilson(right, documents)
+        ours = wilson_interval(right, documents)
         theirs = stats.binomtest(right, documents).proportion_ci(method="wilson")
         assert ours == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from orchestrator.analysis.columns import Array
-from orchestrator.core.totals import wilson
+from orchestrator.core.totals import wilson_interval
 
 CONFIDENCE = 0.95
 DRAWS = 10_000
@@ -66,7 +66,7 @@ def accuracy_interval(scores: Array) -> Estimate:
     """Mean score: Wilson's interval if (nearly) all scores are 0 or 1, else Student's t."""
     documents, value = len(scores), float(scores.mean())
     if ((scores >= 0) & (scores <= 1)).all() and np.isin(scores, (0.0, 1.0)).mean() > 0.9:
-        return around(value, *wilson(float(scores.sum()), documents))
+        return around(value, *wilson_interval(float(scores.sum()), documents))
     half = 0.0
     if documents > 1:
         reach = special.stdtrit(documents - 1, (1 + CONFIDENCE) / 2)
