@@ -378,7 +378,7 @@ def _bad_margin(folder: Path) -> list[str]:
     [
         (_empty, "holds no sweep"),
         (lambda folder: [str(folder / "absent")], "is no folder"),
-        (_one_policy, "needs another policy"),
+        (_one_policy, "another policy"),
         (_no_baseline, "no rows at k=1"),
         (_nan, "no finite score"),
         (_no_documents, "does not exist"),
