@@ -65,7 +65,7 @@ def show(status: SweepStatus, damage: Sequence[str]) -> None:
         for line in (*_request(status), _state(status), ""):
             view.note(line)
         view.table(status.totals)
-        for line in ("", *_counts(status), *_failures(status), *_damage(status, damage)):
+        for line in ("", *_counts(status), *_failures(status), *_damage(status, damage), *status.notices):
             view.note(line)
 
 

@@ -133,10 +133,17 @@ def test_other_documents_are_refused() -> None:
 def test_a_damaged_request(key: str) -> None:
     stored = {name: value for name, value in request().items() if name != key}
     for check in (lambda: combine(stored, request()), lambda: adopt(SETTINGS, stored)):
-        with pytest.raises(InputError, match=f"sweep.json has no '{key}': it is damaged"):
+        with pytest.raises(InputError, match=f"sweep.json has no '{key}': it was edited"):
             check()
-    with pytest.raises(InputError, match=r"sweep\.json is of version 99, this program writes 1"):
-        combine({**request(), "schema": 99}, request())
+
+
+def test_unknown_settings_are_kept_and_an_unknown_identity_is_refused() -> None:
+    stored = request()
+    stored["settings"] = {**stored["settings"], "colour": "blue"}
+    assert combine(stored, request())["settings"]["colour"] == "blue"
+    stored["identity"] = {**stored["identity"], "prompt_style": "short"}
+    with pytest.raises(InputError, match="'prompt_style' in its identity, written by a newer version"):
+        combine(stored, request())
 
 
 def stored_with(source: str, *, model: str = "auto", revision: str = "sha256:x", data: str = "auto") -> dict[str, Any]:

@@ -83,6 +83,11 @@ class Sums:
         }
 
     @classmethod
+    def is_stored(cls, values: Mapping[str, Any]) -> bool:
+        """Whether trial.json has all these sums; an older version may have stored fewer."""
+        return values.keys() >= set(cls.__slots__)
+
+    @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Sums":
         scored = {int(repeat): count for repeat, count in values["scored"].items()}
         known: dict[str, Any] = {name: values[name] for name in cls.__slots__} | {"scored": scored}

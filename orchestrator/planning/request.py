@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from orchestrator.core.configuration import DEFAULTS
 from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import SCHEMA_VERSION
@@ -72,11 +73,18 @@ def _is_commit(stored: Request) -> bool:
 def check_form(stored: Request) -> None:
     missing = [key for key in ("schema", "identity", "settings", "model", "tasks") if key not in stored]
     if missing:
-        raise InputError(f"sweep.json has no {missing[0]!r}: it is damaged, or no sweep's; give another --name")
-    if stored["schema"] != SCHEMA_VERSION:
+        raise InputError(f"sweep.json has no {missing[0]!r}: it was edited, or is not a sweep's; give another --name")
+    unknown = stored["identity"].keys() - SweepIdentity.__dataclass_fields__.keys()
+    if unknown:  # its trials depend on something that this version cannot repeat
         raise InputError(
-            f"sweep.json is of version {stored['schema']}, this program writes {SCHEMA_VERSION}; give another --name"
+            f"sweep.json has {min(unknown)!r} in its identity, written by a newer version; upgrade to continue this "
+            "sweep, or give another --name"
         )
+
+
+def unknown_settings(stored: Request) -> list[str]:
+    """Settings of a newer version; they are kept in sweep.json and otherwise ignored."""
+    return sorted(stored["settings"].keys() - {field.name for field in fields(SweepSettings)})
 
 
 def combine(stored: Request | None, asked: Request, *, folder: str = "the sweep") -> dict[str, Any]:
@@ -91,8 +99,12 @@ def combine(stored: Request | None, asked: Request, *, folder: str = "the sweep"
             "or begin another sweep with --name"
         )
     before, now = stored["settings"], asked["settings"]
-    settings = {**now, **{name: before[name] for name in ("model", "data", "dtype", "name", "seed") if name in before}}
-    settings |= {name: _union(before[name], now[name]) for name in LISTS}
+    settings = {
+        **before,
+        **now,
+        **{name: before[name] for name in ("model", "data", "dtype", "name", "seed") if name in before},
+    }
+    settings |= {name: _union(_stored_list(before, name), now[name]) for name in LISTS}
     settings["repeats"] = max(before["repeats"], now["repeats"])
     settings["limit"] = _larger(before["limit"], now["limit"])
     datasets = {**stored["identity"]["datasets"], **asked["identity"]["datasets"]}
@@ -109,7 +121,7 @@ def extension(stored: Request, combined: Request) -> list[str]:
     before, now = stored["settings"], combined["settings"]
     more = []
     for name in LISTS:
-        added = [_shown(value) for value in now[name] if value not in before[name]]
+        added = [_shown(value) for value in now[name] if value not in _stored_list(before, name)]
         more += [f"{name.replace('_', ' ')} {', '.join(added)}"] if added else []
     more += [f"limit {now['limit'] or 'all'}"] if now["limit"] != before["limit"] else []
     more += [f"repeats {now['repeats']}"] if now["repeats"] != before["repeats"] else []
@@ -120,8 +132,8 @@ def _changes(stored: Request, asked: Request) -> Iterator[str]:
     before, now = stored["identity"], asked["identity"]
     sampled = before["sample"] is not None and now["sample"] is not None
     for key, name in FIXED.items():
-        if before.get(key) != now[key] and (key != "seed" or sampled):
-            yield f"{name} {_shown(before.get(key))} (now {_shown(now[key])})"
+        if before.get(key) != now.get(key) and (key != "seed" or sampled):
+            yield f"{name} {_shown(before.get(key))} (now {_shown(now.get(key))})"
     for task in before["datasets"].keys() & now["datasets"].keys():
         for dataset in sorted(before["datasets"][task].keys() | now["datasets"][task].keys()):
             old, new = (request["datasets"][task].get(dataset) for request in (before, now))
@@ -137,6 +149,11 @@ def _task(stored: Mapping[str, Any], name: str, asked: Request) -> dict[str, Any
     if name in stored:
         now["documents"] = max(now["documents"], stored[name]["documents"])
     return now
+
+
+def _stored_list(settings: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """A sweep made before a decode setting existed has its default."""
+    return settings[name] if name in settings else [getattr(DEFAULTS, name)]
 
 
 def _union(before: Sequence[Any], now: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from orchestrator.core import provenance
 from orchestrator.core.trial import Trial
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.prepared import Prepared
-from orchestrator.planning.request import combine, extension
+from orchestrator.planning.request import combine, extension, unknown_settings
 from orchestrator.running.worker import WorkerSettings
 from orchestrator.store import StoreWriter
 from sampler.errors import InputError
@@ -46,6 +46,9 @@ def set_up(prepared: Prepared, writer: StoreWriter, *, force: Sequence[str] | No
     again = _again(plan, known, force or prepared.settings.policies) if force is not None else ()
     trials = plan.unfinished({trial_id: facts for trial_id, facts in known.items() if trial_id not in again})
     notices = [f"corrupted and quarantined: {damage}" for damage in writer.corrupted.values()]
+    notices += writer.notices
+    if stored is not None and (unknown := unknown_settings(stored)):
+        notices.append(f"{writer.folder} was made by a newer version; its settings {', '.join(unknown)} are ignored")
     if again:
         notices.append(f"{len(again)} trials are run again; their old rows are in {writer.folder / 'quarantine'}")
     more = extension(stored, request) if trials and stored is not None else []

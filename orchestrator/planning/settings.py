@@ -212,11 +212,10 @@ class SweepSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SweepSettings":
-        unknown = values.keys() - {field.name for field in fields(cls)}
-        if unknown:
-            raise InputError(f"a sweep has no setting {sorted(unknown)[0]!r}; was it made by a newer version?")
+        """From sweep.json; settings of a newer version are ignored."""
+        known = {field.name for field in fields(cls)}
         plain: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
         }
         if (plain.get("gpus_per_actor") or 0) > 1:  # older versions allowed it, and used one device all the same
             plain["gpus_per_actor"] = 1.0

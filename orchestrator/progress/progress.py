@@ -55,8 +55,8 @@ def stored_totals(trials: Sequence[Trial], wanted: WantedDocuments, store: Store
 
 def stored_sums(store: Store, trial_id: str, facts: Mapping[str, Any], wanted: Sequence[str] | None = None) -> Sums:
     """Sums over one trial, from trial.json if that has them, else from the rows; `wanted`: only these documents."""
-    summary = facts.get("tally")
-    complete = facts["status"] == "finished" and summary is not None and summary["documents"] == facts["rows"]
+    summary = facts.get("tally") or {}
+    complete = facts["status"] == "finished" and Sums.is_stored(summary) and summary["documents"] == facts["rows"]
     if complete and (wanted is None or facts["rows"] <= len(wanted)):  # a smaller set is part of a larger one
         return Sums.from_json(facts["tally"])
     rows = store.rows([trial_id], ["doc_id", *COLUMNS], verify=False)

@@ -48,6 +48,7 @@ class SweepStatus:
     damage: tuple[str, ...]
     set_aside: int  # quarantined files: corrupted, or replaced by --force
     last_row: datetime | None
+    notices: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -83,6 +84,7 @@ class SweepStatus:
             "configurations": [{**t.as_json(), "missing": max(0, t.wanted - t.documents)} for t in self.totals],
             "damage": list(self.damage),
             "set_aside": self.set_aside,
+            "notices": list(self.notices),
             "model": self.record.get("model"),
             "settings": self.record.get("settings"),
         }
@@ -152,6 +154,7 @@ class _StatusReader:
             damage=(*self._notes, *map(str, self._store.corrupted.values())),
             set_aside=self._store.count_quarantined_files(),
             last_row=None if self._last is None else datetime.fromtimestamp(self._last, UTC),
+            notices=tuple(self._store.notices),
         )
 
     def _by_shard(self, task: str, facts: Mapping[str, Any]) -> Mapping[int, tuple[str, ...]]:

@@ -200,6 +200,8 @@ def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
         raise InputError(f"{folder} has no rows yet; let the sweep finish some documents first")
     for damage in store.corrupted.values():
         print(LEFT_OUT.format(damage), file=sys.stderr)
+    for notice in store.notices:
+        print(notice, file=sys.stderr)
     return written
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from orchestrator.analysis import COLUMNS, condense
 from orchestrator.analysis.trial_facts import COUNTERS
 from orchestrator.store import Store
-from orchestrator.store.trial_files import ROWS_FILE, Corruption
+from orchestrator.store.trial_files import ROWS_FILE
 from sampler.errors import InputError
 
 A = TypeVar("A")
@@ -75,7 +75,7 @@ def _end_with_parent() -> None:
 
 TABLES = 64  # trials read at a time, before their rows are condensed
 NEEDED = (*COLUMNS, *COUNTERS, "node")
-Part = tuple[pa.Table, dict[Path, Corruption]]
+Part = tuple[pa.Table, Store]
 LEFT_OUT = "{}; what cannot be read of it is left out."
 SAME = (
     *("model", "model_revision", "depth", "dtype", "subset_size", "data", "sample", "fewshot", "chat_template"),
@@ -99,7 +99,8 @@ class Material:
     def damage(self) -> list[str]:
         """Of all that was read so far; texts are read last."""
         found = [damage for store in self.stores for damage in store.corrupted.values()]
-        return [LEFT_OUT.format(damage) for damage in found]
+        newer = [f"{notice}." for store in self.stores for notice in store.notices]
+        return [*(LEFT_OUT.format(damage) for damage in found), *newer]
 
 
 def gather(folders: Sequence[Path], mapped: Mapped = one_by_one) -> list[Material]:
@@ -171,16 +172,16 @@ def begin_reading(store: Store, mapped: Mapped = one_by_one) -> Iterator[Part]:
 def join(store: Store, parts: Iterator[Part]) -> pa.Table:
     """All rows as an analysis needs them; what was damaged is noted in the store."""
     tables = []
-    for table, damage in parts:
+    for table, reader in parts:
         tables.append(table)
-        store.corrupted.update(damage)
+        store.add_findings(reader)
     return pa.concat_tables(tables).unify_dictionaries()
 
 
 def _read_part(where: tuple[Path, Sequence[str]]) -> Part:
     folder, trial_ids = where
     store = Store(folder)
-    return condense(store.rows(trial_ids, NEEDED, verify=False).combine_chunks()), store.corrupted
+    return condense(store.rows(trial_ids, NEEDED, verify=False).combine_chunks()), store
 
 
 def _same_identity(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
