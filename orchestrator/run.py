@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.planning.dry_run import describe
 from orchestrator.planning.estimate import measured_seconds
-from orchestrator.planning.flags import Command
 from orchestrator.planning.machine import Machine, Placement, place
 from orchestrator.planning.preflight import prepare, sweep_folder
 from orchestrator.planning.prepared import Prepared
 from orchestrator.planning.room import check_room
 from orchestrator.planning.setting_up import SetUp, set_up, write_down
-from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.settings import SweepCommand, SweepSettings
 from orchestrator.progress.progress import stored_progress
 from orchestrator.progress.view import SweepView
 from orchestrator.report.write import write_report
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.running.cluster import Probe
 
 
-def run(command: Command, arguments: list[str], stop: StopSignals) -> int:
+def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
     """How many trials failed."""
     settings = command.settings
     callbacks = _load_callbacks(settings.callback)

@@ -1,4 +1,4 @@
-"""sampler.generate and sampler.score as commands: JSON lines in and out, and one sentence for whatever is wrong."""
+"""The commands generate and score: JSON lines in and out, and one sentence for whatever is wrong."""
 
 import io
 import json
@@ -15,8 +15,9 @@ import pytest
 import torch
 from folders import MASK, qwen2, tensors, tiny_folder, write_model
 
-from sampler import generate, loading, score
-from sampler.cli import run_command
+from orchestrator.cli.__main__ import dispatch
+from orchestrator.cli.console import run_command
+from sampler import loading
 
 torch.set_num_threads(1)
 
@@ -60,14 +61,13 @@ def as_input(lines: object) -> bytes:
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Runs a command in this process: its flags, its input, its outcome."""
 
-    def run(command: Any, lines: object, *flags: str, model: str = GOLDEN) -> Outcome:
+    def run(command: str, lines: object, *flags: str, model: str = GOLDEN) -> Outcome:
         out = Pipe()
-        monkeypatch.setattr(sys, "argv", [command.__name__, "--model", model, "--device", "cpu", *flags])
         monkeypatch.setattr(sys, "stdin", Pipe(as_input(lines)))
         monkeypatch.setattr(sys, "stdout", out)
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            run_command(command.main)
+            run_command(lambda: dispatch([command, "--model", model, "--device", "cpu", *flags]))
         return Outcome(int(ended.value.code or 0), out.buffer.getvalue().decode(), capfd.readouterr().err)  # type: ignore[attr-defined]
 
     return run
@@ -95,7 +95,7 @@ PAIRS = [
 @pytest.mark.parametrize("policy", ["k1", "k2_middle"])
 def test_generate_keeps_the_order_and_the_contract(run: Run, policy: str) -> None:
     flags = ("--ids", "--policy", policy, "--max-new-tokens", "20")
-    alone, together = (run(generate, PROMPTS, *flags, "--batch-size", n).lines for n in ("1", "5"))
+    alone, together = (run("generate", PROMPTS, *flags, "--batch-size", n).lines for n in ("1", "5"))
     assert [result["id"] for result in together] == [prompt["id"] for prompt in PROMPTS]
     assert tokens(alone) == tokens(together)
     for result in together:
@@ -109,7 +109,7 @@ def test_generate_keeps_the_order_and_the_contract(run: Run, policy: str) -> Non
 
 
 def test_score_keeps_the_order_and_the_contract(run: Run) -> None:
-    alone, together = (run(score, PAIRS, "--ids", "--batch-size", n).lines for n in ("1", "5"))
+    alone, together = (run("score", PAIRS, "--ids", "--batch-size", n).lines for n in ("1", "5"))
     assert [result["id"] for result in together] == [pair["id"] for pair in PAIRS]
     for one, other in zip(alone, together, strict=True):
         assert set(other) >= SCORED
@@ -121,7 +121,7 @@ def test_score_keeps_the_order_and_the_contract(run: Run) -> None:
 
 
 def test_score_by_the_reference_reads_one_token(run: Run) -> None:
-    chain, reference = (run(score, PAIRS, "--ids", "--scoring", name).lines for name in ("chain", "reference"))
+    chain, reference = (run("score", PAIRS, "--ids", "--scoring", name).lines for name in ("chain", "reference"))
     differ = [pair["id"] for pair, a, b in zip(PAIRS, chain, reference, strict=True) if a["score"] != b["score"]]
     assert differ == [pair["id"] for pair in PAIRS if len(pair["target"]) > 1]  # type: ignore[arg-type]
 
@@ -131,7 +131,7 @@ def test_prompt_and_messages(run: Run, tiny: str) -> None:
         {"id": 1, "prompt": "user:hé 😀\nA:"},
         {"id": {"any": "thing"}, "messages": [{"role": "user", "content": "hé 😀"}]},
     ]
-    plain, chat = run(generate, lines, "--max-new-tokens", "12", "--batch-size", "2", model=tiny).lines
+    plain, chat = run("generate", lines, "--max-new-tokens", "12", "--batch-size", "2", model=tiny).lines
     assert plain["ids"] == chat["ids"]
     assert plain["text"] == chat["text"]
     assert isinstance(plain["text"], str)
@@ -139,30 +139,30 @@ def test_prompt_and_messages(run: Run, tiny: str) -> None:
 
 
 def test_texts_are_scored_as_their_ids(run: Run, tiny: str) -> None:
-    texts = run(score, [{"id": "é", "prefix": "ab ", "target": "c"}], model=tiny).lines
-    ids = run(score, [{"id": "é", "prefix": [256], "target": [220, 66]}], "--ids", model=tiny).lines
+    texts = run("score", [{"id": "é", "prefix": "ab ", "target": "c"}], model=tiny).lines
+    ids = run("score", [{"id": "é", "prefix": [256], "target": [220, 66]}], "--ids", model=tiny).lines
     assert texts[0]["id"] == "é"
     assert texts[0]["score"] == ids[0]["score"]
 
 
 def test_stop_strings(run: Run, tiny: str) -> None:
     line = [{"id": 1, "prompt": "hello"}]
-    [free] = run(generate, line, "--max-new-tokens", "20", model=tiny).lines
+    [free] = run("generate", line, "--max-new-tokens", "20", model=tiny).lines
     stop = free["text"][4:6]
-    [cut] = run(generate, line, "--max-new-tokens", "20", "--stop", "never", "--stop", stop, model=tiny).lines
+    [cut] = run("generate", line, "--max-new-tokens", "20", "--stop", "never", "--stop", stop, model=tiny).lines
     assert (cut["text"], cut["finish"]) == (free["text"][: free["text"].index(stop)], "stop")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_ids_need_no_tokenizer(run: Run, tmp_path: Path, name: str) -> None:
     (write_model(tmp_path, tensors(qwen2())) / name).write_text("garbage")
-    assert run(generate, LINE, "--ids", "--max-new-tokens", "3", model=str(tmp_path)).lines
-    assert run(score, PAIR, "--ids", model=str(tmp_path)).lines
+    assert run("generate", LINE, "--ids", "--max-new-tokens", "3", model=str(tmp_path)).lines
+    assert run("score", PAIR, "--ids", model=str(tmp_path)).lines
 
 
 @pytest.mark.parametrize("lines", ["", "\n", "  \n\r\n"])
-@pytest.mark.parametrize("command", [generate, score])
-def test_nothing_in_nothing_out(run: Run, command: Any, lines: str) -> None:
+@pytest.mark.parametrize("command", ["generate", "score"])
+def test_nothing_in_nothing_out(run: Run, command: str, lines: str) -> None:
     for flags in ((), ("--ids",)):
         outcome = run(command, lines, *flags)
         assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
@@ -170,11 +170,11 @@ def test_nothing_in_nothing_out(run: Run, command: Any, lines: str) -> None:
 
 def test_byte_order_mark_blank_lines_and_a_missing_last_newline(run: Run) -> None:
     text = b"\xef\xbb\xbf" + LINE.encode() + b"\r\n\n" + LINE.encode()
-    assert len(run(generate, text, "--ids", "--max-new-tokens", "2").lines) == 2
+    assert len(run("generate", text, "--ids", "--max-new-tokens", "2").lines) == 2
 
 
 def test_output_is_utf8_whatever_the_terminal(run: Run) -> None:
-    outcome = run(generate, [{"id": "é😀", "ids": [1]}], "--ids", "--max-new-tokens", "1")
+    outcome = run("generate", [{"id": "é😀", "ids": [1]}], "--ids", "--max-new-tokens", "1")
     assert '"é😀"' in outcome.out
 
 
@@ -184,9 +184,9 @@ DRAWING = "--temperature --top-p --seed"
 
 
 @pytest.mark.parametrize(
-    ("command", "flags"), [(generate, f"{COMMON} {BLOCKS} {DRAWING}"), (score, f"{COMMON} --scoring")]
+    ("command", "flags"), [("generate", f"{COMMON} {BLOCKS} {DRAWING}"), ("score", f"{COMMON} --scoring")]
 )
-def test_help_names_every_flag(run: Run, command: Any, flags: str) -> None:
+def test_help_names_every_flag(run: Run, command: str, flags: str) -> None:
     shown = run(command, "", "--help")
     assert (shown.code, shown.err) == (0, "")
     assert set(re.findall(r"--[a-z-]+", shown.out.partition("examples:")[0])) == set(flags.split())
@@ -194,14 +194,14 @@ def test_help_names_every_flag(run: Run, command: Any, flags: str) -> None:
 
 def test_seed_decides_whatever_the_batch_and_the_order(run: Run) -> None:
     flags = ("--ids", "--temperature", "1", "--top-p", "0.9", "--max-new-tokens", "12", "--seed")
-    first = tokens(run(generate, PROMPTS, *flags, "3").lines)
-    assert tokens(run(generate, PROMPTS[::-1], *flags, "3", "--batch-size", "3").lines) == first
-    assert tokens(run(generate, PROMPTS, *flags, "4").lines) != first
+    first = tokens(run("generate", PROMPTS, *flags, "3").lines)
+    assert tokens(run("generate", PROMPTS[::-1], *flags, "3", "--batch-size", "3").lines) == first
+    assert tokens(run("generate", PROMPTS, *flags, "4").lines) != first
 
 
 @pytest.mark.parametrize("seed", ["-1", "0", "99999999999999999999999999"])
 def test_any_whole_number_is_a_seed(run: Run, seed: str) -> None:
-    assert run(generate, LINE, "--ids", "--temperature", "1", "--max-new-tokens", "3", "--seed", seed).lines
+    assert run("generate", LINE, "--ids", "--temperature", "1", "--max-new-tokens", "3", "--seed", seed).lines
 
 
 # What is refused
@@ -224,7 +224,7 @@ def refused(outcome: Outcome, *parts: str) -> None:
 
 BAD_FLAGS = {
     ("--policy", "k9x"): ("'k9x'", "k2_middle"),
-    ("--policy", ""): ("''", "k2_middle"),
+    ("--policy", ""): ("--policy must not be empty",),
     ("--policy", "k2"): ("k2", "k2_middle"),
     ("--policy", "k0_middle"): ("k0", "at least 1"),
     ("--policy", "k-1_middle"): ("'k-1_middle'", "k2_middle"),
@@ -233,12 +233,12 @@ BAD_FLAGS = {
     ("--policy", "k2_20-30"): ("layer 30", "0 to 27"),
     ("--policy", "k2_28"): ("layer 28", "0 to 27"),
     ("--policy", "k2_first", "--subset-size", "28"): ("28", "1 to 27"),
-    ("--policy", "k2_first", "--subset-size", "0"): ("0", "1 to 27"),
-    ("--subset-size", "x"): ("--subset-size", "'x'"),
-    ("--batch-size", "0"): ("batch size 0", "at least 1"),
-    ("--batch-size", "-3"): ("batch size -3", "at least 1"),
-    ("--batch-size", "1.5"): ("--batch-size", "'1.5'"),
-    ("--dtype", "float17"): ("'float17'", "bfloat16"),
+    ("--policy", "k2_first", "--subset-size", "0"): ("--subset-size", "at least 1 (got 0)"),
+    ("--subset-size", "x"): ("--subset-size", "(got x)"),
+    ("--batch-size", "0"): ("--batch-size", "(got 0)"),
+    ("--batch-size", "-3"): ("--batch-size", "(got -3)"),
+    ("--batch-size", "1.5"): ("--batch-size", "(got 1.5)"),
+    ("--dtype", "float17"): ("(got float17)", "bfloat16"),
     ("--dtype", "float16"): ("float16", "float32 or bfloat16"),
     ("--device", "tpu"): ("'tpu'", "cuda:N"),
     ("--device", "cuda:77"): ("'cuda:77'", "CUDA devices"),
@@ -248,24 +248,24 @@ BAD_FLAGS = {
     ("stray",): ("stray",),
 }
 BAD_DECODING = {
-    ("--threshold", "0"): ("threshold 0", "above 0 and at most 1"),
-    ("--threshold", "1.01"): ("threshold 1.01", "above 0 and at most 1"),
-    ("--threshold", "nan"): ("threshold nan", "above 0 and at most 1"),
-    ("--threshold=-inf",): ("threshold -inf", "above 0 and at most 1"),
-    ("--threshold", "high"): ("--threshold", "'high'"),
+    ("--threshold", "0"): ("--threshold", "above 0 and at most 1 (got 0)"),
+    ("--threshold", "1.01"): ("--threshold", "above 0 and at most 1 (got 1.01)"),
+    ("--threshold", "nan"): ("--threshold", "(got nan)"),
+    ("--threshold=-inf",): ("--threshold", "(got -inf)"),
+    ("--threshold", "high"): ("--threshold", "(got high)"),
     ("--small-block", "5"): ("small block 5", "block of 32"),
-    ("--small-block", "0"): ("small block 0", "divisor"),
+    ("--small-block", "0"): ("--small-block", "at least 1 (got 0)"),
     ("--small-block", "64"): ("small block 64", "block of 32"),
-    ("--max-new-tokens", "0"): ("max new tokens 0", "at least 1"),
-    ("--max-new-tokens", "-1"): ("max new tokens -1", "at least 1"),
+    ("--max-new-tokens", "0"): ("--max-new-tokens", "at least 1 (got 0)"),
+    ("--max-new-tokens", "-1"): ("--max-new-tokens", "at least 1 (got -1)"),
     ("--max-new-tokens", "1" + "0" * 30): ("line 1: 1" + "0" * 29 + "3", "4096 positions"),
     ("--max-new-tokens", "9" * 5000): ("--max-new-tokens",),
-    ("--temperature", "-1"): ("temperature -1", "positive number"),
-    ("--temperature", "nan"): ("temperature nan", "positive number"),
-    ("--temperature", "inf"): ("temperature inf", "positive number"),
-    ("--top-p", "0"): ("top-p 0", "above 0 and at most 1"),
-    ("--top-p", "nan"): ("top-p nan", "above 0 and at most 1"),
-    ("--seed", "1.5"): ("--seed", "'1.5'"),
+    ("--temperature", "-1"): ("--temperature", "(got -1)"),
+    ("--temperature", "nan"): ("--temperature", "(got nan)"),
+    ("--temperature", "inf"): ("--temperature", "(got inf)"),
+    ("--top-p", "0"): ("--top-p", "above 0 and at most 1 (got 0)"),
+    ("--top-p", "nan"): ("--top-p", "(got nan)"),
+    ("--seed", "1.5"): ("--seed", "(got 1.5)"),
     ("--seed", ""): ("--seed", "''"),
     ("--stop", ""): ("stop string is empty", "at least one character"),
     ("--stop", "\udcff"): ("stop string", "UTF-8"),
@@ -275,34 +275,34 @@ BAD_DECODING = {
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("flags", BAD_FLAGS, ids=" ".join)
-@pytest.mark.parametrize("command", [generate, score])
-def test_bad_flag(run: Run, command: Any, flags: tuple[str, ...]) -> None:
-    refused(run(command, LINE if command is generate else PAIR, "--ids", *flags), *BAD_FLAGS[flags])
+@pytest.mark.parametrize("command", ["generate", "score"])
+def test_bad_flag(run: Run, command: str, flags: tuple[str, ...]) -> None:
+    refused(run(command, LINE if command == "generate" else PAIR, "--ids", *flags), *BAD_FLAGS[flags])
 
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("flags", BAD_DECODING, ids=lambda flags: ascii(" ".join(flags))[:30])
 def test_bad_flag_of_decoding(run: Run, flags: tuple[str, ...]) -> None:
-    refused(run(generate, LINE, "--ids", *flags), *BAD_DECODING[flags])
+    refused(run("generate", LINE, "--ids", *flags), *BAD_DECODING[flags])
 
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("flags", [("--small-block", "5"), ("--stop", "x"), ("--policy", "k2_28")], ids=" ".join)
 def test_bad_flag_without_a_line(run: Run, flags: tuple[str, ...]) -> None:
-    refused(run(generate, "", "--ids", *flags))
+    refused(run("generate", "", "--ids", *flags))
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_bad_scoring(run: Run) -> None:
-    refused(run(score, PAIR, "--ids", "--scoring", "guess"), "'guess'", "chain", "reference")
+    refused(run("score", PAIR, "--ids", "--scoring", "guess"), "(got guess)", "chain", "reference")
 
 
 BAD_LINES = {
     "{": ("not valid JSON", "column 2"),
     '{"id": 1, "ids": [1, 2}': ("not valid JSON", "column"),
-    "[1, 2]": ("[1, 2]", "no JSON object"),
-    "null": ("null", "no JSON object"),
-    '"text"': ('"text"', "no JSON object"),
+    "[1, 2]": ("[1, 2]", "must be a JSON object"),
+    "null": ("null", "must be a JSON object"),
+    '"text"': ('"text"', "must be a JSON object"),
     "{}": ('"id" is missing',),
     '{"ids": [1]}': ('"id" is missing',),
     '{"id": 1, "id": 2, "ids": [1]}': ('"id"', "twice"),
@@ -314,13 +314,13 @@ BAD_LINES = {
     '{"id": ' + "[" * 100_000: ("not valid JSON",),
     '{"id": 1}': ('"ids" is missing',),
     '{"id": 1, "prompt": "x"}': ('"ids" is missing', '"prompt"'),
-    '{"id": 1, "ids": null}': ('"ids" is null', "list of token ids"),
-    '{"id": 1, "ids": "1 2"}': ('"ids" is "1 2"', "list of token ids"),
-    '{"id": 1, "ids": 5}': ('"ids" is 5', "list of token ids"),
-    '{"id": 1, "ids": [1, 2.0]}': ('"ids" holds 2.0', "whole numbers"),
-    '{"id": 1, "ids": [1, true]}': ('"ids" holds true', "whole numbers"),
-    '{"id": 1, "ids": [1, [2]]}': ('"ids" holds [2]', "whole numbers"),
-    '{"id": 1, "ids": ["1"]}': ('"ids" holds "1"', "whole numbers"),
+    '{"id": 1, "ids": null}': ('"ids" must', "list of token ids"),
+    '{"id": 1, "ids": "1 2"}': ('(got "1 2")', "list of token ids"),
+    '{"id": 1, "ids": 5}': ("(got 5)", "list of token ids"),
+    '{"id": 1, "ids": [1, 2.0]}': ("(got 2.0)", "whole numbers"),
+    '{"id": 1, "ids": [1, true]}': ("(got true)", "whole numbers"),
+    '{"id": 1, "ids": [1, [2]]}': ("(got [2])", "whole numbers"),
+    '{"id": 1, "ids": ["1"]}': ('(got "1")', "whole numbers"),
     '{"id": 1, "ids": []}': ("prompt is empty", "at least one token"),
     '{"id": 1, "ids": [1, -1]}': ("token id -1", "0 to 159"),
     '{"id": 1, "ids": [160]}': ("token id 160", "0 to 159"),
@@ -333,7 +333,7 @@ BAD_LINES = {
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:40])
 def test_bad_line_is_named_by_its_number(run: Run, line: str) -> None:
-    refused(run(generate, f"{LINE}\n\n{line}\n{LINE}\n", "--ids"), "line 3: ", *BAD_LINES[line])
+    refused(run("generate", f"{LINE}\n\n{line}\n{LINE}\n", "--ids"), "line 3: ", *BAD_LINES[line])
 
 
 BAD_PAIRS = {
@@ -344,26 +344,26 @@ BAD_PAIRS = {
     '{"id": 1, "prefix": [1], "target": [159]}': ("target", "mask token id 159"),
     '{"id": 1, "prefix": [159], "target": [1]}': ("prefix", "mask token id 159"),
     '{"id": 1, "prefix": [1], "target": [160]}': ("token id 160", "target", "0 to 159"),
-    '{"id": 1, "prefix": "a", "target": "b"}': ('"prefix" is "a"', "list of token ids"),
+    '{"id": 1, "prefix": "a", "target": "b"}': ('"prefix" must', '(got "a")', "list of token ids"),
 }
 
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("line", BAD_PAIRS)
 def test_bad_pair_is_named_by_its_number(run: Run, line: str) -> None:
-    refused(run(score, f"{PAIR}\n{line}", "--ids"), "line 2: ", *BAD_PAIRS[line])
+    refused(run("score", f"{PAIR}\n{line}", "--ids"), "line 2: ", *BAD_PAIRS[line])
 
 
 BAD_TEXTS = {
     '{"id": 1, "prompt": ""}': ("prompt is empty",),
-    '{"id": 1, "prompt": ["a"]}': ('"prompt" is ["a"]', "text"),
+    '{"id": 1, "prompt": ["a"]}': ('"prompt" must', '(got ["a"])', "text"),
     '{"id": 1, "ids": [1]}': ('"prompt" is missing', '"ids"'),
     '{"id": 1, "prompt": "a<mask>b"}': (f"mask token id {MASK}",),
     '{"id": 1, "prompt": "\\udfff"}': ("not valid JSON", "surrogates"),
-    '{"id": 1, "prompt": "a", "messages": []}': ('"prompt" and "messages"',),
-    '{"id": 1, "messages": []}': ('"messages" holds []', '"role"'),
-    '{"id": 1, "messages": "hi"}': ('"messages" holds "hi"', '"role"'),
-    '{"id": 1, "messages": ["hi"]}': ('"messages" holds "hi"', '"role"'),
+    '{"id": 1, "prompt": "a", "messages": []}': ('"prompt" or "messages"',),
+    '{"id": 1, "messages": []}': ("(got [])", '"role"'),
+    '{"id": 1, "messages": "hi"}': ('(got "hi")', '"role"'),
+    '{"id": 1, "messages": ["hi"]}': ('(got "hi")', '"role"'),
     '{"id": 1, "messages": [{"role": "user"}]}': ('{"role": "user"}', '"content"'),
     '{"id": 1, "messages": [{"role": "user", "content": null}]}': ('{"role": "user", "content": null}', '"content"'),
     '{"id": 1, "messages": [{"role": "tool", "content": ""}]}': ("chat template", "no tools"),
@@ -373,17 +373,17 @@ BAD_TEXTS = {
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("line", BAD_TEXTS)
 def test_bad_text_is_named_by_its_number(run: Run, tiny: str, line: str) -> None:
-    refused(run(generate, f'{{"id": 0, "prompt": "a"}}\n{line}', model=tiny), "line 2: ", *BAD_TEXTS[line])
+    refused(run("generate", f'{{"id": 0, "prompt": "a"}}\n{line}', model=tiny), "line 2: ", *BAD_TEXTS[line])
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_bytes_that_are_no_utf8(run: Run) -> None:
-    refused(run(generate, LINE.encode() + b'\n{"id": "\xff"}', "--ids"), "line 2: ", "UTF-8", "0xff")
+    refused(run("generate", LINE.encode() + b'\n{"id": "\xff"}', "--ids"), "line 2: ", "UTF-8", "0xff")
 
 
 @pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize("command", [generate, score])
-def test_text_without_a_tokenizer(run: Run, command: Any) -> None:
+@pytest.mark.parametrize("command", ["generate", "score"])
+def test_text_without_a_tokenizer(run: Run, command: str) -> None:
     refused(run(command, '{"id": 1, "prompt": "a", "prefix": "a", "target": "b"}'), "m28 holds no tokenizer")
 
 
@@ -403,11 +403,11 @@ def misread(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "part"), [(emptied, "no weights"), (truncated, "cut short"), (misread, "not valid JSON")]
 )
-@pytest.mark.parametrize("command", [generate, score])
-def test_damaged_model(run: Run, tmp_path: Path, command: Any, damage: Callable[[Path], None], part: str) -> None:
+@pytest.mark.parametrize("command", ["generate", "score"])
+def test_damaged_model(run: Run, tmp_path: Path, command: str, damage: Callable[[Path], None], part: str) -> None:
     folder = tmp_path / "two\nlines"
     damage(write_model(folder, tensors(qwen2())))
-    refused(run(command, LINE if command is generate else PAIR, "--ids", model=str(folder)), part, "two lines")
+    refused(run(command, LINE if command == "generate" else PAIR, "--ids", model=str(folder)), part, "two lines")
 
 
 @pytest.mark.parametrize("offline", ["0", pytest.param("1", marks=pytest.mark.slow)])
@@ -424,7 +424,7 @@ def test_unreachable_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, offlin
 
 
 def command_line(command: str, *flags: str) -> list[str]:
-    return [sys.executable, "-m", f"sampler.{command}", *flags]
+    return [sys.executable, "-m", "orchestrator.cli", command, *flags]
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -456,7 +456,7 @@ def test_real_commands_say_nothing_else(tiny: str) -> None:
 def test_real_help() -> None:
     shown = real("generate", "--help")
     assert (shown.code, shown.err) == (0, "")
-    assert shown.out.startswith("usage: python -m sampler.generate ")
+    assert shown.out.startswith("usage: reuse-sweep generate ")
 
 
 def test_reader_that_has_seen_enough() -> None:
@@ -520,4 +520,4 @@ def test_disk_that_is_full() -> None:
             timeout=60,
             check=False,
         )
-    refused(Outcome(done.returncode, "", done.stderr.decode()), "could not be written", "No space left")
+    refused(Outcome(done.returncode, "", done.stderr.decode()), "cannot be written", "No space left")

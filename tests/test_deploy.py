@@ -12,7 +12,7 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.util import validate_config
 
-from orchestrator.planning.flags import parse
+from orchestrator.cli.flags import parse_sweep
 from orchestrator.running.environment import OBJECT_STORE_BYTES
 
 ROOT = Path(__file__).parents[1]
@@ -147,7 +147,7 @@ def test_the_entrypoint_is_a_sweep_whose_results_are_on_the_volume(manifests: di
     spec = manifests["RayJob"]["spec"]
     program, _, module, *flags = shlex.split(spec["entrypoint"])
     assert (program, module) == ("python", "orchestrator.sweep")
-    settings = parse(flags).settings
+    settings = parse_sweep(flags).settings
     assert (settings.address, settings.gpus_per_actor) == ("auto", 1)
     assert Path(settings.out).is_relative_to("/data")
     assert spec["shutdownAfterJobFinishes"] is True

@@ -16,7 +16,7 @@ from pages import ALL, MODULE, OURS, PAGES, README, ROOT, run_page_command
 from simulated_sweep import Simulation, write_sweep
 from tasks_fakes import canned_for, run
 
-from orchestrator.planning.flags import parse
+from orchestrator.cli.flags import parse_sweep
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.policies import RULES
 from tasks.catalog import CATALOG
@@ -126,7 +126,7 @@ def test_ray_knows_what_is_asked_of_it(command: str) -> None:
 
 
 def test_the_experiments_grid_is_a_sweep_file() -> None:
-    settings = parse(["--config", str(ROOT / "examples" / "original-grid.yaml")]).settings
+    settings = parse_sweep(["--config", str(ROOT / "examples" / "original-grid.yaml")]).settings
     subsets = ("first", "middle", "last")
     reused = tuple(f"k{k}_{subset}.output" for k in (2, 3) for subset in subsets)
     assert settings.policies == (*(f"k1_{subset}" for subset in subsets), *reused)

@@ -16,11 +16,11 @@ from lm_eval.utils import make_table
 from simulated_sweep import QuickDisk, Simulation, write_sweep
 from test_tasks_sources import gsm8k_folder
 
-from orchestrator.export import main
+from orchestrator.cli.console import run_command
+from orchestrator.cli.results import export
 from orchestrator.report.lm_eval_export import export_lm_eval
 from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import DOCUMENTS, ROWS
-from sampler.cli import run_command
 from tasks.documents import TaskOptions
 from tasks.task import Task, open_task, quiet_lm_eval
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_exported_is_one_sentence(
     write_sweep(tmp_path / "gone", SIMULATION)
     next((tmp_path / "gone" / "trials").glob("*/rows.parquet")).unlink()
     with pytest.raises(SystemExit) as ended:
-        run_command(lambda: main(["--lm-eval", str(tmp_path / name), "--out", str(tmp_path / "out")]))
+        run_command(lambda: export(["--lm-eval", str(tmp_path / name), "--out", str(tmp_path / "out")]))
     assert ended.value.code == 2
     printed = capsys.readouterr()
     assert said in printed.err

@@ -11,7 +11,6 @@ from small_models import DEPTH, shallow, shallow_oracle
 from test_commands import Outcome, run  # noqa: F401 (a fixture)
 
 from sampler import DecodeSettings, Prompt, ReusePolicy
-from sampler import profile as command
 from sampler.decode import decode_prompts
 from sampler.drift import GROUPS, MASKED, REVEALED, SETTLED, Profile, Sums, Watch, group_of, profile
 from sampler.plan import compute_all
@@ -82,13 +81,13 @@ def test_the_command_prints_draws_and_suggests(run: Any, tmp_path: Path) -> None
     lines = [{"id": n, "ids": [5, 3, 8 + n]} for n in range(2)]
     flags = ("--ids", "--max-new-tokens", "40", "--threshold", "0.6", "--size", "5")
     figure = tmp_path / "drift.svg"
-    shown: Outcome = run(command, lines, *flags, "--figure", str(figure))
+    shown: Outcome = run("profile", lines, *flags, "--figure", str(figure))
     assert shown.code == 0, shown.err
     table, suggested = shown.out.splitlines(), shown.out.strip().rpartition(" ")[2]
     assert len([line for line in table if line[:5].strip().isdigit()]) == 28
     assert len(ReusePolicy.parse(suggested).layer_indices(28)) == 5
     assert b"<svg" in figure.read_bytes()
-    told = json.loads(run(command, lines, *flags, "--json").out)
+    told = json.loads(run("profile", lines, *flags, "--json").out)
     assert told["suggested"] == suggested
     assert told["layers"][3]["steps"]["1"].keys() == set(GROUPS)
 
@@ -103,7 +102,7 @@ def test_the_command_prints_draws_and_suggests(run: Any, tmp_path: Path) -> None
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(run: Any, flags: list[str], complaint: str) -> None:  # noqa: F811
-    shown: Outcome = run(command, [{"id": 1, "ids": [1, 2, 3]}], "--ids", *flags)
+    shown: Outcome = run("profile", [{"id": 1, "ids": [1, 2, 3]}], "--ids", *flags)
     assert (shown.code, shown.out) == (2, "")
     assert complaint in shown.err
     assert shown.err.count("\n") == 1

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from simulated_sweep import NINE, Simulation, write_sweep
 
+from orchestrator.cli.console import run_command
+from orchestrator.cli.results import report
 from orchestrator.report import write_report
-from orchestrator.report.__main__ import main
 from orchestrator.report.examples import AFTER, BEFORE, CUT, HEAD, TAIL, compare, first_difference
 from orchestrator.report.text import signed
-from sampler.cli import run_command
 from sampler.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -194,7 +194,7 @@ def test_other_values_than_declared_are_exploratory(few: Path, tmp_path: Path) -
 
 
 def test_the_command_prints_the_verdicts_and_last_the_page(few: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(few), "--no-figures"])
+    report([str(few), "--no-figures"])
     *verdicts, page = capsys.readouterr().out.splitlines()
     assert page == str(few / "report.html")
     assert [verdict.partition(" is ")[0] for verdict in verdicts] == ["gsm8k"]
@@ -206,7 +206,7 @@ def test_a_terminal_that_knows_only_ascii_is_told_too(few: Path, monkeypatch: py
     terminal = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(terminal, encoding="ascii"))
     with pytest.raises(SystemExit) as ended:
-        run_command(lambda: main([str(few), "--no-figures"]))
+        run_command(lambda: report([str(few), "--no-figures"]))
     assert ended.value.code == 0
     assert b"more than 1.20? the speed of k=1" in terminal.getvalue()
 
@@ -396,7 +396,7 @@ def test_what_no_report_can_be_made_of_is_one_sentence(
     arguments = make(tmp_path)
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as ended:
-        run_command(lambda: main(arguments))
+        run_command(lambda: report(arguments))
     assert ended.value.code == 2
     printed = capsys.readouterr()
     assert said in printed.err

@@ -10,8 +10,8 @@ import pytest
 from made_rows import DEFAULTS
 from sweep_cases import DOCUMENTS, write_case
 
+from orchestrator.cli.flags import parse_sweep
 from orchestrator.planning.fingerprint import folder_revision
-from orchestrator.planning.flags import parse
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.prepared import Prepared
@@ -49,7 +49,7 @@ def common(root: Path, tmp_path: Path) -> list[str]:
 
 def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[Prepared, SetUp]:
     """As the command does it; with `finish`, all that is to do is done."""
-    command = parse(list(arguments))
+    command = parse_sweep(list(arguments))
     folder = Path(command.settings.out) / "s"
     prepared = prepare(command.settings, MACHINE, Store(folder).read_request())
     with StoreWriter(prepared.folder) as writer:
@@ -144,7 +144,7 @@ def test_other_settings_for_existing_trials_are_refused(common: list[str]) -> No
 def test_nothing_is_written_before_it_is_known_to_fit(common: list[str]) -> None:
     """A batch too large for the device is refused late, and a smaller one must not be another sweep then."""
     arguments = [*common, "--tasks", "gsm8k", "--limit", "4", "--batch-size", "4"]
-    command = parse(arguments)
+    command = parse_sweep(arguments)
     prepared = prepare(command.settings, MACHINE, None)
     with StoreWriter(prepared.folder) as writer:
         assert len(set_up(prepared, writer).trials) == 2

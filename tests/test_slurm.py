@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.slurm.flags import parse
+from orchestrator.cli.slurm import parse_submission
 from orchestrator.slurm.job import Job, script_of, seconds
 from orchestrator.slurm.status import lines, queue, submitted
 from orchestrator.slurm.submit import RayToken, submit
@@ -132,7 +132,7 @@ def test_the_script_requests_what_the_flags_say(tmp_path: Path) -> None:
 
 
 def test_typed_gpus_are_requested_and_counted() -> None:
-    submission = parse((*SLURM, "--gpus-per-node", "a100:4", "--", *SWEEP))
+    submission = parse_submission((*SLURM, "--gpus-per-node", "a100:4", "--", *SWEEP))
     assert "gpus-per-node=a100:4" in submission.job.directives()
     assert (submission.machine.most("GPU"), submission.machine.largest("GPU")) == (8, 4)
     assert submission.job.cpus == 8
@@ -140,20 +140,20 @@ def test_typed_gpus_are_requested_and_counted() -> None:
 
 def test_values_of_a_repeated_list_option_are_joined() -> None:
     options = ("--sbatch", "mail-type=END", "--sbatch", "--exclusive", "--sbatch=--mail-type=FAIL", "--sbatch", "nice")
-    found = parse((*SLURM, *options[:2], *options[4:], "--", *SWEEP)).job.directives()
+    found = parse_submission((*SLURM, *options[:2], *options[4:], "--", *SWEEP)).job.directives()
     assert {"mail-type=END,FAIL", "nice"} <= set(found)
-    assert "exclusive" in parse((*SLURM, "--sbatch=--exclusive", "--", *SWEEP)).job.directives()
+    assert "exclusive" in parse_submission((*SLURM, "--sbatch=--exclusive", "--", *SWEEP)).job.directives()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*SLURM,), "the sweep's flags are missing"),
-        (("--nodes", "two", "--time", "5", "--", *SWEEP), "--nodes two"),
-        (("--nodes", "0", "--time", "5", "--", *SWEEP), "--nodes must be a whole number of at least 1 (got 0)"),
+        ((*SLURM,), "the flags of the sweep are missing"),
+        (("--nodes", "two", "--time", "5", "--", *SWEEP), "--nodes must be a whole number (got two)"),
+        (("--nodes", "0", "--time", "5", "--", *SWEEP), "--nodes must be at least 1 (got 0)"),
         (("--nodes", "1", "--time", "noon", "--", *SWEEP), "--time must be minutes"),
         (("--nodes", "1", "--", *SWEEP), "--time"),
-        ((*SLURM, "--gpus-per-node", "-1", "--", *SWEEP), "--gpus-per-node must be a whole number of at least 0"),
+        ((*SLURM, "--gpus-per-node", "-1", "--", *SWEEP), "--gpus-per-node must be at least 0 (got -1)"),
         ((*SLURM, "--gpus-per-node", "a100", "--", *SWEEP), "TYPE:NUMBER, such as 4 or a100:4 (got 'a100')"),
         ((*SLURM, "--gpus-per-node", "a100:", "--", *SWEEP), "(got 'a100:')"),
         ((*SLURM, "--gpus-per-node", "a100:2,v100:1", "--", *SWEEP), "(got 'a100:2,v100:1')"),
@@ -178,20 +178,20 @@ def test_values_of_a_repeated_list_option_are_joined() -> None:
         ((*SLURM, "--sbatch", 'comment=a"b', "--", *SWEEP), "without double quotes, backslashes and line breaks"),
         ((*SLURM, "--sbatch", "nice=1", "--sbatch", "nice=2", "--", *SWEEP), "--sbatch nice is given more than once"),
         ((*SLURM, "--colour", "--", *SWEEP), "--colour"),
-        ((*SLURM, "--", "--tasks", ""), "--tasks is empty"),
-        ((*SLURM, "--", *SWEEP, "--k", "x"), "--k x"),
-        ((*SLURM, "--", *SWEEP, "--address", "auto"), "--address names a running Ray cluster"),
+        ((*SLURM, "--", "--tasks", ""), "--tasks must not be empty"),
+        ((*SLURM, "--", *SWEEP, "--k", "x"), "--k must be a whole number (got x)"),
+        ((*SLURM, "--", *SWEEP, "--address", "auto"), "--address must not be used with Slurm"),
         ((*SLURM, "--", *SWEEP, "--gpus-per-actor", "1"), "--gpus-per-actor 1: no machine here has more than 0"),
         ((*SLURM, "--", *SWEEP, "--actors", "3"), "--actors 3"),
         ((*SLURM, "--", "--tasks", "gsm8k"), "has no GPU"),
         ((*SLURM, "--", *SWEEP, "--out", "50%"), "a path without %"),
-        ((*SLURM, "--requeue", "--", *SWEEP, "--force"), "--force with --requeue"),
+        ((*SLURM, "--requeue", "--", *SWEEP, "--force"), "--force and --requeue must not be used together"),
         ((*SLURM, "--", *SWEEP, "--dry-run"), "--dry-run must come before the --"),
     ],
 )
 def test_wrong_input_is_reported_in_one_sentence(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse(arguments)
+        parse_submission(arguments)
     assert message in caught.value.sentences[0]
     assert "\n" not in caught.value.sentences[0]
 
@@ -211,11 +211,11 @@ def test_a_container_sees_every_path_of_the_sweep(here: Path) -> None:
         (other / name).mkdir(parents=True)
     (here / "sweep.yaml").write_text(f"model: {other}/model\n", encoding="utf-8")
     flags = ("--config", "sweep.yaml", "--tasks", "gsm8k", f"--data={other}/data", "--out", str(other / "out"))
-    binds = parse((*SLURM, "--container", "docker://x", "--", *flags)).binds
+    binds = parse_submission((*SLURM, "--container", "docker://x", "--", *flags)).binds
     assert set(binds) == {here, other / "model", other / "data", other / "out"}
     (here.parent / "a,b").mkdir()
     with pytest.raises(InputError, match=r"--container needs paths without colons and commas.*a,b"):
-        parse((*SLURM, "--container", "docker://x", "--", *SWEEP, "--out", "../a,b"))
+        parse_submission((*SLURM, "--container", "docker://x", "--", *SWEEP, "--out", "../a,b"))
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def test_a_container_sees_every_path_of_the_sweep(here: Path) -> None:
 )
 def test_a_sweep_that_cannot_run_is_not_submitted(here: Path, flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        submit(parse((*SLURM, "--dry-run", "--", *flags)))
+        submit(parse_submission((*SLURM, "--dry-run", "--", *flags)))
     assert message in caught.value.sentences[0]
     assert not list(here.iterdir())
 
 
 def test_a_model_on_the_hub_is_assumed_to_exist(here: Path) -> None:
     """A node may reach the Hub even if the login node does not."""
-    text = submit(parse((*SLURM, "--dry-run", "--", "--tasks", "gsm8k,mmlu", "--model", "owner/model")))
+    text = submit(parse_submission((*SLURM, "--dry-run", "--", "--tasks", "gsm8k,mmlu", "--model", "owner/model")))
     assert "--model owner/model" in text
     assert not list(here.iterdir())
 
@@ -255,7 +255,7 @@ def test_a_missing_sbatch_is_reported(here: Path) -> None:
 
 
 def test_a_dry_run_creates_nothing(here: Path) -> None:
-    assert submit(parse((*SLURM, "--dry-run", "--", *SWEEP))).startswith("#!/bin/bash\n")
+    assert submit(parse_submission((*SLURM, "--dry-run", "--", *SWEEP))).startswith("#!/bin/bash\n")
     assert [path for path in here.parent.rglob("*") if path not in (here, here.parent / "home")] == []
 
 
@@ -263,7 +263,7 @@ def test_script_and_job_number_are_kept(here: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("SBATCH_PARTITION", "somewhere")
     body = 'for last; do :; done; cp "$last" "$last.seen"; printf "%s\\n" "$@" > "$last.argv"; echo "77;cluster"'
     install(monkeypatch, tmp_path, "sbatch", body)
-    message = submit(parse((*SLURM, "--partition", "gpu", "--sbatch", "comment=two words", "--", *SWEEP)))
+    message = submit(parse_submission((*SLURM, "--partition", "gpu", "--sbatch", "comment=two words", "--", *SWEEP)))
     folder = here / "results" / "s" / "slurm"
     assert message.startswith(f"job 77; its log: {folder}/001-77.log\ntime limit 12:00:00 (h:min:s); ")
     given = (folder / "001.sh.argv").read_text().splitlines()
@@ -271,7 +271,7 @@ def test_script_and_job_number_are_kept(here: Path, tmp_path: Path, monkeypatch:
     assert wanted <= set(given), "options on the command line take precedence over SBATCH_PARTITION"
     assert (folder / "001.sh").read_text() == (folder / "001.sh.seen").read_text()
     assert json.loads((folder / "001.json").read_text())["job"] == "77"
-    submit(parse((*SLURM, "--", *SWEEP)))  # a directory with scripts alone can still become a sweep's
+    submit(parse_submission((*SLURM, "--", *SWEEP)))  # a directory with scripts alone can still become a sweep's
     assert [job.script.name for job in submitted(folder.parent)] == ["001.sh", "002.sh"]
 
 
@@ -280,7 +280,7 @@ def test_the_token_is_created_once_and_passed_through_the_environment(
 ) -> None:
     seen = tmp_path / "seen"
     install(monkeypatch, tmp_path, "sbatch", f'echo "$RAY_AUTH_TOKEN" >> {seen}; echo "$*" >> {tmp_path}/argv; echo 1')
-    messages = [submit(parse((*SLURM, "--", *SWEEP))) for _ in range(2)]
+    messages = [submit(parse_submission((*SLURM, "--", *SWEEP))) for _ in range(2)]
     token = token_file.read_text(encoding="ascii")
     assert len(bytes.fromhex(token)) == 32
     assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
@@ -328,7 +328,7 @@ def test_slurms_refusal_is_reported(here: Path, tmp_path: Path, monkeypatch: pyt
     refusal = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
     install(monkeypatch, tmp_path, "sbatch", f"echo 'sbatch: something' >&2; echo '{refusal}' >&2; exit 1")
     with pytest.raises(InputError, match=r"refuses the job: Requested node configuration is not available .*nodes=2"):
-        submit(parse((*SLURM, "--", *SWEEP)))
+        submit(parse_submission((*SLURM, "--", *SWEEP)))
     assert not list((here / "results").iterdir())
 
 
@@ -337,7 +337,7 @@ def test_a_directory_of_other_files_is_left_alone(here: Path, tmp_path: Path, mo
     (here / "results" / "s").mkdir(parents=True)
     (here / "results" / "s" / "thesis.txt").touch()
     with pytest.raises(InputError, match="is not empty"):
-        submit(parse((*SLURM, "--", *SWEEP)))
+        submit(parse_submission((*SLURM, "--", *SWEEP)))
 
 
 def test_status_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.slurm.flags import parse
+from orchestrator.cli.slurm import parse_submission
 from orchestrator.slurm.submit import submit
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +116,7 @@ def script(site: Site, *flags: str, sweep: tuple[str, ...] = ()) -> str:
     """The script that `submit` writes, with the directory that it creates for the log."""
     chosen = ("--tasks", "gsm8k", "--model", "tiny", "--name", "s", *sweep)
     setup = ("--setup", str(site.folder / "setup.sh"))
-    submission = parse(("--nodes", "1", "--time", "30", *setup, *flags, "--dry-run", "--", *chosen))
+    submission = parse_submission(("--nodes", "1", "--time", "30", *setup, *flags, "--dry-run", "--", *chosen))
     (submission.folder / "slurm").mkdir(parents=True, exist_ok=True)
     return submit(submission)
 

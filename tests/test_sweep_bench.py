@@ -1,4 +1,4 @@
-"""orchestrator.bench and tools.cold: figures of hand-made runs; a slow test runs both on a real sweep."""
+"""reuse-sweep bench sweep and tools.cold: figures of hand-made runs; a slow test runs both on a real sweep."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from tasks_fakes import bench
 from tasks_model import write_model
 from test_timeline import attempt, trials
 
-from orchestrator.bench import WarmRun, figures_of, table
+from orchestrator.cli.bench import TIMELINE_PARTS, MeasuredSweep, sweep_figures, sweep_table
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import RunningTotals, Sums
 from orchestrator.planning.settings import SweepSettings
@@ -22,7 +22,7 @@ from tools import cold
 SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1_first", "k1_last", "k2_last"), model="made", limit=2)
 
 
-def warm_run() -> WarmRun:
+def warm_run() -> MeasuredSweep:
     running = RunningTotals()
     for policy, speed in (("k1_first", 1.0), ("k1_last", 1.1), ("k2_last", 1.5)):
         key = ("gsm8k", Configuration(policy=policy))
@@ -30,8 +30,7 @@ def warm_run() -> WarmRun:
         running.add_sums(key, sums)
     found = timeline(trials(attempt("a", 0, 10), attempt("b", 0, 9), attempt("a", 10.01, 20)))
     assert found is not None
-    ids = {("gsm8k", policy, doc): (1, 2) for policy in SETTINGS.policies for doc in "ab"}
-    return WarmRun(seconds=30.0, timeline=found, totals=running.totals(), token_ids=ids)
+    return MeasuredSweep(seconds=30.0, timeline=found, totals=running.totals(), documents=6)
 
 
 def cold_run() -> cold.ColdRun:
@@ -50,20 +49,21 @@ def cold_run() -> cold.ColdRun:
 
 
 def test_figures_of_a_sweep() -> None:
-    figures = figures_of(warm_run())
+    figures = sweep_figures(warm_run())
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
     assert figures["warm"]["loads"] == 2
     assert figures["warm"]["k1_spread"] == pytest.approx(1.1)
     assert figures["warm"]["before_first_trial"] == pytest.approx(10.0)
-    text = table(figures)
+    assert set(TIMELINE_PARTS) == set(PARTS)
+    text = sweep_table(figures)
     assert "median 10 ms" in text
     assert max(map(len, text.splitlines()[1:])) <= 80
 
 
 def test_comparison_with_cold_processes() -> None:
-    warm = warm_run()
-    figures = figures_of(warm)
-    figures["cold"] = cold.compare(figures, cold_run(), warm.token_ids)
+    figures = sweep_figures(warm_run())
+    ids = {("gsm8k", policy, doc): (1, 2) for policy in SETTINGS.policies for doc in "ab"}
+    figures["cold"] = cold.compare(figures, cold_run(), ids)
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
     assert figures["cold"]["wall_ratio"] == pytest.approx(2.0)
     assert figures["cold"]["decoding"] == pytest.approx(40 / 120)
@@ -78,8 +78,8 @@ def test_comparison_with_cold_processes() -> None:
 def test_cold_processes_get_the_sweep_s_settings() -> None:
     command = cold.process_command(SETTINGS, "gsm8k", "k2_last", Path("out.jsonl"))
     flags = (
-        "-m tasks.run --task gsm8k --policy k2_last --model made --data auto --limit 2 --dtype auto --batch-size 1 "
-        "--threshold 0.95 --small-block 8 --out out.jsonl"
+        "-m orchestrator.cli tasks run --task gsm8k --policy k2_last --model made --data auto --limit 2 --dtype auto "
+        "--batch-size 1 --threshold 0.95 --small-block 8 --out out.jsonl"
     )
     assert command[1:] == flags.split()
 

@@ -10,7 +10,7 @@ from hypothesis import settings as run
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import InputErrors
-from orchestrator.planning.settings import LISTS, SweepSettings, policies_of
+from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings
 from sampler import InputError, ReusePolicy
 
 NINE = ("k1_first", "k1_middle", "k1_last", "k2_first", "k2_middle", "k2_last", "k3_first", "k3_middle", "k3_last")
@@ -25,10 +25,10 @@ def test_defaults_give_the_nine_configurations() -> None:
 
 
 def test_k1_is_made_once_for_each_subset_whatever_the_modes() -> None:
-    both = policies_of((1, 2), ("first", "last"), ("residual", "output"))
+    both = PolicyGrid(k=(1, 2), subsets=("first", "last"), reuse=("residual", "output")).policies
     assert both == ("k1_first", "k1_last", "k2_first", "k2_first.output", "k2_last", "k2_last.output")
-    assert policies_of((1, 2), ("first",), ("output",)) == ("k1_first", "k2_first.output")
-    assert len(policies_of(modes=("residual", "output"))) == 15
+    assert PolicyGrid(k=(1, 2), subsets=("first",), reuse=("output",)).policies == ("k1_first", "k2_first.output")
+    assert len(PolicyGrid(reuse=("residual", "output")).policies) == 15
 
 
 @run(deadline=None)
@@ -40,7 +40,7 @@ def test_k1_is_made_once_for_each_subset_whatever_the_modes() -> None:
 def test_a_grid_names_each_policy_once_and_canonically(
     periods: list[int], subsets: list[str], modes: list[str]
 ) -> None:
-    names = policies_of(periods, subsets, modes)
+    names = PolicyGrid(k=tuple(periods), subsets=tuple(subsets), reuse=tuple(modes)).policies
     assert len(set(names)) == len(names) == len(subsets) * sum(1 if k == 1 else len(modes) for k in periods)
     assert [str(ReusePolicy.parse(name)) for name in names] == list(names)
     assert settings(policies=names).policies == names
@@ -49,81 +49,80 @@ def test_a_grid_names_each_policy_once_and_canonically(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (((0,),), "policy k0: k must be at least 1"),
-        (((2, 2),), "--k names 2 twice: each value once is allowed"),
-        (((2,), ("first", "first")), "--subsets names first twice"),
-        (((2,), ("4+5", "4-5")), "--subsets names 4-5 twice"),
-        (((2,), ("early",)), "unknown layers 'early': first, middle, last, all or indices such as 4-9+20 are allowed"),
-        (((2,), ("first.output",)), "unknown layers 'first.output'"),
-        (((2,), ("first",), ("state",)), "--reuse state: residual or output is allowed, or both"),
-        (((2,), ("first",), ("output", "output")), "--reuse names output twice"),
-        (((),), "--k is empty: whole numbers such as 1,2,3 are allowed"),
-        (((2,), ()), "--subsets is empty: first, middle, last"),
-        (((2,), ("first",), ()), "--reuse is empty: residual or output is allowed"),
+        ({"k": (0,)}, "--k: policy k0: k must be at least 1"),
+        ({"k": (2, 2)}, "--k must not contain 2 twice"),
+        ({"subsets": ("first", "first")}, "--subsets must not contain first twice"),
+        ({"subsets": ("4+5", "4-5")}, "--subsets must not contain 4-5 twice"),
+        ({"subsets": ("early",)}, "--subsets: unknown layers 'early'"),
+        ({"subsets": ("first.output",)}, "unknown layers 'first.output'"),
+        ({"reuse": ("state",)}, "--reuse must be residual or output (got state)"),
+        ({"reuse": ("output", "output")}, "--reuse must not contain output twice"),
+        ({"k": ()}, "--k must not be empty"),
+        ({"subsets": ()}, "--subsets must not be empty"),
+        ({"reuse": ()}, "--reuse must not be empty"),
     ],
 )
-def test_a_grid_that_cannot_be(arguments: Any, sentence: str) -> None:
+def test_invalid_grids_are_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
-        policies_of(*arguments)
+        PolicyGrid(**arguments)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"tasks": ()}, "--tasks is empty: name tasks such as gsm8k,minerva_math"),
-        ({"tasks": ("gsm8k", "")}, "--tasks holds an empty name: name tasks such as"),
-        ({"tasks": ("gsm8k", "gsm8k")}, "--tasks names gsm8k twice: each value once is allowed"),
-        ({"policies": ()}, "--policies is empty: name policies such as k1,k2_middle"),
-        ({"policies": ("k2_4+5", "k2_4-5")}, "--policies names k2_4-5 twice"),
+        ({"tasks": ()}, "--tasks must not be empty: give names such as gsm8k,minerva_math"),
+        ({"tasks": ("gsm8k", "")}, "--tasks must not contain an empty name: give names such as"),
+        ({"tasks": ("gsm8k", "gsm8k")}, "--tasks must not contain gsm8k twice"),
+        ({"policies": ()}, "--policies must not be empty: give names such as k1,k2_middle"),
+        ({"policies": ("k2_4+5", "k2_4-5")}, "--policies must not contain k2_4-5 twice"),
         ({"policies": ("k2",)}, "--policies: policy k2 needs layers, such as k2_middle"),
         ({"policies": ("q2_middle",)}, "--policies: unknown policy 'q2_middle': a policy is rule_layers[.option]"),
-        ({"threshold": ()}, "--threshold is empty: numbers above 0 and at most 1 are allowed"),
-        ({"threshold": (0.9, 1.5)}, "--threshold 1.5: a number above 0 and at most 1 is allowed"),
-        ({"threshold": (0.0,)}, "--threshold 0.0: a number above 0 and at most 1 is allowed"),
-        ({"threshold": (float("nan"),)}, "--threshold nan: a number above 0"),
-        ({"threshold": (0.9, 0.90)}, "--threshold names 0.9 twice"),
-        ({"small_block": (0,)}, "--small-block 0: a divisor of the model's block, such as 8, is allowed"),
-        ({"small_block": (8, 8)}, "--small-block names 8 twice"),
-        ({"block_cache": (True, True)}, "--block-cache names on twice"),
-        ({"limit": 0}, "--limit 0: a whole number of at least 1 is allowed"),
-        ({"sample": -3}, "--sample -3: a whole number of at least 1 is allowed"),
-        ({"limit": 5, "sample": 5}, "--limit and --sample exclude each other"),
-        ({"fewshot": -1}, "--fewshot -1: a whole number of at least 0 is allowed"),
-        ({"subset_size": 0}, "--subset-size 0: a whole number of at least 1 is allowed"),
-        ({"batch_size": 0}, "--batch-size 0: a whole number of at least 1 is allowed"),
-        ({"max_new_tokens": 0}, "--max-new-tokens 0: a whole number of at least 1 is allowed"),
-        ({"repeats": 0}, "--repeats 0: a whole number of at least 1 is allowed"),
-        ({"seed": -1}, "--seed -1: a whole number of at least 0 is allowed"),
-        ({"shard_size": 0}, "--shard-size 0: a whole number of at least 1 is allowed"),
-        ({"actors": 0}, "--actors 0: a whole number of at least 1 is allowed"),
-        ({"threads_per_actor": 0}, "--threads-per-actor 0: a whole number of at least 1 is allowed"),
+        ({"threshold": ()}, "--threshold must not be empty"),
+        ({"threshold": (0.9, 1.5)}, "--threshold must be above 0 and at most 1 (got 1.5)"),
+        ({"threshold": (0.0,)}, "--threshold must be above 0 and at most 1 (got 0)"),
+        ({"threshold": (float("nan"),)}, "--threshold must be above 0 and at most 1 (got nan)"),
+        ({"threshold": (0.9, 0.90)}, "--threshold must not contain 0.9 twice"),
+        ({"small_block": (0,)}, "--small-block must be at least 1 (got 0)"),
+        ({"small_block": (8, 8)}, "--small-block must not contain 8 twice"),
+        ({"block_cache": (True, True)}, "--block-cache must not contain on twice"),
+        ({"limit": 0}, "--limit must be between 1 and "),
+        ({"sample": -3}, "--sample must be between 1 and "),
+        ({"limit": 5, "sample": 5}, "--limit and --sample must not be used together"),
+        ({"fewshot": -1}, "--fewshot must be between 0 and "),
+        ({"subset_size": 0}, "--subset-size must be at least 1 (got 0)"),
+        ({"batch_size": 0}, "--batch-size must be between 1 and "),
+        ({"max_new_tokens": 0}, "--max-new-tokens must be between 1 and "),
+        ({"repeats": 0}, "--repeats must be between 1 and "),
+        ({"seed": -1}, "--seed must be between 0 and "),
+        ({"shard_size": 0}, "--shard-size must be between 1 and "),
+        ({"actors": 0}, "--actors must be between 1 and "),
+        ({"threads_per_actor": 0}, "--threads-per-actor must be between 1 and "),
         ({"gpus_per_actor": -1}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got -1): an actor decodes on one"),
         ({"gpus_per_actor": 1.5}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got 1.5): an actor decodes on"),
-        ({"gpus_per_actor": 2}, "(got 2): an actor decodes on one device, and several actors use several"),
-        ({"gpus_per_actor": float("inf")}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got inf)"),
+        ({"gpus_per_actor": 2}, "(got 2): an actor decodes on one device"),
+        ({"gpus_per_actor": float("inf")}, "--gpus-per-actor must be a finite number (got inf)"),
         ({"gpus_per_actor": 0, "accelerator_type": "T4"}, "--accelerator-type T4 needs --gpus-per-actor above 0"),
         (
             {"address": "ray://head:10001"},
-            "--address ray://head:10001: Ray Client is not supported; run the sweep on the cluster with "
-            "`ray job submit`, or give the address of its head, such as HOST:6379",
+            "--address must be the address of the cluster's head, such as HOST:6379 (got ray://head:10001)",
         ),
-        ({"cpus_per_actor": 0}, "--cpus-per-actor 0: a number of at least 0.01 is allowed"),
-        ({"cpus_per_actor": 1e-9}, "--cpus-per-actor 1e-09: a number of at least 0.01 is allowed"),
+        ({"cpus_per_actor": 0}, "--cpus-per-actor must be at least 0.01 (got 0)"),
+        ({"cpus_per_actor": 1e-9}, "--cpus-per-actor must be at least 0.01 (got 1e-09)"),
         ({"gpus_per_actor": 1e-9}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got 1e-09)"),
-        ({"repeats": 10**9}, "--repeats 1000000000: a whole number up to 1,000 is allowed"),
-        ({"seed": 2**32}, "--seed 4294967296: a whole number up to 4,294,967,295 is allowed"),
-        ({"batch_size": 10**400}, "0000...: a whole number up to 10,000 is allowed"),
-        ({"threads_per_actor": 10**6}, "--threads-per-actor 1000000: a whole number up to 1,024 is allowed"),
-        ({"worker_timeout": 1e300}, "--worker-timeout 1e+300: seconds, from 1 to a week's 604800, are allowed"),
-        ({"margin": 0}, "--margin 0: percentage points above 0 and below 100 are allowed"),
-        ({"margin": 100}, "--margin 100: percentage points above 0"),
-        ({"speedup": 1.0}, "--speedup 1.0: a factor above 1, such as 1.2, is allowed"),
-        ({"speedup": float("nan")}, "--speedup nan: a factor above 1"),
-        ({"dtype": "int8"}, "--dtype int8: auto, float32, bfloat16, float16 are allowed"),
-        ({"model": ""}, "--model is empty: leave it out or give a value"),
-        ({"data": ""}, "--data is empty"),
-        ({"out": ""}, "--out is empty"),
-        ({"address": ""}, "--address is empty"),
+        ({"repeats": 10**9}, "--repeats must be between 1 and 1000 (got 1,000,000,000)"),
+        ({"seed": 2**32}, "--seed must be between 0 and 4,294,967,295 (got 4,294,967,296)"),
+        ({"batch_size": 10**400}, "--batch-size must be between 1 and 10,000 (got 10,000,"),
+        ({"threads_per_actor": 10**6}, "--threads-per-actor must be between 1 and 1024 (got 1,000,000)"),
+        ({"worker_timeout": 1e300}, "--worker-timeout must be between 1 and 604,800 seconds (got 1e+300)"),
+        ({"margin": 0}, "--margin must be between 0 and 100 (got 0)"),
+        ({"margin": 100}, "--margin must be between 0 and 100 (got 100)"),
+        ({"speedup": 1.0}, "--speedup must be above 1 (got 1)"),
+        ({"speedup": float("nan")}, "--speedup must be above 1 (got nan)"),
+        ({"dtype": "int8"}, "--dtype must be auto, float32, bfloat16 or float16 (got int8)"),
+        ({"model": ""}, "--model must not be empty"),
+        ({"data": ""}, "--data must not be empty"),
+        ({"out": ""}, "--out must not be empty"),
+        ({"address": ""}, "--address must not be empty"),
     ],
 )
 def test_a_value_that_is_not_allowed(changes: dict[str, Any], sentence: str) -> None:
@@ -134,7 +133,7 @@ def test_a_value_that_is_not_allowed(changes: dict[str, Any], sentence: str) -> 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "-x", ".hidden", "a b", "a\nb", "ü", "x" * 101, "a\0"])
 def test_a_name_that_is_no_folder(name: str) -> None:
-    with pytest.raises(InputError, match="is no name of a folder: up to 100 letters, digits"):
+    with pytest.raises(InputError, match="must be a valid directory name of up to 100 letters, digits"):
         settings(name=name)
     assert settings(name="k2-vs_k1.v3+x").name == "k2-vs_k1.v3+x"
 
@@ -154,12 +153,14 @@ def test_settings_survive_json() -> None:
     made = settings(threshold=(1, 0.9), block_cache=(True, False), limit=7, name="x")
     assert SweepSettings.from_dict(json.loads(json.dumps(made.as_dict()))) == made
     assert made.threshold == (1.0, 0.9)
-    assert SweepSettings.from_dict({**made.as_dict(), "colour": 1}) == made, "a newer version's setting"
+    newer = {**made.as_dict(), "colour": 1}
+    assert SweepSettings.from_dict(newer) == made
+    assert SweepSettings.from_dict({"tasks": ["gsm8k"]}) == settings(), "older sweeps lack newer settings"
 
 
 def test_every_list_is_checked() -> None:
-    plural = {name for name, value in settings().as_dict().items() if isinstance(value, list)}
-    assert plural == {*LISTS, "resources", "callback"}, "these two may be empty"
+    may_be_empty = {name for name, declared in ALL_SETTINGS.items() if declared.many and declared.may_be_empty}
+    assert may_be_empty == {"resources", "callback"}
 
 
 def test_settings_of_an_older_version_with_more_than_one_gpu_stay_readable() -> None:

@@ -17,10 +17,9 @@ from tasks_fakes import CannedDecoder, aggregate, bench
 from tasks_model import write_model
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-import tasks.list
-import tasks.run
+from orchestrator.cli.console import run_command
+from orchestrator.cli.tasks import tasks as tasks_command
 from sampler import DecodeSettings, InputError, LoadedModel, ReusePolicy, load_model, score_pairs
-from sampler.cli import run_command
 from tasks import lookup
 from tasks.documents import TaskOptions
 from tasks.evaluate import ModelDecoder, Result, chat_renderer, evaluate, to_pairs
@@ -155,28 +154,23 @@ def test_rolling_and_the_response_cache_are_refused(model: LoadedModel, tmp_path
         lm_eval.simple_evaluate(model=lm, tasks=task.lm_eval_tasks, use_cache=str(tmp_path / "cache"))
 
 
-def lines_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> list[dict[str, Any]]:
-    monkeypatch.setattr(sys, "argv", ["run", *arguments])
+def lines_of(arguments: list[str], capsys: Any) -> list[dict[str, Any]]:
     with pytest.raises(SystemExit) as ended:
-        run_command(tasks.run.main)
+        run_command(lambda: tasks_command(["run", *arguments]))
     out, error = capsys.readouterr()
     assert ended.value.code == 0, error
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_the_run_command(
-    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_run_command(folder: Path, data: Path, tmp_path: Path, capsys: Any) -> None:
     common = ["--model", str(folder), "--data", str(data), "--policy", "k2_middle"]
-    *documents, last = lines_of(
-        ["--task", "gsm8k", "--limit", "3", "--max-new-tokens", "20", *common], monkeypatch, capsys
-    )
+    *documents, last = lines_of(["--task", "gsm8k", "--limit", "3", "--max-new-tokens", "20", *common], capsys)
     assert [line["doc_id"] for line in documents] == ["gsm8k/0", "gsm8k/1", "gsm8k/2"]
     assert last["documents"] == 3
     assert last["policy"] == "k2_middle"
     assert "exact_match_stderr,strict-match" in last["results"]["gsm8k"]
     out = tmp_path / "rows.jsonl"
-    assert lines_of(["--task", "mmlu_anatomy", "--sample", "2", "--out", str(out), *common], monkeypatch, capsys) == []
+    assert lines_of(["--task", "mmlu_anatomy", "--sample", "2", "--out", str(out), *common], capsys) == []
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(written) == 3
     assert written[0]["tokens_prefilled"] > 0
@@ -198,9 +192,8 @@ def test_a_model_without_a_chat_template(folder: Path, tmp_path: Path) -> None:
 
 def test_the_list_command(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
-    monkeypatch.setattr(sys, "argv", ["list", "--data", str(data)])
     with pytest.raises(SystemExit) as ended:
-        run_command(tasks.list.main)
+        run_command(lambda: tasks_command(["--data", str(data)]))
     out, _ = capsys.readouterr()
     assert ended.value.code == 0
     table = {line.split()[0]: line.split() for line in out.splitlines()[1:7]}
@@ -208,9 +201,8 @@ def test_the_list_command(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: A
     assert table["mmlu"][1:] == ["14042", "loglikelihood", "acc", "yes"]
     assert table["humaneval"][-1] == "no"
     assert "humaneval: task humaneval runs model-generated programs" in out
-    monkeypatch.setattr(sys, "argv", ["list", "--data", str(data), "--json"])
     with pytest.raises(SystemExit):
-        run_command(tasks.list.main)
+        run_command(lambda: tasks_command(["--data", str(data), "--json"]))
     listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [entry["task"] for entry in listed] == ["gsm8k", "minerva_math", "mmlu", "ifeval", "humaneval", "gpqa"]
 

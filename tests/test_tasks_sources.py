@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -187,16 +188,16 @@ NOWHERE = "http://127.0.0.1:9"
 TOKEN = "hf_" + "tokentoken" * 3
 
 
-def command(module: str, *arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     environment |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", **variables}
-    words = [sys.executable, "-m", module, *arguments]
+    words = [sys.executable, "-m", "orchestrator.cli", *arguments]
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 def refused(arguments: list[str], **settings: Any) -> str:
     """The error message of a failed `tasks.run`. The model does not exist, so the error comes before loading it."""
-    done = command("tasks.run", "--model", "/no/such/model", *arguments, **settings)
+    done = command("tasks", "run", "--model", "/no/such/model", *arguments, **settings)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
@@ -356,20 +357,19 @@ BAD = [
     (["--task", "mmlu", "--fewshot", "6"], "--fewshot must be at most 5"),
     (["--task", "ifeval", "--fewshot", "1"], "--fewshot must be at most 0"),
     (["--task", "gsm8k", "--policy", "k0"], "k must be at least 1"),
-    (["--task", "gsm8k", "--limit", "many"], "invalid int value"),
+    (["--task", "gsm8k", "--limit", "many"], "--limit must be a whole number"),
 ]
 
 
 def test_bad_input_is_one_sentence_and_exit_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """In one process, because imports take seconds; the tests above ran the real command."""
-    import tasks.run
-    from sampler.cli import run_command
+    from orchestrator.cli.console import run_command
+    from orchestrator.cli.tasks import tasks as tasks_command
 
     monkeypatch.chdir(tmp_path)
     for arguments, part in BAD:
-        monkeypatch.setattr(sys, "argv", ["run", "--model", "/no/such/model", *arguments])
         with pytest.raises(SystemExit) as ended:
-            run_command(tasks.run.main)
+            run_command(partial(tasks_command, ["run", "--model", "/no/such/model", *arguments]))
         out, error = capsys.readouterr()
         assert (ended.value.code, out) == (2, "")
         assert error.startswith("error: ")

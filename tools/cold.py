@@ -1,7 +1,7 @@
 """python -m tools.cold: compares a warm sweep with the same grid run as one new process per task and policy.
 
-Runs `python -m orchestrator.bench`, then `tasks.run` once for each task and policy, as many at a time as the sweep had
-actors. Both runs happen on the same machine, one after the other.
+Runs `reuse-sweep bench sweep`, then `reuse-sweep tasks run` once for each task and policy, as many at a time as the
+sweep had actors. Both runs happen on the same machine, one after the other.
 """
 
 import argparse
@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.bench import NAME as BENCH_SWEEP
+from orchestrator.cli.bench import SWEEP_NAME
+from orchestrator.cli.console import Parser, run_command
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store import Store
-from sampler.cli import Parser, run_command
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
 
 TokenIds = Mapping[tuple[str, str, str], tuple[int, ...]]  # by task, policy and document
 EXAMPLES = """examples:
-  python -m tools.cold                                 the default sweep of orchestrator.bench, then the same grid cold
-  python -m tools.cold --json -- --limit 20 --actors 4 everything after -- goes to orchestrator.bench
+  python -m tools.cold                                 the sweep of `bench sweep`, then the same grid cold
+  python -m tools.cold --json -- --limit 20 --actors 4 everything after -- goes to `bench sweep`
 """
 
 
@@ -68,15 +68,15 @@ def main() -> None:
     arguments = _parser().parse_args()
     with tempfile.TemporaryDirectory(prefix="reuse-cold-") as folder:
         warm = run_warm(arguments.bench, Path(folder))
-        settings, token_ids = read_sweep(Path(folder) / BENCH_SWEEP)
+        settings, token_ids = read_sweep(Path(folder) / SWEEP_NAME)
         cold = run_cold(settings, at_a_time=warm["at_a_time"], folder=Path(folder))
     figures = warm | {"cold": compare(warm, cold, token_ids)}
     print(json.dumps(figures, indent=1) if arguments.json else table(figures))
 
 
 def run_warm(flags: Sequence[str], out: Path) -> dict[str, Any]:
-    """The JSON that `python -m orchestrator.bench` prints; its sweep stays in `out`."""
-    command = [sys.executable, "-m", "orchestrator.bench", *flags, "--out", str(out), "--json"]
+    """The JSON that `reuse-sweep bench sweep` prints; its sweep stays in `out`."""
+    command = [sys.executable, "-m", "orchestrator.cli", "bench", "sweep", *flags, "--out", str(out), "--json"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if ended.returncode:
         sys.exit(ended.returncode)
@@ -129,7 +129,7 @@ def process_command(settings: SweepSettings, task: str, policy: str, output: Pat
         "out": output,
     }
     flags = [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
-    return [sys.executable, "-m", "tasks.run", *flags]
+    return [sys.executable, "-m", "orchestrator.cli", "tasks", "run", *flags]
 
 
 def _run_process(command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         examples=EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("bench", nargs="*", metavar="BENCH_FLAG", help="flags of orchestrator.bench, after --")
+    parser.add_argument("bench", nargs="*", metavar="BENCH_FLAG", help="flags of reuse-sweep bench sweep, after --")
     return parser
 
 

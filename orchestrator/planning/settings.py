@@ -1,205 +1,337 @@
-"""What a person may choose about a sweep, checked at birth. Knows no command line, no model, no documents."""
+"""The settings of a sweep: everything a user can choose, with types, bounds, defaults and help.
 
-import math
+Flags, YAML files, --save-config, validation and docs/settings.md all follow from the declarations here. A new setting
+is one field. A new decode setting is one field made with `_decode_axis`, named as in `Configuration`.
+"""
+
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-from orchestrator.core.errors import InputErrors, Problems
-from orchestrator.planning.values import shown
+from orchestrator.core.configuration import Configuration
+from orchestrator.core.errors import InputErrors
+from orchestrator.planning.fields import METAVARS, Setting, display, problems_of, repeated, setting, settings_of
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
 
+GRID, MODEL, MACHINE, RUN = "Grid", "Model and data", "Machine", "Run"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-MODES = ("residual", "output")
-PERIODS = (1, 2, 3)
-PLACES = ("first", "middle", "last")
-SHARE = 0.01  # of a GPU or core: the least that an actor may ask for
-WEEK = 604_800  # seconds
+SMALLEST_SHARE = 0.01  # of a GPU or core that an actor can reserve
+WEEK_SECONDS = 604_800
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 RESOURCE = re.compile(r"([A-Za-z_][^=,\s]*)=([0-9]*\.?[0-9]+)")
 CALLBACK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(?:\?(.*))?")  # scheme, host, path, options
 UPLOAD_SCHEMES = ("s3", "gs", "file")
 SECRET_OPTION = re.compile(r"key|secret|token|password|credential|signature", re.IGNORECASE)
+TASKS_EXAMPLE = "give names such as gsm8k,minerva_math (`reuse-sweep tasks` lists them)"
 
 
-def policies_of(
-    periods: Sequence[int] = PERIODS, subsets: Sequence[str] = PLACES, modes: Sequence[str] = ("residual",)
-) -> tuple[str, ...]:
-    """A grid of policies. k1 stays one for each subset, the same thing by definition: they show the noise.
+def _check_layers(layers: str) -> str | None:
+    return _policy_error(lambda: ReusePolicy.grid(k=1, layers=layers))
 
-    A mode says how layers are replayed; k1 replays none, so it is made once whatever the modes.
+
+def _check_period(k: int) -> str | None:
+    return _policy_error(lambda: ReusePolicy.grid(k=k, layers="first"))
+
+
+def _policy_error(make: Callable[[], ReusePolicy]) -> str | None:
+    try:
+        make()
+    except InputError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyGrid:
+    """The policies of the cross product --k × --subsets × --reuse.
+
+    k1 replays nothing, so it is not multiplied by the reuse modes. It is kept once per subset: these replicates show
+    how much measurements vary.
     """
-    problems = Problems()
-    for flag, values, allowed in (
-        ("k", periods, "whole numbers such as 1,2,3 are allowed"),
-        ("subsets", subsets, "first, middle, last, all or layers such as 4-9+20 are allowed"),
-        ("reuse", modes, f"{' or '.join(MODES)} is allowed, or both"),
-    ):
-        problems.sentences += [] if values else [f"--{flag} is empty: {allowed}"]
-    for mode in modes:
-        problems.sentences += [] if mode in MODES else [f"--reuse {mode}: {' or '.join(MODES)} is allowed, or both"]
-    for k in periods:
-        with problems.collect():
-            ReusePolicy.grid(k=k, layers="first")
-    places: list[str] = []
-    for subset in subsets:
-        with problems.collect():
-            places.append(str(ReusePolicy.grid(k=1, layers=subset).layers))
-    for flag, values in (("k", periods), ("subsets", places), ("reuse", modes)):
-        twice = _repeated(values)
-        problems.sentences += [] if twice is None else [_twice(flag, twice)]
-    problems.check()
-    return tuple(
-        str(ReusePolicy.grid(k=k, layers=place, mode=mode if k > 1 else "residual"))
-        for k in periods
-        for place in places
-        for mode in (modes if k > 1 else modes[:1])
+
+    k: tuple[int, ...] = setting(
+        (1, 2, 3), group=GRID, metavar="N,N", check=_check_period, help="recompute on every N-th pass of a block"
+    )
+    subsets: tuple[str, ...] = setting(
+        ("first", "middle", "last"),
+        group=GRID,
+        metavar="S,S",
+        check=_check_layers,
+        help="layers to replay: first, middle, last, all or 4-9+20",
+    )
+    reuse: tuple[str, ...] = setting(
+        ("residual",),
+        group=GRID,
+        metavar="M,M",
+        choices=("residual", "output"),
+        help="what to replay: residual, output or both",
+    )
+
+    def __post_init__(self) -> None:
+        problems = problems_of(self)
+        if problems:
+            raise InputErrors(problems)
+        layers = [str(ReusePolicy.grid(k=1, layers=subset).layers) for subset in self.subsets]
+        if (twice := repeated(layers)) is not None:
+            raise InputError(f"--subsets must not contain {twice} twice")
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        return tuple(
+            str(ReusePolicy.grid(k=k, layers=layers, mode=mode if k > 1 else "residual"))
+            for k in self.k
+            for layers in self.subsets
+            for mode in (self.reuse if k > 1 else self.reuse[:1])
+        )
+
+
+def _decode_axis(name: str, **declaration: Any) -> Any:
+    """A decode setting with one or several values; the default is that of the configuration."""
+    default = next(item.default for item in fields(Configuration) if item.name == name)
+    return setting((default,), group=GRID, **declaration)
+
+
+def _check_policy(name: str) -> str | None:
+    return _policy_error(lambda: ReusePolicy.parse(name))
+
+
+def _check_gpus(gpus: float) -> str | None:
+    if gpus == 0 or SMALLEST_SHARE <= gpus <= 1:
+        return None
+    return f"must be 0 or between {SMALLEST_SHARE} and 1 (got {display(gpus)}): an actor decodes on one device"
+
+
+def _check_resource(resource: str) -> str | None:
+    match = RESOURCE.fullmatch(resource)
+    if match is None or float(match[2]) <= 0:
+        return f"must be NAME=AMOUNT with an amount above 0, such as highmem=1 (got {display(resource)})"
+    if match[1].upper() in ("CPU", "GPU"):
+        return f"must not contain {match[1]} (got {resource}): use --{match[1].lower()}s-per-actor"
+    return None
+
+
+def _check_callback(callback: str) -> str | None:
+    if CALLBACK.fullmatch(callback):
+        return None
+    return f"must be MODULE:CLASS, such as my_package.callbacks:MyCallback (got {display(callback)})"
+
+
+def _check_address(address: str) -> str | None:
+    if not address.startswith("ray://"):
+        return None
+    return (
+        f"must be the address of the cluster's head, such as HOST:6379 (got {address}): Ray Client is not supported; "
+        "`ray job submit` runs the sweep on the cluster"
     )
 
 
-def _repeated(values: Sequence[object]) -> object | None:
-    return next((value for place, value in enumerate(values) if value in values[:place]), None)
+def _check_name(name: str) -> str | None:
+    if NAME.fullmatch(name):
+        return None
+    return (
+        "must be a valid directory name of up to 100 letters, digits and . _ + -, beginning with a letter or digit "
+        f"(got {name!r})"
+    )
 
 
-def _twice(flag: str, value: object) -> str:
-    return f"--{flag} names {value} twice: each value once is allowed"
+def _check_upload(url: str) -> str | None:
+    """The messages leave out every part of the URL that may be a secret."""
+    match = URL.fullmatch(url)
+    if match is None or match[1] not in UPLOAD_SCHEMES:
+        got = f"{url.partition('://')[0]}://…" if is_url(url) else "no URL"
+        return f"must be a URL such as s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER (got {got})"
+    scheme, host, path, options = match.groups(default="")
+    names = [option.partition("=")[0] for option in options.split("&")]
+    user, at, _ = host.rpartition("@")
+    if (at and (scheme, user) != ("gs", "anonymous")) or "@" in options or any(map(SECRET_OPTION.search, names)):
+        return "must not contain credentials: put them into environment variables such as AWS_ACCESS_KEY_ID"
+    if scheme == "file" and (host or not path):
+        return f"must be an absolute path after file://, such as file:///data/copies (got {url})"
+    if scheme != "file" and not host:
+        return f"must contain a bucket, as in {scheme}://BUCKET/FOLDER (got {url})"
+    return None
+
+
+def is_url(text: str) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepSettings:
-    """Everything about a sweep that a person chooses; None and auto are decided later, from model and machine."""
+    """What a user can choose about a sweep. None and "auto" are resolved later, from the model and the machine."""
 
-    tasks: tuple[str, ...]
-    policies: tuple[str, ...] = policies_of()
-    threshold: tuple[float, ...] = (0.95,)
-    small_block: tuple[int, ...] = (8,)
-    block_cache: tuple[bool, ...] = (True,)
+    tasks: tuple[str, ...] = setting(
+        group=GRID, metavar="A,B", example=TASKS_EXAMPLE, help="benchmarks from `reuse-sweep tasks`, or lm-eval tasks"
+    )
+    policies: tuple[str, ...] = setting(
+        PolicyGrid().policies,
+        group=GRID,
+        metavar="P,P",
+        check=_check_policy,
+        example="give names such as k1,k2_middle",
+        default_text="",
+        help="policies by name, such as k1,k2_middle, instead of --k, --subsets and --reuse",
+    )
+    threshold: tuple[float, ...] = _decode_axis(
+        "threshold",
+        metavar="T,T",
+        above=0,
+        maximum=1,
+        help="confidence needed to reveal a token; 1 reveals one per pass",
+    )
+    small_block: tuple[int, ...] = _decode_axis(
+        "small_block", metavar="N,N", minimum=1, help="positions that are denoised together; must divide the block size"
+    )
+    block_cache: tuple[bool, ...] = _decode_axis("block_cache", help="run passes on a small block alone where possible")
 
-    model: str = "auto"
-    data: str = "auto"
-    limit: int | None = None  # the first N documents, of each subject in a group
-    sample: int | None = None  # a random N
-    fewshot: int | None = None
-    chat_template: bool = True
-    subset_size: int | None = None
-    dtype: str = "auto"
-    batch_size: int = 1
-    max_new_tokens: int | None = None
-    repeats: int = 1
-    seed: int = 0
-    shard_size: int = 50
+    model: str = setting(
+        "auto", group=MODEL, help="directory or Hub id[@revision]; auto is the 7B model with a GPU, otherwise tiny"
+    )
+    data: str = setting(
+        "auto", group=MODEL, help="hub, bundled or a directory laid out like the Hub; auto matches the model"
+    )
+    limit: int | None = setting(
+        None, group=MODEL, minimum=1, maximum=10**9, default_text="all", help="first N documents of each subtask"
+    )
+    sample: int | None = setting(
+        None, group=MODEL, minimum=1, maximum=10**9, help="N random documents spread over the subtasks"
+    )
+    fewshot: int | None = setting(
+        None,
+        group=MODEL,
+        minimum=0,
+        maximum=1000,
+        aliases=("num-fewshot",),
+        default_text="set by the task",
+        help="worked examples in the prompt",
+    )
+    chat_template: bool = setting(
+        True, group=MODEL, aliases=("apply-chat-template",), help="format prompts with the model's chat template"
+    )
+    subset_size: int | None = setting(
+        None,
+        group=MODEL,
+        minimum=1,
+        default_text="12, or a third of the layers",
+        help="number of layers in first, middle and last",
+    )
+    dtype: str = setting("auto", group=MODEL, metavar="TYPE", choices=DTYPES, help=", ".join(DTYPES[1:]) + " or auto")
+    batch_size: int = setting(1, group=MODEL, minimum=1, maximum=10**4, help="documents decoded together")
+    max_new_tokens: int | None = setting(
+        None,
+        group=MODEL,
+        minimum=1,
+        maximum=10**6,
+        aliases=("max-gen-toks",),
+        default_text="set by the task",
+        help="maximum length of an answer",
+    )
+    repeats: int = setting(1, group=MODEL, minimum=1, maximum=1000, help="number of times to run each trial")
+    seed: int = setting(
+        0, group=MODEL, minimum=0, maximum=2**32 - 1, default_text="0", help="of the random sample and trial order"
+    )
+    shard_size: int = setting(50, group=MODEL, minimum=1, maximum=10**9, help="documents per trial")
 
-    actors: int | None = None
-    gpus_per_actor: float | None = None
-    cpus_per_actor: float | None = None
-    threads_per_actor: int | None = None
-    accelerator_type: str | None = None  # Ray's name of a GPU model, such as A100
-    resources: tuple[str, ...] = ()  # NAME=AMOUNT of Ray's custom resources, for each actor
-    address: str | None = None
-    wait_for_nodes: float = 1800.0  # seconds for a cluster that can grow to bring its first node
-    dashboard: bool = True
-    callback: tuple[str, ...] = ()  # module:Class of Ray Tune callbacks
-    worker_timeout: float = 600.0  # seconds without a sign of life, or for one batch of documents
+    actors: int | None = setting(
+        None, group=MACHINE, minimum=1, maximum=10**5, default_text="as many as fit", help="models loaded at a time"
+    )
+    gpus_per_actor: float | None = setting(
+        None, group=MACHINE, check=_check_gpus, default_text="1, or 0 without GPUs", help="0.5 puts two on a GPU"
+    )
+    cpus_per_actor: float | None = setting(
+        None, group=MACHINE, minimum=SMALLEST_SHARE, default_text="1", help="cores to reserve for each actor"
+    )
+    threads_per_actor: int | None = setting(
+        None, group=MACHINE, minimum=1, maximum=1024, default_text="1 on a CPU", help="CPU threads of each actor"
+    )
+    accelerator_type: str | None = setting(
+        None, group=MACHINE, metavar="TYPE", help="GPU model that actors need, as Ray names it: A100, H100, T4"
+    )
+    resources: tuple[str, ...] = setting(
+        (),
+        group=MACHINE,
+        metavar="NAME=X,…",
+        repeatable=True,
+        may_be_empty=True,
+        check=_check_resource,
+        help="custom Ray resources that each actor needs (repeatable)",
+    )
+    address: str | None = setting(
+        None,
+        group=MACHINE,
+        metavar="HOST:PORT",
+        check=_check_address,
+        default_text="start Ray here",
+        help="running Ray cluster to use",
+    )
+    wait_for_nodes: float = setting(
+        1800.0,
+        group=MACHINE,
+        minimum=0,
+        maximum=WEEK_SECONDS,
+        unit="seconds",
+        metavar="SECONDS",
+        help="time for an autoscaler to add the first node",
+    )
+    dashboard: bool = setting(True, group=MACHINE, help="serve Ray's dashboard to this machine")
+    callback: tuple[str, ...] = setting(
+        (),
+        group=MACHINE,
+        metavar="MODULE:CLASS",
+        repeatable=True,
+        may_be_empty=True,
+        check=_check_callback,
+        help="Ray Tune callback to add (repeatable)",
+    )
+    worker_timeout: float = setting(
+        600.0,
+        group=MACHINE,
+        minimum=1,
+        maximum=WEEK_SECONDS,
+        unit="seconds",
+        metavar="SECONDS",
+        help="time until an actor that does not respond is replaced",
+    )
 
-    out: str = "results"
-    name: str | None = None  # None: as the model is called
-    upload: str | None = None  # URL of a folder that gets a copy of the sweep
-    skip_unavailable: bool = False
-    allow_code_execution: bool = False
-    unsafe_code_execution: bool = False
-    margin: float = 5.0  # percentage points that accuracy may drop; declared before the run
-    speedup: float = 1.2  # that counts as one; declared before the run
-    quiet: bool = False
+    out: str = setting(
+        "results", group=RUN, metavar="DIR", aliases=("output-path",), help="directory that contains the sweeps"
+    )
+    name: str | None = setting(
+        None, group=RUN, check=_check_name, may_be_empty=True, default_text="model name", help="directory of this sweep"
+    )
+    upload: str | None = setting(
+        None, group=RUN, metavar="URL", check=_check_upload, help="copy the sweep there as it runs: s3, gs or file URL"
+    )
+    skip_unavailable: bool = setting(False, group=RUN, help="skip tasks that are not available instead of stopping")
+    allow_code_execution: bool = setting(
+        False, group=RUN, aliases=("confirm-run-unsafe-code",), help="run generated programs in a sandbox"
+    )
+    unsafe_code_execution: bool = setting(False, group=RUN, help="run them even if no sandbox is available")
+    margin: float = setting(
+        5.0, group=RUN, above=0, below=100, help="acceptable drop in accuracy in percentage points, declared in advance"
+    )
+    speedup: float = setting(1.2, group=RUN, above=1, help="speed-up that counts as faster, declared in advance")
+    quiet: bool = setting(False, group=RUN, help="no live view")
 
     def __post_init__(self) -> None:
-        problems = [*self._list_problems(), *self._number_problems(), *self._text_problems()]
-        canonical = []
-        for name in self.policies:
-            try:
-                canonical.append(str(ReusePolicy.parse(name)))
-            except InputError as error:
-                problems.append(f"--policies: {error}")
-        twice = _repeated(canonical)
-        if twice is not None:
-            problems.append(_twice("policies", twice))
+        problems = [*problems_of(self), *self._conflicts()]
         if problems:
             raise InputErrors(problems)
-        object.__setattr__(self, "policies", tuple(canonical))
+        canonical = tuple(str(ReusePolicy.parse(name)) for name in self.policies)
+        if (twice := repeated(canonical)) is not None:
+            raise InputError(f"--policies must not contain {twice} twice")
+        object.__setattr__(self, "policies", canonical)
         object.__setattr__(self, "threshold", tuple(float(value) for value in self.threshold))
 
-    def _list_problems(self) -> Iterator[str]:
-        for name in LISTS:
-            values = getattr(self, name)
-            if not values or "" in values:
-                yield f"{_flag(name)} {'is empty' if not values else 'holds an empty name'}: {LISTS[name]}"
-            twice = _repeated(values)
-            if twice is not None and name != "policies":  # those are compared by their canonical names
-                yield _twice(name.replace("_", "-"), {True: "on", False: "off"}.get(twice, twice))  # type: ignore[call-overload]
-        for threshold in self.threshold:
-            if not 0 < threshold <= 1:
-                yield f"--threshold {threshold}: a number above 0 and at most 1 is allowed"
-        for size in self.small_block:
-            if size < 1:
-                yield f"--small-block {size}: a divisor of the model's block, such as 8, is allowed"
-
-    def _number_problems(self) -> Iterator[str]:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            most = MOST.get(name, value)
-            if value is not None and not least <= value <= most:
-                bound = f"of at least {least}" if value < least else f"up to {most:,}"
-                yield f"{_flag(name)} {shown(value)}: a whole number {bound} is allowed"
+    def _conflicts(self) -> Iterator[str]:
         if self.limit is not None and self.sample is not None:
-            yield "--limit and --sample exclude each other: the first N documents or a random N"
-        gpus, cpus = self.gpus_per_actor, self.cpus_per_actor
-        if gpus is not None and not (gpus == 0 or SHARE <= gpus <= 1):
-            yield (
-                f"--gpus-per-actor must be 0 or between {SHARE} and 1 (got {shown(gpus)}): "
-                "an actor decodes on one device, and several actors use several"
-            )
-        if gpus == 0 and self.accelerator_type is not None:
+            yield "--limit and --sample must not be used together: choose the first N documents or N random ones"
+        if self.gpus_per_actor == 0 and self.accelerator_type is not None:
             yield f"--accelerator-type {self.accelerator_type} needs --gpus-per-actor above 0 (got 0)"
-        if cpus is not None and not SHARE <= cpus < math.inf:
-            yield f"--cpus-per-actor {cpus}: a number of at least {SHARE} is allowed"
-        if not 1 <= self.worker_timeout <= WEEK:
-            yield f"--worker-timeout {self.worker_timeout}: seconds, from 1 to a week's {WEEK}, are allowed"
-        if not 0 <= self.wait_for_nodes <= WEEK:
-            yield f"--wait-for-nodes must be between 0 and {WEEK} seconds (got {shown(self.wait_for_nodes)})"
-        if not 0 < self.margin < 100:
-            yield f"--margin {self.margin}: percentage points above 0 and below 100 are allowed"
-        if not (self.speedup > 1 and math.isfinite(self.speedup)):
-            yield f"--speedup {self.speedup}: a factor above 1, such as 1.2, is allowed"
-
-    def _text_problems(self) -> Iterator[str]:
-        for name in ("model", "data", "out", "address", "accelerator_type", "upload"):
-            if getattr(self, name) == "":
-                yield f"{_flag(name)} is empty: leave it out or give a value"
-        for resource in self.resources:
-            match = RESOURCE.fullmatch(resource)
-            if match is None or float(match[2]) <= 0:
-                yield f"--resources must be NAME=AMOUNT with an amount above 0, such as highmem=1 (got {resource!r})"
-            elif match[1].upper() in ("CPU", "GPU"):
-                yield f"--resources {resource}: use --{match[1].lower()}s-per-actor instead"
-        for callback in self.callback:
-            if not CALLBACK.fullmatch(callback):
-                yield f"--callback must be MODULE:CLASS, such as my_package.callbacks:MyCallback (got {callback!r})"
-        if self.address is not None and self.address.startswith("ray://"):
-            yield (
-                f"--address {self.address}: Ray Client is not supported; run the sweep on the cluster with "
-                "`ray job submit`, or give the address of its head, such as HOST:6379"
-            )
-        if self.upload:
-            yield from _upload_problems(self.upload)
-        if self.dtype not in DTYPES:
-            yield f"--dtype {self.dtype}: {', '.join(DTYPES)} are allowed"
-        if self.name is not None and not NAME.fullmatch(self.name):
-            yield (
-                f"--name {self.name!r} is no name of a folder: up to 100 letters, digits and . _ + - are allowed, "
-                "a letter or digit first"
-            )
 
     @property
     def custom_resources(self) -> dict[str, float]:
@@ -207,76 +339,41 @@ class SweepSettings:
         return {name: float(amount) for name, amount in (resource.split("=") for resource in self.resources)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON holds them."""
+        """The settings as JSON values, for sweep.json."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SweepSettings":
-        """From sweep.json; settings of a newer version are ignored."""
-        known = {field.name for field in fields(cls)}
-        plain: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
+        """The inverse of `as_dict`. Missing settings get their defaults; those of a newer version are ignored."""
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+            if name in cls.__dataclass_fields__
         }
-        if (plain.get("gpus_per_actor") or 0) > 1:  # older versions allowed it, and used one device all the same
-            plain["gpus_per_actor"] = 1.0
-        return cls(**plain)
+        if (known.get("gpus_per_actor") or 0) > 1:  # earlier versions allowed this, and used one device
+            known["gpus_per_actor"] = 1.0
+        return cls(**known)
 
 
-LISTS = {
-    "tasks": "name tasks such as gsm8k,minerva_math (python -m tasks.list shows them)",
-    "policies": "name policies such as k1,k2_middle",
-    "threshold": "numbers above 0 and at most 1 are allowed",
-    "small_block": "whole numbers are allowed",
-    "block_cache": "on, off or both are allowed",
-}
-LEAST = {
-    "limit": 1,
-    "sample": 1,
-    "fewshot": 0,
-    "subset_size": 1,
-    "batch_size": 1,
-    "max_new_tokens": 1,
-    "repeats": 1,
-    "seed": 0,
-    "shard_size": 1,
-    "actors": 1,
-    "threads_per_actor": 1,
-}
-MOST = {  # beyond any use, and what comes after would drown in it or not know what to do with it
-    "limit": 10**9,
-    "sample": 10**9,
-    "fewshot": 1000,
-    "batch_size": 10**4,
-    "max_new_tokens": 10**6,
-    "repeats": 1000,
-    "seed": 2**32 - 1,
-    "shard_size": 10**9,
-    "actors": 10**5,
-    "threads_per_actor": 1024,
-}
+def _all_settings() -> Mapping[str, Setting]:
+    declared = dict(settings_of(SweepSettings))
+    return {"tasks": declared.pop("tasks"), **settings_of(PolicyGrid), **declared}
 
 
-def is_url(text: str) -> bool:
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+ALL_SETTINGS: Mapping[str, Setting] = _all_settings()  # of the command line, in the order of its help
 
 
-def _upload_problems(url: str) -> Iterator[str]:
-    """Without what may be a secret in it."""
-    match = URL.fullmatch(url)
-    if match is None or match[1] not in UPLOAD_SCHEMES:
-        got = f"{url.partition('://')[0]}://…" if is_url(url) else "no URL"
-        yield f"--upload must be a URL such as s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER (got {got})"
-        return
-    scheme, host, path, options = match.groups(default="")
-    names = [option.partition("=")[0] for option in options.split("&")]
-    user, at, _ = host.rpartition("@")
-    if (at and (scheme, user) != ("gs", "anonymous")) or "@" in options or any(map(SECRET_OPTION.search, names)):
-        yield "--upload must not contain credentials: put them into the environment, such as AWS_ACCESS_KEY_ID"
-    elif scheme == "file" and (host or not path):
-        yield f"--upload {url}: a file URL needs an absolute path, such as file:///data/copies"
-    elif scheme != "file" and not host:
-        yield f"--upload {url} names no bucket: it must look like {scheme}://BUCKET/FOLDER"
+def single_value(name: str) -> Setting:
+    """A decode setting, for commands that take one value of it."""
+    axis = ALL_SETTINGS[name]
+    return replace(axis, many=False, default=axis.default[0], metavar=METAVARS[axis.kind], group="options")
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepCommand:
+    """A parsed command line: the command line creates it, `orchestrator.run` reads it."""
+
+    settings: SweepSettings
+    dry_run: bool = False
+    force: tuple[str, ...] | None = None  # policies to rerun; () is all of them, None is none
+    save_config: Path | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orchestrator.core.errors import InputErrors
+from orchestrator.planning.fields import problems_of, setting
 from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, RAY_VARIABLES
 from sampler.errors import InputError
 
@@ -54,24 +55,56 @@ LISTS = (  # options whose value is a comma-separated list, so that several valu
 )
 
 
+def _check_time(time: str) -> str | None:
+    try:
+        seconds(time)
+    except InputError as error:
+        return str(error).removeprefix("--time ")
+    return None
+
+
+def _check_word(name: str) -> str | None:
+    return (
+        None if WORD.fullmatch(name) else f"must be a name as sinfo prints it, without spaces and quotes (got {name!r})"
+    )
+
+
+def _check_memory(mem: str) -> str | None:
+    return None if MEMORY.fullmatch(mem) else f"must be the memory of a node, such as 64G (got {mem!r})"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """An allocation. A field that is None is left to the cluster's defaults."""
 
-    nodes: int
-    time: str
+    nodes: int = setting(minimum=1, help="number of nodes; each runs as many actors as fit")
+    time: str = setting(metavar="T", check=_check_time, help="time limit, such as 12:00:00 or 2-00")
     gpus_per_node: int = 0
     gpu_type: str | None = None
-    cpus_per_node: int | None = None
-    account: str | None = None
-    partition: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    mem: str | None = None  # per node
-    setup: Path | None = None
-    requeue: bool = False
-    container: str | None = None  # an image for Apptainer: a file, a directory or a URI
-    sbatch: tuple[str, ...] = ()  # further options, KEY=VALUE or KEY
+    cpus_per_node: int | None = setting(None, minimum=1, default_text="2 per GPU, or 1", help="cores per node")
+    mem: str | None = setting(None, metavar="M", check=_check_memory, help="memory per node, such as 64G")
+    account: str | None = setting(None, check=_check_word, help="passed to sbatch as --account")
+    partition: str | None = setting(None, check=_check_word, help="passed to sbatch as --partition")
+    qos: str | None = setting(None, check=_check_word, help="passed to sbatch as --qos")
+    constraint: str | None = setting(None, check=_check_word, help="passed to sbatch as --constraint")
+    sbatch: tuple[str, ...] = setting(
+        (),
+        metavar="KEY[=VALUE]",
+        repeatable=True,
+        verbatim=True,
+        may_be_empty=True,
+        help="any other sbatch option, such as reservation=R or exclusive (repeatable)",
+    )
+    setup: Path | None = setting(
+        None, metavar="FILE", help="shell commands to source first: load modules, activate an environment, PYTHON=…"
+    )
+    container: str | None = setting(
+        None,
+        metavar="IMAGE",
+        may_be_empty=True,
+        help="run every Python process in this image with Apptainer: a .sif file or a URI",
+    )
+    requeue: bool = setting(False, help="requeue the job at its time limit, and continue")
 
     def __post_init__(self) -> None:
         problems = [*self._problems()]
@@ -79,22 +112,11 @@ class Job:
             raise InputErrors(problems)
 
     def _problems(self) -> Iterator[str]:
-        for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cpus_per_node", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                yield f"--{name.replace('_', '-')} must be a whole number of at least {least} (got {value})"
+        yield from problems_of(self)
+        if self.gpus_per_node < 0:
+            yield f"--gpus-per-node must be at least 0 (got {self.gpus_per_node})"
         if self.gpu_type is not None and self.gpus_per_node == 0:
             yield f"--gpus-per-node {self.gpu_type}:0 asks for no GPU: leave it out, or give a count of at least 1"
-        try:
-            seconds(self.time)
-        except InputError as error:
-            yield str(error)
-        for name in ("account", "partition", "qos", "constraint"):
-            value = getattr(self, name)
-            if value is not None and not WORD.fullmatch(value):
-                yield f"--{name} must be a name as sinfo prints it, without spaces and quotes (got {value!r})"
-        if self.mem is not None and not MEMORY.fullmatch(self.mem):
-            yield f"--mem must be the memory of a node, such as 64G (got {self.mem!r})"
         if self.setup is not None and not self.setup.is_file():
             yield f"--setup {self.setup} does not exist or is not a file; it must be a file of shell commands"
         if self.setup is not None and UNSAFE.search(str(self.setup)):

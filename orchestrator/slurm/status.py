@@ -8,10 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.progress.status import read_status
-from orchestrator.status import show
-from orchestrator.store.reader import SLURM_FOLDER, read_request
-from sampler.errors import InputError
+from orchestrator.store.reader import SLURM_FOLDER
 
 SQUEUE_TIMEOUT_SECONDS = 60
 FIELDS = "%i|%T|%M|%l|%D|%R"  # number, state, time used, limit, nodes, reason or node list
@@ -29,20 +26,6 @@ class Submitted:
     @property
     def log(self) -> Path:
         return self.script.with_name(f"{self.script.stem}-{self.job}.log")
-
-
-def print_status(folder: Path) -> None:
-    jobs = submitted(folder)
-    if not jobs:
-        raise InputError(
-            f"{folder} has no Slurm jobs: give the directory of a sweep that was submitted, such as results/demo"
-        )
-    print(*lines(jobs, queue([job.job for job in jobs])), "", sep="\n")
-    if read_request(folder) is None:
-        print("the sweep has not begun")
-        return
-    status = read_status(folder)
-    show(status, status.damage)
 
 
 def submitted(folder: Path) -> list[Submitted]:

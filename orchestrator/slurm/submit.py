@@ -1,5 +1,6 @@
 """Writes a sweep's batch script to its directory and submits it with sbatch."""
 
+import hashlib
 import json
 import os
 import re
@@ -14,12 +15,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from orchestrator.core.errors import Problems
-from orchestrator.planning.machine import Machine, resolve_model
+from orchestrator.planning.machine import Machine, Nodes, resolve_model
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.request import Request, adopt
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.slurm.flags import Submission
-from orchestrator.slurm.job import directives_of, script_of, seconds
+from orchestrator.slurm.job import Job, directives_of, script_of, seconds
 from orchestrator.store import Store
 from orchestrator.store.reader import SLURM_FOLDER
 from sampler.errors import InputError
@@ -30,6 +30,42 @@ from tasks.sources import choose_source, resolve_data
 
 SBATCH_TIMEOUT_SECONDS = 120
 SCRIPT_NAME = re.compile(r"([0-9]+)\.sh")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A job, the sweep it runs, and the directory of that sweep."""
+
+    job: Job
+    settings: SweepSettings
+    arguments: tuple[str, ...]  # of the sweep, as typed
+    folder: Path
+    dry_run: bool
+
+    @property
+    def machine(self) -> Machine:
+        """The resources of the job."""
+        return machine_of(self.job)
+
+    @property
+    def name(self) -> str:
+        """Name of the job: one per sweep directory, so that jobs of one sweep wait for each other."""
+        return f"{self.folder.name}-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:6]}"
+
+    @property
+    def binds(self) -> tuple[Path, ...]:
+        """Paths that a container needs: the working directory, the sweep's directory, and paths among its flags."""
+        here = Path.cwd()
+        named = [self.settings.model, self.settings.data, *(word.split("=", 1)[-1] for word in self.arguments)]
+        paths = [os.path.abspath(os.path.expanduser(word)) for word in named if word]
+        wanted = [here, self.folder, *(Path(path) for path in paths if os.path.exists(path) and path != "/")]
+        return tuple(path for path in dict.fromkeys(wanted) if not any(other in path.parents for other in wanted))
+
+
+def machine_of(job: Job) -> Machine:
+    """The resources of a job."""
+    resources = {"CPU": job.cpus, "GPU": job.gpus_per_node}
+    return Machine(nodes=(Nodes(resources=resources, count=job.nodes),), names_all=False)
 
 
 def submit(submission: Submission) -> str:
@@ -47,7 +83,7 @@ def submit(submission: Submission) -> str:
     record = {"job": job_id, "submitted": datetime.now(UTC).isoformat(timespec="seconds")}
     path.with_suffix(".json").write_text(json.dumps(record) + "\n", encoding="utf-8")
     log = path.with_name(f"{path.stem}-{job_id}.log")
-    status = f"python -m orchestrator.slurm status {shlex.quote(str(submission.folder))}"
+    status = f"reuse-sweep slurm status {shlex.quote(str(submission.folder))}"
     limit = timedelta(seconds=seconds(submission.job.time))  # spelled out: 12:00 means minutes
     return f"job {job_id}; its log: {log}\ntime limit {limit} (h:min:s); status: {status}"
 

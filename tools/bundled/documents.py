@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cli.console import Parser, run_command
 from sampler import InputError
-from sampler.cli import Parser, run_command
 from tasks.catalog import CATALOG
 from tasks.sources import BUNDLED
 from tools.bundled import choices, math_problems

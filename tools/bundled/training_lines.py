@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cli.console import Parser, run_command
 from sampler import InputError
-from sampler.cli import Parser, run_command
 from tasks import lookup
 from tasks.catalog import CATALOG, TaskSpec
 from tasks.documents import TaskOptions

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.cli.console import Parser, run_command
 from orchestrator.running.stop import Aborted
-from sampler.cli import Parser, run_command
 from sampler.errors import InputError
 from tools.faults.campaign import Round
 from tools.faults.case import write_case

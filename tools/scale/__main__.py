@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from sampler.cli import Parser, run_command
+from orchestrator.cli.console import Parser, run_command
 from sampler.errors import InputError
 from tools.scale.crowd import crowd
 from tools.scale.figure import Figure

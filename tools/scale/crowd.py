@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.machine import Machine, Placement
 from orchestrator.planning.plan import Plan
-from orchestrator.planning.settings import policies_of
+from orchestrator.planning.settings import PolicyGrid
 from orchestrator.progress.view import SweepView
 from orchestrator.running import environment
 from orchestrator.running.stop import StopSignals
@@ -46,7 +46,7 @@ def crowd(folder: Path, *, actors: int = 64) -> list[Figure]:
 
 
 def _plan(folder: Path, actors: int) -> Plan:
-    policies = policies_of()
+    policies = PolicyGrid().policies
     trials = write_begun(folder, documents=-(-actors * TRIALS // len(policies)) * SHARD, shard=SHARD)
     documents = {trial.shard: _ids(trial) for trial in trials}
     return Plan(

@@ -9,7 +9,7 @@ import pyarrow as pa
 from orchestrator.core.totals import trial_sums
 from orchestrator.core.trial import Trial
 from orchestrator.planning.grid import SweepIdentity, plan_trials
-from orchestrator.planning.settings import SweepSettings, policies_of
+from orchestrator.planning.settings import PolicyGrid, SweepSettings
 from orchestrator.store import StoreWriter
 from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
@@ -54,7 +54,7 @@ def million_rows(folder: Path, *, rows: int = 1_000_000) -> list[Figure]:
 
 def write_rows(folder: Path, *, rows: int) -> int:
     """A finished sweep by the real store; how many rows it has."""
-    documents = -(-rows // len(policies_of()) // SHARD) * SHARD
+    documents = -(-rows // len(PolicyGrid().policies) // SHARD) * SHARD
     trials = write_begun(folder, documents=documents, shard=SHARD)
     with StoreWriter(folder, disk=Unsynced()) as store:
         for trial in trials:

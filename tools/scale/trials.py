@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from orchestrator.planning.settings import policies_of
+from orchestrator.planning.settings import PolicyGrid
 from orchestrator.progress.timeline import timeline
 from orchestrator.store import Store
 from tools.faults.case import write_files
@@ -12,7 +12,7 @@ OVERHEAD = ("scoring", "waiting", "finishing", "between")  # neither decoding no
 
 
 def thousand_trials(folder: Path, *, trials: int = 1000) -> list[Figure]:
-    policies = policies_of()
+    policies = PolicyGrid().policies
     documents = -(-trials // len(policies))
     write_files(folder, documents=documents)
     flags = ["--tasks", "gsm8k", "--policies", ",".join(policies), "--limit", documents, "--shard-size", 1]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from sampler.cli import Parser, run_command
+from orchestrator.cli.console import Parser, run_command
 from sampler.decode import Step, decode_prompts
 from sampler.errors import InputError
 from sampler.loading import LoadedModel, load_model

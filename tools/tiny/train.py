@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sampler.cli import Parser, run_command
+from orchestrator.cli.console import Parser, run_command
 from sampler.config import ModelConfig
 from sampler.errors import InputError
 from sampler.loading import load_model

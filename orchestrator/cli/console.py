@@ -1,4 +1,4 @@
-"""What the sampler's commands share: flags, JSON lines in and out, one-sentence errors. Knows no decoding."""
+"""What every command shares: the argument parser, errors and exit codes, JSON lines in and out."""
 
 import argparse
 import io
@@ -8,16 +8,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from tqdm import tqdm
-
 from sampler.errors import InputError
-from sampler.policy import GRAMMAR
-
-MODEL_HELP = "tiny (the bundled model; a folder of that name is ./tiny), a folder, or a Hub id with optional @revision"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence too, and which takes no flag for another it begins like."""
+    """An argument parser that raises InputError and does not accept abbreviated flags."""
 
     def __init__(self, *, prog: str, description: str, examples: str) -> None:
         super().__init__(
@@ -32,36 +27,15 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see --help)")
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help=MODEL_HELP)
-    parser.add_argument("--policy", default="k1", help=f"{GRAMMAR} (default: k1)")
-    parser.add_argument("--subset-size", type=int, help="layers in first, middle, last (default: 12, or a third)")
-    parser.add_argument("--batch-size", type=int, default=1, help="documents decoded together (default: 1)")
-    add_device_flags(parser)
-
-
-def add_device_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-
-
-def add_decode_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threshold", type=float, default=0.95, help="reveal what is surer than this; 1: one by one")
-    parser.add_argument("--small-block", type=int, default=8, help="positions denoised at a time (default: 8)")
-    parser.add_argument(
-        "--block-cache", action=argparse.BooleanOptionalAction, default=True, help="small passes where possible"
-    )
-
-
 def run_command(main: Callable[[], None]) -> NoReturn:
-    """Runs a command; what a person got wrong ends in a sentence for each thing and exit code 2."""
+    """Runs a command and exits. User errors are printed, one sentence each, and end with exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot write × shows ? there
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot print × shows ?
     try:
         try:
             main()
         finally:
-            if sys.stdout is not None:  # None where the caller closed it
+            if sys.stdout is not None:  # None if the caller closed it
                 sys.stdout.flush()
     except InputError as error:
         for sentence in error.sentences:
@@ -69,14 +43,14 @@ def run_command(main: Callable[[], None]) -> NoReturn:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         _discard_output()
         sys.exit(141)
     sys.exit(0)
 
 
 class Line:
-    """One input line, known to be a JSON object; its number is added to complaints by `with line:`."""
+    """An input line that is a JSON object. Errors inside `with line:` get its number."""
 
     def __init__(self, number: int, fields: Mapping[str, Any]) -> None:
         self.number, self.fields = number, fields
@@ -91,16 +65,16 @@ class Line:
     def token_ids(self, key: str) -> tuple[int, ...]:
         value = self.field(key)
         if not isinstance(value, list):
-            raise InputError(f'"{key}" is {_shown(value)}; a list of token ids was expected')
+            raise InputError(f'"{key}" must be a list of token ids (got {_shown(value)})')
         for item in value:
             if not isinstance(item, int) or isinstance(item, bool):
-                raise InputError(f'"{key}" holds {_shown(item)}; token ids are whole numbers')
+                raise InputError(f'"{key}" must contain token ids, which are whole numbers (got {_shown(item)})')
         return tuple(value)
 
     def text(self, key: str) -> str:
         value = self.field(key)
         if not isinstance(value, str):
-            raise InputError(f'"{key}" is {_shown(value)}; a text was expected')
+            raise InputError(f'"{key}" must be text (got {_shown(value)})')
         return value
 
     def messages(self) -> list[dict[str, str]]:
@@ -108,20 +82,20 @@ class Line:
         for message in value if isinstance(value, list) and value else [value]:
             named = message if isinstance(message, dict) else {}
             if not isinstance(named.get("role"), str) or not isinstance(named.get("content"), str):
-                raise InputError(f'"messages" holds {_shown(message)}; {{"role": text, "content": text}} was expected')
+                raise InputError(f'"messages" must contain {{"role": text, "content": text}} (got {_shown(message)})')
         messages: list[dict[str, str]] = value
         return messages
 
     def field(self, key: str) -> Any:
         if key not in self.fields:
-            raise InputError(f'"{key}" is missing; the line has {_shown(list(self.fields))}')
+            raise InputError(f'"{key}" is missing (the line has {_shown(list(self.fields))})')
         return self.fields[key]
 
 
 def read_lines() -> list[Line]:
-    """All lines of the standard input; a broken one is named before anything is loaded."""
+    """All lines of standard input, checked before a model is loaded."""
     if sys.stdin is None:
-        raise InputError("the standard input is closed; JSON lines were expected")
+        raise InputError("standard input is closed; it must contain JSON lines")
     lines = []
     for number, text in enumerate(sys.stdin.buffer, start=1):
         if text.strip():
@@ -136,7 +110,7 @@ def read_lines() -> list[Line]:
 def _parse(text: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(text.strip().decode("utf-8-sig"), object_pairs_hook=_object)
-        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # what could not be printed again
+        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # what cannot be printed again
     except json.JSONDecodeError as error:
         raise InputError(f"not valid JSON ({error.msg} at column {error.colno})") from None
     except UnicodeDecodeError as error:
@@ -144,19 +118,21 @@ def _parse(text: bytes) -> dict[str, Any]:
     except (InputError, ValueError, RecursionError) as error:
         raise InputError(f"not valid JSON ({error})") from None
     if not isinstance(fields, dict):
-        raise InputError(f'{_shown(fields)} is no JSON object such as {{"id": 1, …}}')
+        raise InputError(f'the line must be a JSON object such as {{"id": 1, …}} (got {_shown(fields)})')
     return fields
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise InputError(f"one of the names {_shown([name for name, _ in pairs])} is given twice")
+        raise InputError(f"a name occurs twice in {_shown([name for name, _ in pairs])}")
     return fields
 
 
 def write_in_order(results: Iterable[tuple[int, dict[str, Any]]], total: int) -> None:
-    """Prints results as JSON lines in the order of their input, each as soon as those before it are out."""
+    """Prints results as JSON lines in the order of their input, each as soon as the ones before it are printed."""
+    from tqdm import tqdm  # only here: it takes a while to import
+
     for result in _ordered(tqdm(results, total=total, unit="line", disable=None)):
         _print(json.dumps(result, ensure_ascii=False))
 
@@ -172,9 +148,9 @@ def _ordered(results: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict[str
 
 
 def _print(line: str) -> None:
-    """JSON is UTF-8, whatever the terminal's encoding; a full disk is told in one sentence too."""
+    """Prints a line in UTF-8, whatever the terminal's encoding; a full disk is an InputError."""
     if sys.stdout is None:
-        raise InputError("the standard output is closed; results could not be written")
+        raise InputError("standard output is closed; results cannot be written")
     try:
         sys.stdout.buffer.write(f"{line}\n".encode())
         sys.stdout.flush()
@@ -182,11 +158,11 @@ def _print(line: str) -> None:
         raise
     except OSError as error:
         _discard_output()
-        raise InputError(f"results could not be written ({error.strerror}); the standard output was refused") from None
+        raise InputError(f"results cannot be written to standard output ({error.strerror})") from None
 
 
 def _discard_output() -> None:
-    """Python would complain once more at its exit about what it could not write."""
+    """Python would otherwise report the unwritten output again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,0 +1,59 @@
+"""`reuse-sweep COMMAND`, also `python -m orchestrator.cli COMMAND`: finds and runs the sub-command."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from orchestrator.cli.console import run_command
+from sampler.errors import InputError
+
+COMMANDS = {  # name: module, what it does
+    "sweep": ("sweep", "run policies over benchmarks; the same command again continues"),
+    "status": ("results", "show the progress of a sweep"),
+    "report": ("results", "write the report of a sweep: HTML, Markdown, figures"),
+    "export": ("results", "write the results in the format of lm-eval"),
+    "tasks": ("tasks", "list the benchmarks, or run one without Ray"),
+    "generate": ("sampling", "continue prompts from standard input"),
+    "score": ("sampling", "compute log-likelihoods of texts from standard input"),
+    "profile": ("sampling", "measure how much each layer changes between passes"),
+    "bench": ("bench", "measure passes of a model, or where a sweep spends its time"),
+    "slurm": ("slurm", "submit a sweep to Slurm, or show the status of its jobs"),
+}
+HELP = """usage: reuse-sweep COMMAND [flags]
+
+Compares layer-reuse policies for block-diffusion language models.
+
+commands:
+{commands}
+
+examples:
+  reuse-sweep sweep --tasks gsm8k,minerva_math --limit 100
+  reuse-sweep status results/tiny
+  reuse-sweep report results/tiny --open
+
+`reuse-sweep COMMAND --help` describes the flags of a command."""
+
+
+def main(command: str | None = None) -> NoReturn:
+    """The entry point; `command` is given by modules such as orchestrator.status."""
+    words = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
+    run_command(lambda: dispatch(words))
+
+
+def dispatch(words: Sequence[str]) -> None:
+    command, *arguments = words or ["--help"]
+    if command in ("-h", "--help", "help"):
+        print(HELP.format(commands="\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items())))
+        return
+    if command not in COMMANDS:
+        similar = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {similar[0]}?" if similar else f"commands are {', '.join(COMMANDS)}"
+        raise InputError(f"unknown command {command!r}; {hint}")
+    module = import_module(f"orchestrator.cli.{COMMANDS[command][0]}")
+    getattr(module, command)(arguments)
+
+
+if __name__ == "__main__":
+    main()

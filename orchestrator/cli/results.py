@@ -1,0 +1,200 @@
+"""`reuse-sweep status`, `report` and `export`: read the directory of a sweep, during or after it."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.console import Parser
+from orchestrator.cli.flags import parse_options
+from orchestrator.planning.fields import setting
+
+if TYPE_CHECKING:
+    from orchestrator.progress.status import SweepStatus
+
+LISTED = 10  # failures and corrupted files printed one by one
+STATUS_EXAMPLES = """examples:
+  reuse-sweep status results/demo            a table, while the sweep runs or after
+  reuse-sweep status results/demo --json     the same for programs
+  reuse-sweep status results/demo --check    also reads every byte and reports corrupted files
+  watch -n 10 reuse-sweep status results/demo
+
+keys of --json (more may be added, none will be removed):
+  state           complete, running (a live process writes to the directory) or
+                  stopped
+  writer          host, pid and since of that process, else null
+  last_row        time of the last row
+  documents       done, wanted, missing
+  trials          wanted, and by state: finished, running, unfinished (begun,
+                  not running), failed, pending (not begun)
+  failures        trial_id, label, attempts, reason
+  configurations  task, policy, threshold, small_block, block_cache; documents,
+                  wanted, missing; scored, correct, accuracy, accuracy_low,
+                  accuracy_high (Wilson, 95 %); tokens, seconds (of batches),
+                  tokens_per_s, calibration (tokens/s); against the pooled k=1:
+                  speedup (each side by its calibration), layer_positions
+  damage          a sentence for each corrupted file; set_aside: number of
+                  files that were quarantined, or replaced by --force
+  schema, folder, sweep, model, settings (as in sweep.json)
+
+exit code: 0; 2 if there is no readable sweep, or if --check found corruption
+"""
+REPORT_EXAMPLES = """examples:
+  reuse-sweep report results/my-sweep --open
+  reuse-sweep report results/monday results/tuesday --out reports/both
+  reuse-sweep report results/my-sweep --compare examples/seed-results
+  reuse-sweep report results/my-sweep --margin 3      exploratory: not the margin declared before the run
+Sweeps of the same model and settings are merged. Different ones get separate sections and are never paired.
+"""
+EXPORT_EXAMPLES = """examples:
+  reuse-sweep export --lm-eval results/my-sweep
+  reuse-sweep export --lm-eval results/my-sweep --out exported
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusOptions:
+    folder: Path = setting(positional=True, metavar="DIR", help="directory of a sweep, such as results/demo")
+    json: bool = setting(False, help="print one JSON object with the keys below")
+    check: bool = setting(False, help="read every byte of every file (slow on a large sweep)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportOptions:
+    folders: tuple[Path, ...] = setting(positional=True, metavar="DIR", help="directory of a sweep")
+    out: Path | None = setting(
+        None, metavar="DIR", default_text="DIR; merged/ in the first of several", help="where to write"
+    )
+    compare: Path | None = setting(
+        None, metavar="OLD", help="directory with summary.json files of an earlier experiment"
+    )
+    margin: float | None = setting(
+        None, metavar="POINTS", help="margin other than the declared one; makes verdicts exploratory"
+    )
+    speedup: float | None = setting(
+        None, metavar="RATIO", help="speed-up other than the declared one; makes verdicts exploratory"
+    )
+    no_figures: bool = setting(False, help="write the report without figures, which is faster")
+    open: bool = setting(False, help="open the report in a browser")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    lm_eval: Path = setting(metavar="DIR", help="directory of a sweep")
+    out: Path | None = setting(None, metavar="DIR", default_text="DIR/lm-eval", help="where to write")
+
+
+def status(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep status",
+        description="Shows what a sweep was asked to do, what is done, what failed and what is missing.",
+        examples=STATUS_EXAMPLES,
+    )
+    options = parse_options(parser, StatusOptions, arguments)
+    from orchestrator.progress.status import read_status
+    from orchestrator.store import Store
+
+    found = read_status(options.folder)
+    damage = list(dict.fromkeys((*found.damage, *(Store(options.folder).check() if options.check else ()))))
+    if options.json:
+        print(json.dumps({**found.as_json(), "damage": damage}, indent=1))
+    else:
+        print_status(found, damage)
+    if options.check and damage:
+        sys.exit(2)
+
+
+def report(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep report",
+        description="Writes report.html, results.md, figures/ and summaries/ from the rows of a sweep.",
+        examples=REPORT_EXAMPLES,
+    )
+    options = parse_options(parser, ReportOptions, arguments)
+    from orchestrator.report.write import write_report
+
+    written = write_report(
+        options.folders,
+        out=options.out,
+        compare=options.compare,
+        margin=options.margin,
+        speedup=options.speedup,
+        figures=not options.no_figures,
+    )
+    print(*written.verdicts, written.page, sep="\n")
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(written.page.resolve().as_uri())
+
+
+def export(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep export",
+        description="Writes the rows of a sweep as the results_*.json and samples_*.jsonl files of lm-eval.",
+        examples=EXPORT_EXAMPLES,
+    )
+    options = parse_options(parser, ExportOptions, arguments)
+    from orchestrator.report.lm_eval_export import export_lm_eval
+
+    for folder in export_lm_eval(options.lm_eval, options.out):
+        print(folder)
+
+
+def print_status(found: "SweepStatus", damage: Sequence[str]) -> None:
+    from orchestrator.progress.view import SweepView
+
+    with SweepView() as view:
+        for line in (*_request_lines(found), _state_line(found), ""):
+            view.note(line)
+        view.table(found.totals)
+        for line in ("", *_count_lines(found), *_failure_lines(found), *_damage_lines(found, damage), *found.notices):
+            view.note(line)
+
+
+def _request_lines(found: "SweepStatus") -> Iterator[str]:
+    request, settings, model = found.record, found.record["settings"], found.record.get("model") or {}
+    revision = f" at {model['revision'].removeprefix('sha256:')[:12]}" if model.get("revision") else ""
+    yield f"{request.get('sweep') or found.folder.name}: {model.get('source', 'an unknown model')}{revision}"
+    tasks = ", ".join(f"{task} ({facts['documents']:,} documents)" for task, facts in request["tasks"].items())
+    named = [f"{name} {settings[name]}" for name in ("limit", "sample") if settings.get(name)]
+    named += [f"{settings['repeats']} repeats"] if settings["repeats"] > 1 else []
+    yield "; ".join((tasks, f"{len(settings['policies'])} policies", *named))
+
+
+def _state_line(found: "SweepStatus") -> str:
+    from orchestrator.progress.view import duration
+
+    last, writer = found.last_row, found.writer
+    ago = "" if last is None else f"; last row {duration(max(0.0, (datetime.now(UTC) - last).total_seconds()))} ago"
+    if writer is not None:
+        return f"running: process {writer.pid} on {writer.host} since {writer.since}{ago}"
+    if found.state == "complete":
+        return f"complete{ago}"
+    return f"stopped: run the same command, with every task and policy below, to continue{ago}"
+
+
+def _count_lines(found: "SweepStatus") -> Iterator[str]:
+    missing = f", {found.missing:,} missing" if found.missing else ""
+    yield f"documents: {found.documents:,} of {found.wanted:,}{missing}"
+    states = ", ".join(f"{count:,} {state}" for state, count in found.trials.items() if count)
+    yield f"trials: {states or 'none'} of {sum(found.trials.values()):,}"
+
+
+def _failure_lines(found: "SweepStatus") -> Iterator[str]:
+    for failure in found.failures[:LISTED]:
+        yield f"failed: {failure.label} ({failure.attempts} attempts): {failure.reason}"
+    if len(found.failures) > LISTED:
+        yield f"failed: {len(found.failures) - LISTED} more, see --json"
+
+
+def _damage_lines(found: "SweepStatus", damage: Sequence[str]) -> Iterator[str]:
+    for sentence in damage[:LISTED]:
+        yield f"corrupted: {sentence}"
+    if len(damage) > LISTED:
+        yield f"corrupted: {len(damage) - LISTED} more, see --json"
+    if found.set_aside:
+        yield f"{found.set_aside} corrupted or replaced files were moved to {found.folder / 'quarantine'}"

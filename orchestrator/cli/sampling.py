@@ -1,0 +1,266 @@
+"""`reuse-sweep generate`, `score` and `profile`: one model, JSON lines in and out, no Ray."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orchestrator.cli.console import Line, Parser, read_lines, write_in_order
+from orchestrator.cli.flags import parse_values
+from orchestrator.core.configuration import DECODE_SETTINGS
+from orchestrator.planning.fields import setting, settings_of, shared
+from orchestrator.planning.settings import SweepSettings, single_value
+from sampler.errors import InputError
+from sampler.policy import GRAMMAR, ReusePolicy
+from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
+
+if TYPE_CHECKING:
+    from sampler.drift import Profile
+    from sampler.loading import ModelFiles
+
+T = TypeVar("T")
+MODEL_HELP = "tiny (the bundled model), a directory (./tiny for one of that name), or a Hub id[@revision]"
+GENERATE_EXAMPLES = """examples:
+  echo '{"id": 1, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}' |
+    reuse-sweep generate --model Efficient-Large-Model/Fast_dLLM_v2_7B
+  reuse-sweep generate --model DIR --policy k2_middle --ids --batch-size 8 < prompts.jsonl
+"""
+SCORE_EXAMPLES = """examples:
+  echo '{"id": 1, "prefix": "The capital of France is", "target": " Paris"}' |
+    reuse-sweep score --model Efficient-Large-Model/Fast_dLLM_v2_7B --policy k2_middle
+  reuse-sweep score --model DIR --ids --scoring reference --batch-size 8 < pairs.jsonl
+"""
+PROFILE_EXAMPLES = """examples:
+  reuse-sweep profile --model tiny --figure drift.svg < prompts.jsonl
+  reuse-sweep profile --model DIR --ids --size 8 --json < prompts.jsonl
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """A model and the device it runs on."""
+
+    model: str = setting(verbatim=True, help=MODEL_HELP)
+    dtype: str = shared(SweepSettings, "dtype")
+    device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
+    batch_size: int = shared(SweepSettings, "batch_size")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyOptions(ModelOptions):
+    policy: str = setting("k1", metavar="POLICY", help=GRAMMAR)
+    subset_size: int | None = shared(SweepSettings, "subset_size")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateOptions(PolicyOptions):
+    ids: bool = setting(False, help="lines contain token ids instead of text")
+    max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens")
+    stop: tuple[str, ...] = setting(
+        (), metavar="TEXT", repeatable=True, verbatim=True, may_be_empty=True, help="stop before this text (repeatable)"
+    )
+    temperature: float = setting(0.0, minimum=0, default_text="0", help="0 is greedy")
+    top_p: float = setting(1.0, above=0, maximum=1, help="nucleus for sampling")
+    seed: int = setting(0, default_text="0", help="seeds each line, together with its id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreOptions(PolicyOptions):
+    ids: bool = setting(False, help="lines contain token ids instead of text")
+    scoring: str = setting(
+        "chain",
+        metavar="METHOD",
+        choices=("chain", "reference"),
+        help="chain scores all tokens of the target, reference only the first",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileOptions(ModelOptions):
+    ids: bool = setting(False, help="lines contain token ids instead of text")
+    size: int | None = shared(SweepSettings, "subset_size", help="number of layers to suggest")
+    figure: Path | None = setting(None, metavar="FILE", help="draw layers × steps into this .svg or .png file")
+    json: bool = setting(False, help="print JSON with every step instead of a table")
+    max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens")
+
+
+def parse_decoding(parser: Parser, cls: type[T], arguments: Sequence[str]) -> tuple[T, Mapping[str, Any]]:
+    """The options of a command that decodes, and its decode settings by name."""
+    axes = {name: single_value(name) for name in DECODE_SETTINGS}
+    values = parse_values(parser, {**settings_of(cls), **axes}, arguments)
+    decode = {name: values.pop(name) for name in DECODE_SETTINGS}
+    return cls(**values), decode
+
+
+def generate(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep generate",
+        description='Continues prompts. Input lines: {"id", "prompt"} or {"id", "messages"}; with --ids {"id", "ids"}.',
+        examples=GENERATE_EXAMPLES,
+    )
+    options, decode = parse_decoding(parser, GenerateOptions, arguments)
+    policy = ReusePolicy.parse(options.policy)
+    settings = DecodeSettings(
+        **decode, max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_p=options.top_p
+    )
+    from sampler.decode import check_prompts, decode_prompts
+    from sampler.loading import find_model, load_model, pick_device, pick_dtype
+    from sampler.text import check_stop
+
+    check_stop(options.stop)
+    pick_dtype(options.dtype, pick_device(options.device))
+    lines = read_lines()
+    files = find_model(options.model)
+    policy.bind(files.config.num_layers, options.subset_size)
+    check_prompts([], settings, files.config)
+    if options.stop or (lines and not options.ids):
+        _ = files.tokenizer  # raises if there is none, before the weights are read
+    prompts = []
+    for line in lines:
+        with line:
+            seed = document_seed(options.seed, line.fields["id"])
+            prompts.append(Prompt(ids=prompt_ids(line, files, options.ids), stop=options.stop, seed=seed))
+            check_prompts(prompts[-1:], settings, files.config)
+    results = decode_prompts(
+        load_model(files, dtype=options.dtype, device=options.device),
+        prompts,
+        policy=policy,
+        settings=settings,
+        batch_size=options.batch_size,
+        subset_size=options.subset_size,
+        with_text=not options.ids,
+    )
+    write_in_order(
+        ((index, _generated_json(lines[index], result, with_text=not options.ids)) for index, result in results),
+        len(lines),
+    )
+
+
+def score(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep score",
+        description='Computes log-likelihoods. Input lines: {"id", "prefix", "target"}; with --ids they are token ids.',
+        examples=SCORE_EXAMPLES,
+    )
+    options = ScoreOptions(**parse_values(parser, settings_of(ScoreOptions), arguments))
+    policy = ReusePolicy.parse(options.policy)
+    policy.check_scoring()
+    from sampler.loading import find_model, load_model, pick_device, pick_dtype
+    from sampler.scoring import check_pairs, score_pairs
+
+    pick_dtype(options.dtype, pick_device(options.device))
+    lines = read_lines()
+    files = find_model(options.model)
+    policy.bind(files.config.num_layers, options.subset_size)
+    if lines and not options.ids:
+        _ = files.tokenizer  # raises if there is none, before the weights are read
+    pairs = []
+    for line in lines:
+        with line:
+            pairs.append(_pair(line, files, options.ids))
+            check_pairs(pairs[-1:], files.config)
+    results = score_pairs(
+        load_model(files, dtype=options.dtype, device=options.device),
+        pairs,
+        policy=policy,
+        method=options.scoring,
+        batch_size=options.batch_size,
+        subset_size=options.subset_size,
+    )
+    write_in_order(((index, _scored_json(lines[index], scored)) for index, scored in results), len(lines))
+
+
+def profile(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep profile",
+        description="Measures, with k = 1, how much the contribution of each layer changes from step to step. "
+        "Input lines are those of `reuse-sweep generate`.",
+        examples=PROFILE_EXAMPLES,
+    )
+    options, decode = parse_decoding(parser, ProfileOptions, arguments)
+    settings = DecodeSettings(**decode, max_new_tokens=options.max_new_tokens)
+    from sampler import drift
+    from sampler.decode import check_prompts
+    from sampler.loading import find_model, load_model, pick_device, pick_dtype
+    from sampler.policy import checked_subset_size
+
+    pick_dtype(options.dtype, pick_device(options.device))
+    if options.figure is not None:
+        drift.check_path(options.figure)
+    lines = read_lines()
+    files = find_model(options.model)
+    size = checked_subset_size(files.config.num_layers, options.size)
+    check_prompts([], settings, files.config)
+    prompts = []
+    for line in lines:
+        with line:
+            ids = prompt_ids(line, files, options.ids)
+            prompts.append(Prompt(ids=ids, seed=document_seed(0, line.fields["id"])))
+            check_prompts(prompts[-1:], settings, files.config)
+    model = load_model(files, dtype=options.dtype, device=options.device)
+    found = drift.profile(model, prompts, settings=settings, batch_size=options.batch_size)
+    if not found.passes:
+        raise InputError("no block took a second pass, so nothing can be compared; give longer prompts or more of them")
+    print(json.dumps(found.as_json(size), indent=1) if options.json else profile_table(found, size))
+    if options.figure is not None:
+        drift.draw(found, found.suggestion(size), options.figure)
+
+
+def prompt_ids(line: Line, files: "ModelFiles", as_ids: bool) -> tuple[int, ...]:
+    if as_ids:
+        return line.token_ids("ids")
+    from sampler.text import encode, encode_chat
+
+    if "messages" in line.fields and "prompt" in line.fields:
+        raise InputError('a line must have "prompt" or "messages", not both')
+    if "messages" in line.fields:
+        return encode_chat(files.tokenizer, line.messages())
+    return encode(files.tokenizer, line.text("prompt"))
+
+
+def _pair(line: Line, files: "ModelFiles", as_ids: bool) -> Pair:
+    if as_ids:
+        return Pair(prefix=line.token_ids("prefix"), target=line.token_ids("target"))
+    from sampler.text import encode_pair
+
+    prefix, target = encode_pair(files.tokenizer, line.text("prefix"), line.text("target"))
+    return Pair(prefix=prefix, target=target)
+
+
+def _generated_json(line: Line, generated: Generated, *, with_text: bool) -> dict[str, Any]:
+    text = {"text": generated.text} if with_text else {}
+    return {
+        "id": line.fields["id"],
+        "ids": list(generated.ids),
+        **text,
+        "finish": generated.finish,
+        **generated.counters.as_json(),
+        "seconds": round(generated.seconds, 6),
+    }
+
+
+def _scored_json(line: Line, scored: Scored) -> dict[str, Any]:
+    return {
+        "id": line.fields["id"],
+        "score": scored.score,
+        "greedy": scored.greedy,
+        "rewound": scored.rewound,
+        **scored.counters.as_json(),
+        "seconds": round(scored.seconds, 6),
+    }
+
+
+def profile_table(found: "Profile", size: int) -> str:
+    """A line for each layer, then the suggested layers."""
+    from sampler.drift import GROUPS
+
+    suggested = found.suggestion(size)
+    head = f"{'layer':>5}  {'of stream':>9}  {'of itself':>9}" + "".join(f"  {group:>13}" for group in GROUPS)
+    lines = [f"relative L1 change of each layer's contribution between steps, {found.passes} passes", "", head]
+    for layer in range(found.depth):
+        cells = [found.of(layer, group=group).relative for group in GROUPS]
+        shown = "".join(f"  {'–' if value is None else f'{value:.3f}':>13}" for value in cells)
+        whole = found.of(layer)
+        lines.append(f"{layer:>5}  {whole.of_stream or 0:>9.3f}  {whole.relative or 0:>9.3f}{shown}")
+    return "\n".join([*lines, "", f"the {size} layers that change least relative to the residual stream: {suggested}"])

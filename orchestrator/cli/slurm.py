@@ -1,0 +1,153 @@
+"""`reuse-sweep slurm`: submits a sweep to Slurm, and shows the status of its jobs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.console import Parser
+from orchestrator.cli.flags import parse_options, parse_sweep, parse_values
+from orchestrator.planning.fields import setting, settings_of
+from orchestrator.slurm.job import UNSAFE, Job, parse_gpus
+from sampler.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.slurm.submit import Submission
+
+USAGE = """usage: reuse-sweep slurm submit --nodes N --time T [flags] -- FLAGS_OF_THE_SWEEP
+       reuse-sweep slurm status DIR
+
+example:
+  reuse-sweep slurm submit --nodes 4 --gpus-per-node 2 --time 12:00:00 -- --tasks gsm8k
+
+See submit --help and status --help."""
+SUBMIT_EXAMPLES = """examples:
+  reuse-sweep slurm submit --nodes 4 --gpus-per-node a100:2 --time 12:00:00 -- --tasks gsm8k,mmlu
+  reuse-sweep slurm submit --nodes 2 --gpus-per-node 8 --time 2-00 --account a --partition gpu --requeue \\
+      --setup modules.sh --sbatch mail-type=END --sbatch exclusive -- --config sweep.yaml --name full
+  reuse-sweep slurm submit --nodes 2 --gpus-per-node 4 --time 12:00:00 --container reuse-sweep.sif \\
+      -- --tasks gsm8k
+  reuse-sweep slurm submit --nodes 1 --time 30 --dry-run -- --tasks gsm8k --model tiny
+The flags after -- are those of `reuse-sweep sweep`. Submit the same command again to continue the sweep. Several jobs
+of one sweep wait for each other, and each continues where the one before it stopped. The job gets the environment of
+this shell, including HF_TOKEN, and the token of Ray's dashboard, which is created in ~/.ray/auth_token if needed.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmitOptions:
+    """Flags of a submission in addition to those of the job."""
+
+    gpus_per_node: str = setting("0", metavar="[TYPE:]N", help="GPUs per node, such as 4 or a100:4")
+    dry_run: bool = setting(False, help="print the batch script and submit nothing")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusOptions:
+    folder: Path = setting(positional=True, metavar="DIR", help="directory of a sweep, such as results/demo")
+
+
+def slurm(arguments: Sequence[str]) -> None:
+    """Submits a sweep or shows its jobs; the batch script runs the last two commands."""
+    command, *rest = arguments or ["--help"]
+    if command in ("-h", "--help"):
+        print(USAGE)
+    elif command == "submit":
+        submission = parse_submission(rest)
+        from orchestrator.slurm.submit import submit
+
+        print(submit(submission))
+    elif command == "status":
+        print_job_status(_status_folder(rest))
+    elif command == "free-ports":
+        from orchestrator.slurm.in_job import free_ports
+
+        print(*free_ports(int(rest[0])))
+    elif command == "wait-until-ready":
+        from orchestrator.slurm.in_job import wait_until_ready
+
+        address, nodes, folder = rest
+        wait_until_ready(address, int(nodes), Path(folder))
+    else:
+        raise InputError(f"the command must be submit or status (got {command!r}); see --help")
+
+
+def parse_submission(arguments: Sequence[str]) -> "Submission":
+    """The flags of the job, and after -- those of the sweep; both are checked here rather than after the queue."""
+    job_flags, sweep_flags = _split(arguments)
+    parser = Parser(
+        prog="reuse-sweep slurm submit",
+        description="Submits a sweep to Slurm as one job. Its nodes form a Ray cluster while the job runs.",
+        examples=SUBMIT_EXAMPLES,
+    )
+    parser.usage = f"{parser.prog} --nodes N --time T [flags] -- FLAGS_OF_THE_SWEEP"
+    values = parse_values(parser, {**settings_of(Job), **settings_of(SubmitOptions)}, job_flags)
+    options = SubmitOptions(**{name: values.pop(name) for name in settings_of(SubmitOptions)})
+    count, gpu_type = parse_gpus(options.gpus_per_node)
+    job = Job(**values, gpus_per_node=count, gpu_type=gpu_type)
+    from orchestrator.planning.machine import place
+    from orchestrator.planning.preflight import sweep_folder
+    from orchestrator.slurm.submit import Submission, machine_of
+
+    machine = machine_of(job)
+    command = parse_sweep(sweep_flags)
+    if command.settings.address is not None:
+        raise InputError("--address must not be used with Slurm: the job starts its own Ray cluster")
+    if command.dry_run:
+        raise InputError("--dry-run must come before the --: it prints the batch script without submitting it")
+    if command.force is not None and job.requeue:
+        raise InputError("--force and --requeue must not be used together: every requeue would start over")
+    settings = replace(command.settings, address="slurm")
+    place(settings, machine)
+    submission = Submission(
+        job=job,
+        settings=settings,
+        arguments=tuple(sweep_flags),
+        folder=sweep_folder(settings, machine),
+        dry_run=options.dry_run,
+    )
+    for problem in _path_problems(submission):
+        raise InputError(problem)
+    return submission
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments and not {"-h", "--help"} & set(arguments):
+        raise InputError("the flags of the sweep are missing: add them after --, for example -- --tasks gsm8k")
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:end]), list(arguments[end + 1 :])
+
+
+def _path_problems(submission: "Submission") -> Iterator[str]:
+    for label, path in (("--out", submission.folder), ("the working directory", Path.cwd())):
+        if UNSAFE.search(str(path)):
+            yield f"{label} must be a path without %, double quotes and backslashes on Slurm (got {str(path)!r})"
+    for path in submission.binds if submission.job.container is not None else ():
+        if any(character in str(path) for character in ":,"):
+            yield f"--container needs paths without colons and commas, which Apptainer cannot bind (got {str(path)!r})"
+
+
+def _status_folder(arguments: Sequence[str]) -> Path:
+    parser = Parser(
+        prog="reuse-sweep slurm status",
+        description="Shows the state of a sweep's Slurm jobs, and of the sweep.",
+        examples="example:\n  reuse-sweep slurm status results/demo",
+    )
+    return parse_options(parser, StatusOptions, arguments).folder
+
+
+def print_job_status(folder: Path) -> None:
+    from orchestrator.cli.results import print_status
+    from orchestrator.progress.status import read_status
+    from orchestrator.slurm.status import lines, queue, submitted
+    from orchestrator.store.reader import read_request
+
+    jobs = submitted(folder)
+    if not jobs:
+        raise InputError(f"{folder} has no Slurm jobs: give the directory of a submitted sweep, such as results/demo")
+    print(*lines(jobs, queue([job.job for job in jobs])), "", sep="\n")
+    if read_request(folder) is None:
+        print("the sweep has not begun")
+        return
+    found = read_status(folder)
+    print_status(found, found.damage)

@@ -1,0 +1,49 @@
+"""`reuse-sweep sweep`: runs a sweep, or continues it."""
+
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+
+def sweep(arguments: Sequence[str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until StopSignals is installed, Ctrl-C has nothing to clean up
+
+    from orchestrator.cli import config_file
+    from orchestrator.cli.flags import parse_sweep, without_force
+    from orchestrator.running import environment
+    from orchestrator.running.environment import check_listening, is_this_machine, only_on_loopback
+    from orchestrator.running.stop import Aborted, StopSignals
+    from orchestrator.store import StoreError
+
+    command = parse_sweep(arguments)
+    if command.save_config is not None:
+        config_file.save(command.save_config, command.settings)
+    program = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # as it was called, without the flags
+    rerun = shlex.join([*program, *without_force(arguments)])
+    stop = StopSignals(exit_message=f"stopped; continue with: {rerun}")
+    stop.install()
+    address = environment.cluster_address(command.settings.address)
+    if address is not None and command.settings.address is None:
+        print(f"joining the Ray cluster at {address} (RAY_ADDRESS)", flush=True)
+    command = replace(command, settings=replace(command.settings, address=address))
+    try:
+        if address is None:
+            environment.prepare(local=True)
+        else:
+            check_listening(address)
+            environment.prepare(local=only_on_loopback(address), token=is_this_machine(address))
+        from orchestrator.run import run  # imports torch and Ray: not before the flags are checked
+
+        failed = run(command, list(arguments), stop)
+    except KeyboardInterrupt:  # Interrupted, or what Ray turns it into
+        stop.exit_now()
+    except (Aborted, StoreError) as error:
+        *others, last = error.sentences if isinstance(error, Aborted) else (str(error),)
+        for sentence in (*others, f"{last}; continue with: {rerun}"):
+            print(f"error: {sentence}", file=sys.stderr)
+        sys.exit(1)
+    if failed:
+        print(f"{failed} trials failed; retry them with: {rerun}", file=sys.stderr)
+        sys.exit(1)

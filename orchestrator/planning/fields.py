@@ -1,0 +1,258 @@
+"""Declares settings. One declaration gives a setting its flag, YAML key, validation and line in docs/settings.md.
+
+A setting is a dataclass field: the annotation is its type, `setting()` adds default, bounds, help and aliases.
+"""
+
+import math
+import types
+import typing
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sampler.errors import InputError
+
+BOOLEANS: Mapping[object, bool] = {True: True, False: False} | {
+    word: value for value, words in ((True, ("on", "true", "yes")), (False, ("off", "false", "no"))) for word in words
+}
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH", bool: "on,off"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One declared setting. `settings_of` creates it from a dataclass field."""
+
+    name: str
+    kind: type  # int, float, str, bool or Path
+    many: bool  # a tuple of that type
+    default: Any  # MISSING: required
+    help: str
+    group: str = "options"
+    metavar: str = ""
+    default_text: str | None = None  # shown in the help instead of the default
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None  # exclusive minimum
+    below: float | None = None  # exclusive maximum
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    example: str = ""  # shown if the setting is missing or empty
+    aliases: tuple[str, ...] = ()  # other flags, with -
+    may_be_empty: bool = False  # a list without values, or the text ''
+    repeatable: bool = False  # the flag may be given several times
+    verbatim: bool = False  # text is not stripped, split at commas or searched for control characters
+    positional: bool = False
+    check: Callable[[Any], str | None] | None = None  # of one value; returns what is wrong with it
+
+    @property
+    def key(self) -> str:
+        """The YAML key, and the flag without its dashes."""
+        return self.name.replace("_", "-")
+
+    @property
+    def flag(self) -> str:
+        return self.metavar if self.positional else f"--{self.key}"
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def negatable(self) -> bool:
+        """Whether the flag has a --no- form."""
+        return self.kind is bool and not self.many and self.default is True
+
+    @property
+    def full_help(self) -> str:
+        """The help with the default value."""
+        shown = self.default_text
+        if shown is None and not self.required and self.default is not None and self.default not in (False, ()):
+            shown = display(self.default)
+        return f"{self.help} (default: {shown})" if shown else self.help
+
+    def read(self, label: str, raw: Any) -> Any:
+        """A value from the command line or a YAML file. `label` names the setting in error messages."""
+        if not self.many:
+            return self._read_one(label, raw)
+        if isinstance(raw, str) and not self.verbatim:
+            raw = raw.split(",") if raw.strip() else []
+        return tuple(self._read_one(label, part) for part in (raw if isinstance(raw, list) else [raw]))
+
+    def _read_one(self, label: str, raw: Any) -> Any:
+        if self.verbatim and isinstance(raw, str):
+            return raw
+        return READERS[self.kind](label, raw)
+
+    def problems(self, value: Any) -> Iterator[str]:
+        """A sentence for each thing that is wrong with a value of the right type."""
+        if value is None:
+            return
+        values = value if self.many else (value,)
+        if not values and not self.may_be_empty:
+            yield f"{self.flag} must not be empty{self._hint}"
+        for one in values:
+            if one == "" and not self.may_be_empty:
+                yield f"{self.flag} must not {'contain an empty name' if self.many else 'be empty'}{self._hint}"
+            elif self.choices and one not in self.choices:
+                yield f"{self.flag} must be {listed(self.choices)} (got {display(one)})"
+            elif self.kind in (int, float) and not self._in_bounds(one):
+                yield f"{self.flag} must be {self._bounds} (got {display(one)})"
+            elif self.check is not None and (wrong := self.check(one)) is not None:
+                yield f"{self.flag}{' ' if wrong.startswith('must') else ': '}{wrong}"
+        if self.many and not self.repeatable and (twice := repeated(values)) is not None:
+            yield f"{self.flag} must not contain {display(twice)} twice"
+
+    @property
+    def missing(self) -> str:
+        return f"{self.flag} is required{self._hint}"
+
+    @property
+    def _hint(self) -> str:
+        return f": {self.example}" if self.example else ""
+
+    def _in_bounds(self, value: float) -> bool:
+        return (
+            (isinstance(value, int) or math.isfinite(value))
+            and (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.below is None or value < self.below)
+        )
+
+    @property
+    def _bounds(self) -> str:
+        unit = f" {self.unit}" if self.unit else ""
+        ends = [end for end in (self.minimum, self.above, self.maximum, self.below) if end is not None]
+        if (self.minimum is None) == (self.maximum is None) and len(ends) == 2:
+            return f"between {display(ends[0])} and {display(ends[1])}{unit}"
+        words = (
+            ("at least", self.minimum),
+            ("above", self.above),
+            ("at most", self.maximum),
+            ("below", self.below),
+        )
+        parts = [f"{word} {display(end)}" for word, end in words if end is not None]
+        return f"{' and '.join(parts)}{unit}" if parts else "a finite number"
+
+
+def setting(default: Any = MISSING, **declaration: Any) -> Any:
+    """A dataclass field that is a setting; the keyword arguments are those of Setting."""
+    return field(default=default, metadata={"setting": declaration})
+
+
+def shared(cls: type, name: str, **changes: Any) -> Any:
+    """A field declared as in another dataclass, for a second command with the same setting."""
+    (item,) = (item for item in fields(cls) if item.name == name)
+    declaration = {**item.metadata["setting"], "group": "options", **changes}
+    return setting(declaration.pop("default", item.default), **declaration)
+
+
+def settings_of(cls: type) -> Mapping[str, Setting]:
+    """The settings that a dataclass declares, by field name."""
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for item in fields(cls):
+        if "setting" in item.metadata:
+            kind, many = _kind(hints[item.name])
+            declaration = {"metavar": METAVARS[kind], **item.metadata["setting"]}
+            found[item.name] = Setting(name=item.name, kind=kind, many=many, default=item.default, **declaration)
+    return types.MappingProxyType(found)
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """`int | None` is (int, False), `tuple[str, ...]` is (str, True)."""
+    if typing.get_origin(hint) is tuple:
+        return _kind(typing.get_args(hint)[0])[0], True
+    if isinstance(hint, types.UnionType):
+        return _kind(next(part for part in typing.get_args(hint) if part is not types.NoneType))
+    assert hint in READERS, hint
+    return hint, False
+
+
+def problems_of(instance: Any) -> list[str]:
+    """Everything that is wrong with a dataclass's settings, each on its own."""
+    declared = settings_of(type(instance))
+    return [problem for name in declared for problem in declared[name].problems(getattr(instance, name))]
+
+
+def read_int(label: str, raw: Any) -> int:
+    value: Any = raw
+    if isinstance(raw, str):
+        try:
+            value = int(raw)
+        except ValueError:
+            value = None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{label} must be a whole number (got {display(raw)})")
+    return value
+
+
+def read_float(label: str, raw: Any) -> float:
+    try:
+        value = math.nan if isinstance(raw, bool) or not isinstance(raw, str | int | float) else float(raw)
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{label} must be a number (got {display(raw)})")
+    return value
+
+
+def read_text(label: str, raw: Any) -> str:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return str(raw)  # YAML reads a name such as 2024 as a number
+    if not isinstance(raw, str):
+        raise InputError(f"{label} must be text, in quotes in a YAML file (got {display(raw)})")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in raw):
+        raise InputError(f"{label} must not contain control characters (got {raw!r})")
+    return raw.strip()
+
+
+def read_bool(label: str, raw: Any) -> bool:
+    word = raw.strip().lower() if isinstance(raw, str) else raw
+    if not isinstance(word, str | bool) or word not in BOOLEANS:
+        raise InputError(f"{label} must be on or off (got {display(raw)})")
+    return BOOLEANS[word]
+
+
+def read_path(label: str, raw: Any) -> Path:
+    if not isinstance(raw, str | Path) or not str(raw):
+        raise InputError(f"{label} must be a path (got {display(raw)})")
+    return Path(raw)
+
+
+READERS: Mapping[type, Callable[[str, Any], Any]] = {
+    int: read_int,
+    float: read_float,
+    str: read_text,
+    bool: read_bool,
+    Path: read_path,
+}
+
+
+def display(value: object) -> str:
+    """A value as a user would type it."""
+    if isinstance(value, tuple):
+        return ",".join(map(display, value))
+    if isinstance(value, bool) or value is None:
+        return {True: "on", False: "off", None: "null"}[value]
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value) or "''"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def listed(values: Iterable[object]) -> str:
+    *most, last = map(str, values)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def repeated(values: Iterable[object]) -> object | None:
+    """The first value that occurs a second time."""
+    seen: list[object] = []
+    for value in values:
+        if value in seen:
+            return value
+        seen.append(value)
+    return None
