@@ -91,7 +91,7 @@ def test_a_sweep_that_runs_and_then_was_stopped(sweep: MadeSweep) -> None:
     assert stopped["trials"] == {"wanted": 4, "finished": 1, "running": 0, "unfinished": 1, "failed": 0, "pending": 2}
     assert stopped["documents"] == {"done": 13, "wanted": 40, "missing": 27}
     assert sorted(one["missing"] for one in stopped["configurations"]) == [10, 17]
-    assert "the same command continues it" in status(sweep.folder).stdout
+    assert "run the same command" in status(sweep.folder).stdout
 
 
 def test_nothing_has_begun(sweep: MadeSweep) -> None:
