@@ -1,4 +1,4 @@
-"""A sweep from its parsed flags to its report: prepared, written down, decoded, shown. Decides none of this itself."""
+"""Runs a sweep: preflight, plan, trials on Ray, report."""
 
 import os
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.planning.dry_run import describe
+from orchestrator.planning.checks import check_capacity
 from orchestrator.planning.estimate import measured_seconds
 from orchestrator.planning.machine import Machine, Placement, place
 from orchestrator.planning.preflight import prepare, sweep_folder
-from orchestrator.planning.prepared import Prepared
-from orchestrator.planning.room import check_room
-from orchestrator.planning.setting_up import SetUp, set_up, write_down
+from orchestrator.planning.prepared import PreparedSweep
+from orchestrator.planning.run_plan import RunPlan, describe_plan, plan_run, save_plan, worker_settings
 from orchestrator.planning.settings import SweepCommand, SweepSettings
+from orchestrator.planning.sweep_record import SweepRecord
 from orchestrator.progress.progress import stored_progress
 from orchestrator.progress.view import SweepView
 from orchestrator.report.write import write_report
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
-    """How many trials failed."""
+    """Returns the number of failed trials."""
     settings = command.settings
     callbacks = _load_callbacks(settings.callback)
-    with ExitStack() as stack:
+    with ExitStack() as ray_session:
         dashboard = None
         if settings.address is not None:
-            from orchestrator.running import autoscaler, cluster  # only now: the environment is prepared
+            from orchestrator.running import autoscaler, cluster  # after the environment is prepared
 
             with stop.reinstalled():
-                dashboard = stack.enter_context(cluster.join(settings.address))
+                dashboard = ray_session.enter_context(cluster.join(settings.address))
             machine = autoscaler.add_expected_nodes(settings, cluster.joined_machine())
         else:
             machine = Machine.here()
@@ -48,46 +48,63 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
         copy = None
         if settings.upload is not None:
             copy = open_remote_copy(settings.upload, folder, dry_run=command.dry_run, note=SweepView().note)
-        stored = Store(folder).read_request()
-        probe = None
-        if settings.address is not None and stored is None:
-            prepare(settings, machine)  # reports all problems before a node is waited for
-            placement = place(settings, machine)
-            if not command.dry_run or machine.holds_now(placement.bundle):
-                machine, probe = _wait_and_probe(settings, machine, placement)
-        prepared = prepare(settings, machine, stored)
-        if command.dry_run:
-            _print_dry_run(prepared)
-            return 0
-        for notice in prepared.notices:
-            SweepView().note(notice)
-        with StoreWriter(prepared.folder) as writer:
-            made = set_up(prepared, writer, force=command.force)
-            if made.trials:
+        with ExitStack() as lock:
+            stored, writer = _open_existing(folder, lock, dry_run=command.dry_run)
+            probe = None
+            if settings.address is not None and stored is None:
+                prepare(settings, machine)  # reports all problems before waiting for a node
+                placement = place(settings, machine)
+                if not command.dry_run or machine.holds_now(placement.bundle):
+                    machine, probe = _wait_and_probe(settings, machine, placement)
+            prepared = prepare(settings, machine, stored)
+            if command.dry_run:
+                _print_dry_run(prepared)
+                return 0
+            for notice in prepared.notices:
+                SweepView().note(notice)
+            writer = writer or lock.enter_context(_create(prepared.folder))
+            plan = plan_run(prepared, writer, stored, force=command.force)
+            if plan.remaining:
                 from orchestrator.running import cluster
 
                 if stored is not None:
-                    check_room(prepared, machine, made.trials)
+                    check_capacity(prepared, machine, plan.remaining)
                 if settings.address is None:
                     print("starting Ray on this machine", flush=True)
-                    here = cluster.start_local(prepared.placement, machine, dashboard=settings.dashboard)
+                    local = cluster.start_local(prepared.placement, machine, dashboard=settings.dashboard)
                     with stop.reinstalled():
-                        dashboard = stack.enter_context(here)
+                        dashboard = ray_session.enter_context(local)
                 health = _check_devices(prepared, machine, probe)
-                write_down(prepared, writer, made, arguments=arguments)
-        if not made.trials:
-            print(*made.notices, f"{made.plan.sweep} is finished: nothing to do", sep="\n")
-            _print_end(made)
-            failed = 0
+                save_plan(prepared, writer, plan, arguments=arguments)
+        failed = 0
+        if plan.remaining:
+            failed = _run_trials(prepared, plan, stop, dashboard, copy=copy, health=health, callbacks=callbacks)
         else:
-            failed = _decode(prepared, made, stop, dashboard, copy=copy, health=health, callbacks=callbacks)
+            print(*plan.notices, f"{plan.sweep} is finished: nothing to do", sep="\n")
+        _print_results(plan)
     if copy is not None:
         finish_upload(copy, failed=failed)
     return failed
 
 
+def _open_existing(folder: Path, lock: ExitStack, *, dry_run: bool) -> tuple[SweepRecord | None, StoreWriter | None]:
+    """The folder's sweep.json, read once: under the folder's lock, so that no other command changes it meanwhile."""
+    if dry_run or not (folder / "sweep.json").exists():
+        return Store(folder).read_request(), None
+    writer = lock.enter_context(StoreWriter(folder))
+    return writer.read_request(), writer
+
+
+def _create(folder: Path) -> StoreWriter:
+    writer = StoreWriter(folder)
+    if (folder / "sweep.json").exists():
+        writer.close()
+        raise InputError(f"another command started a sweep in {folder} at the same time; run this command again")
+    return writer
+
+
 def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placement) -> "tuple[Machine, Probe]":
-    """Of a joined cluster, once a node can hold an actor: its nodes now, and their devices."""
+    """Waits until a node of the joined cluster can hold an actor; the machine as it is then, and its devices."""
     from orchestrator.running import autoscaler, cluster
 
     autoscaler.wait_for_node(placement, seconds=settings.wait_for_nodes, machine=cluster.joined_machine)
@@ -97,8 +114,8 @@ def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placem
     return replace(now, growth=machine.growth if machine.growth.open_ended else now.growth, dtype=dtype), probe
 
 
-def _check_devices(prepared: Prepared, machine: Machine, probe: "Probe | None") -> NodeHealth:
-    """Checks that the model fits into the devices' memory (this machine's CPU was checked before); bad nodes."""
+def _check_devices(prepared: PreparedSweep, machine: Machine, probe: "Probe | None") -> NodeHealth:
+    """Checks that the model fits into the devices' memory, and excludes nodes whose devices do not answer."""
     from orchestrator.running import cluster
 
     placement = prepared.placement
@@ -114,9 +131,9 @@ def _check_devices(prepared: Prepared, machine: Machine, probe: "Probe | None") 
     return health
 
 
-def _decode(
-    prepared: Prepared,
-    made: SetUp,
+def _run_trials(
+    prepared: PreparedSweep,
+    plan: RunPlan,
     stop: StopSignals,
     dashboard: str | None,
     *,
@@ -126,26 +143,25 @@ def _decode(
 ) -> int:
     from orchestrator.running import cluster, driver
 
-    placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(made.trials)))
+    placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(plan.remaining)))
     fixed = prepared.settings.address is None or prepared.settings.actors is not None
     with SweepView(quiet=prepared.settings.quiet) as view, Uploader(copy, view.note):
-        for notice in made.notices:
+        for notice in plan.notices:
             view.note(notice)
         actors = f"{placement.actors} actors ({placement.each}) in {prepared.identity.dtype}"
-        view.note(f"{made.plan.sweep}: {len(made.trials):,} trials to run on {actors}")
+        view.note(f"{plan.sweep}: {len(plan.remaining):,} trials to run on {actors}")
         if dashboard is not None:
-            # A job on Slurm has the token in its environment, and prints where its user finds it.
-            asks = cluster.uses_token() and "RAY_AUTH_TOKEN" not in os.environ
-            view.note(
-                f"dashboard: http://{dashboard}" + asks * " (it asks for the token that `ray get-auth-token` prints)"
-            )
-        results = cluster.start_result_actor(made.plan, actors=placement.actors, metrics=dashboard is not None)
+            # A Slurm job has the token in its environment and prints where its user finds it.
+            needs_token = cluster.uses_token() and "RAY_AUTH_TOKEN" not in os.environ
+            hint = " (it asks for the token that `ray get-auth-token` prints)" if needs_token else ""
+            view.note(f"dashboard: http://{dashboard}{hint}")
+        results = cluster.start_result_actor(plan, actors=placement.actors, metrics=dashboard is not None)
         board = cluster.start_trial_board() if dashboard is not None else None
         failed = driver.run_all(
-            made.plan,
-            made.trials,
+            plan,
+            plan.remaining,
             results=results,
-            settings=made.worker,
+            settings=worker_settings(prepared, plan),
             placement=placement,
             view=view,
             stop=stop,
@@ -155,40 +171,39 @@ def _decode(
             callbacks=callbacks,
         )
         driver.close(results)
-    _print_end(made)
     return len(failed)
 
 
 def _load_callbacks(names: Sequence[str]) -> list[Any]:
     if not names:
         return []
-    from orchestrator.running import driver  # only now: it imports Ray Tune
+    from orchestrator.running import driver  # imports Ray Tune
 
     return driver.load_callbacks(names)
 
 
-def _print_dry_run(prepared: Prepared) -> None:
+def _print_dry_run(prepared: PreparedSweep) -> None:
     store = Store(prepared.folder)
-    there = set(store.trial_ids())
+    begun = set(store.trial_ids())
     done = {
         trial.trial_id: store.completed_documents(trial.trial_id)
         for trial in prepared.trials
-        if trial.trial_id in there
+        if trial.trial_id in begun
     }
     measured = measured_seconds(store.rows(columns=["task", "trial_id", "attempt", "batch_id", "batch_seconds"]))
-    print(*describe(prepared, done=done, measured=measured), sep="\n")
+    print(*describe_plan(prepared, done=done, measured=measured), sep="\n")
 
 
-def _print_end(made: SetUp) -> None:
-    """The table, the verdicts, the report, and last where everything is."""
-    folder = Path(made.plan.folder)
+def _print_results(plan: RunPlan) -> None:
+    """Prints the table, the verdicts, the report's path and, last, the folder."""
+    folder = Path(plan.folder)
     with SweepView() as view:
-        view.finish(stored_progress(made.plan.sweep, made.plan.trials, made.plan.wanted, Store(folder)))
+        view.finish(stored_progress(plan.sweep, plan.trials, plan.wanted, Store(folder)))
         try:
             written = write_report([folder])
             for verdict in written.verdicts:
                 view.verdict(verdict)
             print(f"report: {written.page}")
-        except InputError as error:  # one policy alone, say, has nothing to be compared with
+        except InputError as error:  # for instance, a single policy has nothing to compare with
             print(f"no report: {error}")
     print(folder)

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.core.trial import WantedDocuments
 from orchestrator.planning.machine import Machine, Placement
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.view import SweepView
 from orchestrator.running import environment
 from orchestrator.running.stop import StopSignals
@@ -35,7 +35,7 @@ class Slow(StandIn):
 def main(folder: Path) -> None:
     trials = write_begun(folder, documents=TRIALS // 9, shard=1)
     documents = {trial.shard: (f"{trial.task}/{trial.shard}",) for trial in trials}
-    plan = Plan(
+    plan = RunPlan(
         folder=str(folder),
         sweep="made-00000000",
         trials=tuple(trials),

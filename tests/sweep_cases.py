@@ -8,8 +8,8 @@ from tasks_model import write_model
 from test_tasks_sources import gsm8k_folder, write_dataset
 
 from orchestrator.core.trial import Trial
+from orchestrator.planning.run_plan import WorkerSettings
 from orchestrator.running.rows import RowContext
-from orchestrator.running.worker import WorkerSettings
 from tasks.documents import TaskOptions
 
 DOCUMENTS = 12

@@ -9,7 +9,7 @@ from made_rows import DEFAULTS
 from sweep_cases import trial
 
 from orchestrator.core.trial import Trial, WantedDocuments
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.progress import stored_progress
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.running.results import KILLED_IN_SETUP, Results
@@ -22,8 +22,8 @@ ONE, TWO = trial("k1"), trial("k2_middle")
 NODE = Node(node_id="a1", host="node-a")
 
 
-def plan_for(folder: Path, documents: tuple[str, ...] = DOCUMENTS) -> Plan:
-    return Plan(
+def plan_for(folder: Path, documents: tuple[str, ...] = DOCUMENTS) -> RunPlan:
+    return RunPlan(
         folder=str(folder), sweep="s-1", trials=(ONE, TWO), wanted=WantedDocuments(by_shard={"gsm8k": {0: documents}})
     )
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from tasks_model import write_model
 
-from orchestrator.planning.dry_run import describe, duration, size
 from orchestrator.planning.estimate import (
     ROW,
     ROW_WHILE_RUNNING,
@@ -19,15 +18,18 @@ from orchestrator.planning.estimate import (
     TRIAL,
     Work,
     disk_needed,
+    format_bytes,
     measured_seconds,
     memory_needed,
     parameters,
+    rough_duration,
     rough_pass_seconds,
     seconds_needed,
 )
 from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.machine import Placement
-from orchestrator.planning.prepared import Prepared, PreparedTask
+from orchestrator.planning.prepared import PreparedSweep, PreparedTask
+from orchestrator.planning.run_plan import describe_plan
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.files import encode_table
 from orchestrator.store.schema import ARROW_COPY, ROWS
@@ -135,7 +137,7 @@ def test_seconds_are_wall_time_of_batches() -> None:
     assert measured_seconds(ROWS.empty_table()) == {}
 
 
-def prepared(documents: int, tmp_path: Path, **changes: Any) -> Prepared:
+def prepared(documents: int, tmp_path: Path, **changes: Any) -> PreparedSweep:
     task = Task(
         spec=CATALOG["gsm8k"],
         options=TaskOptions(),
@@ -163,9 +165,9 @@ def prepared(documents: int, tmp_path: Path, **changes: Any) -> Prepared:
         shard_size=1,
     )
     shards = {document.doc_id: place for place, document in enumerate(task.documents)}
-    return Prepared(
+    return PreparedSweep(
         settings=settings,
-        asked=settings,
+        requested=settings,
         files=find_model(str(write_model(tmp_path))),
         tasks={"gsm8k": PreparedTask(task=task, shards=shards, limit=settings.limit)},
         identity=identity,
@@ -176,14 +178,14 @@ def prepared(documents: int, tmp_path: Path, **changes: Any) -> Prepared:
 
 def test_a_dry_run_says_what_there_is_to_do(tmp_path: Path) -> None:
     ready = prepared(10, tmp_path, limit=4)
-    lines = describe(ready)
+    lines = describe_plan(ready)
     assert lines[:2] == ["a notice", "folder     /results/x"]
     text = "\n".join(lines)
     assert "gsm8k: 4 of 10 documents, 4 shards, 36 rows to do" in text
     assert "36 to do of 36, 36 rows" in text
     assert "a rough guess (no more than 256 tokens an answer" in text
     done = {trial.trial_id: set(ready.documents(trial)) for trial in ready.trials[:30]}
-    text = "\n".join(describe(ready, done=done, measured={"gsm8k": 100.0}))
+    text = "\n".join(describe_plan(ready, done=done, measured={"gsm8k": 100.0}))
     assert "6 to do of 36, 6 rows" in text
     assert "about 5 minutes, from the rows that are there" in text
 
@@ -201,20 +203,20 @@ def test_work_that_is_half_done(tmp_path: Path) -> None:
 def test_a_hundred_thousand_trials_are_described_quickly(tmp_path: Path) -> None:
     ready = prepared(11_200, tmp_path)
     began = time.process_time()
-    lines = describe(ready, done={trial.trial_id: {"x"} for trial in ready.trials[::2]})
+    lines = describe_plan(ready, done={trial.trial_id: {"x"} for trial in ready.trials[::2]})
     assert time.process_time() - began < 10
     assert any("100,800 to do of 100,800" in line for line in lines)
 
 
 def test_sizes_and_durations_for_people() -> None:
-    assert [size(n) for n in (5, 2_048, 5 * 2**20, 3 * 2**30, 2**42)] == [
+    assert [format_bytes(n) for n in (5, 2_048, 5 * 2**20, 3 * 2**30, 2**42)] == [
         "5 bytes",
         "2 KiB",
         "5 MiB",
         "3 GiB",
         "4.0 TiB",
     ]
-    assert [duration(n) for n in (5, 119, 120, 7_200, 200_000)] == [
+    assert [rough_duration(n) for n in (5, 119, 120, 7_200, 200_000)] == [
         "5 seconds",
         "119 seconds",
         "2 minutes",

@@ -11,8 +11,17 @@ import pytest
 
 from orchestrator.core.errors import InputErrors
 from orchestrator.core.hardware import Device, common_dtype
-from orchestrator.planning.machine import FULL_MODEL, Growth, Machine, Nodes, Placement, notice_of, place, resolve_model
-from orchestrator.planning.room import check_devices
+from orchestrator.planning.checks import check_devices
+from orchestrator.planning.machine import (
+    FULL_MODEL,
+    Growth,
+    Machine,
+    Nodes,
+    Placement,
+    describe_auto_model,
+    place,
+    resolve_model,
+)
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 
@@ -53,7 +62,7 @@ def test_auto_is_the_full_model_where_gpus_are_or_may_come() -> None:
 def notices(machine: Machine, **changes: Any) -> list[str]:
     """Of a sweep for which no model was named."""
     asked = SweepSettings(tasks=("gsm8k",), address=changes.pop("address", None))
-    return notice_of(asked, replace(asked, **changes), machine)
+    return describe_auto_model(asked, replace(asked, **changes), machine)
 
 
 def test_auto_is_the_bundled_model_on_a_bare_machine_and_a_notice_names_it() -> None:
@@ -66,7 +75,7 @@ def test_auto_is_the_bundled_model_on_a_bare_machine_and_a_notice_names_it() -> 
     (notice,) = notices(BARE, model="tiny", data="hub")
     assert "on documents from the Hub or its cache" in notice
     named = SweepSettings(tasks=("gsm8k",), model="tiny")
-    assert notice_of(named, named, BARE) == [], "it was named"
+    assert describe_auto_model(named, named, BARE) == [], "it was named"
     assert notices(BARE, model="owner/name") == [], "it is the one the sweep began with"
 
 

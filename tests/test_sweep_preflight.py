@@ -13,21 +13,20 @@ from tasks_model import write_model
 from test_tasks_model import mmlu_row
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-import orchestrator.planning.room
+import orchestrator.planning.checks
 import sampler.loading
-from orchestrator.planning.fingerprint import PIECE, WHOLE, folder_revision
+from orchestrator.planning.checks import SAMPLE_BYTES, WHOLE_FILE_BYTES, check_capacity, folder_revision
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare, sweep_folder
-from orchestrator.planning.prepared import Prepared, default_name
-from orchestrator.planning.request import combine
-from orchestrator.planning.room import check_room
+from orchestrator.planning.prepared import PreparedSweep, default_name
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import combine
 from orchestrator.store.schema import DOCUMENTS
 from sampler import InputError
 from tasks.task import open_task
 
 TWO = Machine(nodes=(Nodes(resources={"CPU": 2}),))
-Prepare = Callable[..., Prepared]
+Prepare = Callable[..., PreparedSweep]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prepared(model: Path, data: Path, tmp_path: Path) -> Prepare:
-    def prepared(machine: Machine = TWO, stored: Any = None, **changes: Any) -> Prepared:
+    def prepared(machine: Machine = TWO, stored: Any = None, **changes: Any) -> PreparedSweep:
         common = {"tasks": ("gsm8k",), "model": str(model), "data": str(data), "max_new_tokens": 64}
         settings = SweepSettings(**{**common, "out": str(tmp_path / "out"), **changes})
         return prepare(settings, machine, stored)
@@ -65,7 +64,7 @@ def test_a_prepared_sweep(prepared: Prepare, model: Path, data: Path, tmp_path: 
     assert (ready.identity.model, ready.identity.depth, ready.identity.subset_size) == ("small", 6, 2)
     assert (ready.identity.dtype, ready.identity.data) == ("float32", "folder")
     assert ready.identity.datasets.keys() == {"gsm8k", "mmlu_anatomy"}
-    assert ready.folder == tmp_path / "out" / "small" == sweep_folder(ready.asked, TWO)
+    assert ready.folder == tmp_path / "out" / "small" == sweep_folder(ready.requested, TWO)
     assert (ready.placement.actors, ready.notices) == (2, ())
     assert len(ready.trials) == 3 * 9 * 2 + 3 * 9, "options are scored whatever the threshold"
     assert [len(ids) for ids in ready.tasks["gsm8k"].by_shard.values()] == [5, 5, 2]
@@ -184,7 +183,7 @@ def _no_network(*_: Any, **__: Any) -> None:
 def test_tasks_that_cannot_be_had_are_left_out_on_request(prepared: Prepare) -> None:
     ready = prepared(tasks=("mmlu_virology", "gsm8k", "humaneval"), skip_unavailable=True)
     assert ready.settings.tasks == ("gsm8k",)
-    assert ready.request()["settings"]["tasks"] == ["gsm8k"]
+    assert ready.record()["settings"]["tasks"] == ["gsm8k"]
     assert {trial.task for trial in ready.trials} == {"gsm8k"}
     assert len(ready.notices) == 2
     assert all(notice.startswith("left out: ") for notice in ready.notices)
@@ -240,15 +239,15 @@ def test_a_folder_that_ray_deletes_with_its_job(
 
 
 def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = combine(None, prepared().request())
+    stored = combine(None, prepared().record())
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(orchestrator.planning.room.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(orchestrator.planning.checks.shutil, "disk_usage", lambda _: usage)
     (sentence,) = sentences(prepared)
     assert "MiB are needed there and 1000 bytes are free; name another folder, or a smaller --limit" in sentence
     going_on = prepared(stored=stored)  # what it needs depends on what is left
     with pytest.raises(InputError, match="about 1 MiB are needed there and 1000 bytes are free"):
-        check_room(going_on, TWO, going_on.trials[:1])
-    check_room(going_on, TWO, [])
+        check_capacity(going_on, TWO, going_on.trials[:1])
+    check_capacity(going_on, TWO, [])
 
 
 def test_a_model_that_memory_cannot_hold(prepared: Prepare) -> None:
@@ -267,9 +266,9 @@ def test_a_model_that_memory_cannot_hold(prepared: Prepare) -> None:
 
 
 def test_what_the_folder_says_is_compared(prepared: Prepare) -> None:
-    stored = combine(None, prepared(limit=5).request())
+    stored = combine(None, prepared(limit=5).record())
     again = prepared(stored=stored, limit=5)
-    assert combine(stored, again.request()) == stored
+    assert combine(stored, again.record()) == stored
     assert prepared(stored=stored, policies=("k2_all",)).settings.policies == ("k2_all",)
     told = sentences(prepared, stored=stored, batch_size=2, shard_size=7, small_block=(5,))
     assert any("--batch-size 1 (now 2), --shard-size 50 (now 7)" in line for line in told)
@@ -284,12 +283,12 @@ def test_what_auto_means_for_dtype(prepared: Prepare) -> None:
     assert sentences(prepared, machine=gpu, gpus_per_actor=0.0, dtype="float16") == [
         "--dtype float16 is not supported on a CPU: float32 and bfloat16 are allowed"
     ]
-    stored = prepared(gpu).request()
+    stored = prepared(gpu).record()
     assert prepared(stored=stored).identity.dtype == "bfloat16", "as the sweep began"
 
 
 def test_auto_continues_with_the_model_there_was(prepared: Prepare) -> None:
-    stored = combine(None, prepared().request())
+    stored = combine(None, prepared().record())
     again = prepared(stored=stored, model="auto", data="auto", name="small")
     assert again.identity == prepared().identity
     assert again.notices == ()
@@ -298,7 +297,7 @@ def test_auto_continues_with_the_model_there_was(prepared: Prepare) -> None:
 def test_other_weights_in_the_same_folder_are_another_model(prepared: Prepare, model: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere" / "small"
     shutil.copytree(model, moved)
-    stored = prepared().request()
+    stored = prepared().record()
     assert prepared(model=str(moved), stored=stored).identity == prepared().identity, "wherever it lies"
     write_model(moved, seed=1)
     (sentence,) = sentences(prepared, model=str(moved), stored=stored)
@@ -307,15 +306,15 @@ def test_other_weights_in_the_same_folder_are_another_model(prepared: Prepare, m
 
 def test_a_large_file_is_sampled(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes(bytes(WHOLE + 3 * PIECE))
+    path.write_bytes(bytes(WHOLE_FILE_BYTES + 3 * SAMPLE_BYTES))
     first = folder_revision(tmp_path)
     assert folder_revision(tmp_path) == first
-    for place in (0, WHOLE + 3 * PIECE - 1):
-        changed = bytearray(WHOLE + 3 * PIECE)
+    for place in (0, WHOLE_FILE_BYTES + 3 * SAMPLE_BYTES - 1):
+        changed = bytearray(WHOLE_FILE_BYTES + 3 * SAMPLE_BYTES)
         changed[place] = 1
         path.write_bytes(changed)
         assert folder_revision(tmp_path) != first
-    path.write_bytes(bytes(WHOLE + 4 * PIECE))
+    path.write_bytes(bytes(WHOLE_FILE_BYTES + 4 * SAMPLE_BYTES))
     assert folder_revision(tmp_path) != first
 
 
@@ -327,7 +326,7 @@ def test_relative_folders_are_named_in_full(
     assert ready.settings.model == str(model)
     assert ready.settings.data == str(data)
     assert ready.folder == model.parent / "out" / "small"
-    assert ready.asked.model == "small"
+    assert ready.requested.model == "small"
 
 
 @pytest.mark.parametrize(

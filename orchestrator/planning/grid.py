@@ -6,24 +6,14 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.core.configuration import Configuration, grid
 from orchestrator.core.trial import Trial
 from orchestrator.planning.settings import SweepSettings
+from tasks.documents import Document
 
 SUBJECT_RUN_LENGTH = 8  # consecutive documents of one subject: they share few-shot examples, which are prefilled once
-
-
-class Document(Protocol):
-    """The part of tasks.documents.Document that sharding needs; importing that module takes seconds."""
-
-    @property
-    def doc_id(self) -> str: ...
-    @property
-    def subtask(self) -> str: ...
-    @property
-    def index(self) -> int: ...  # within its subtask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +54,7 @@ class SweepIdentity:
         return {**common, "task": task, "datasets": dict(self.datasets[task])}
 
 
-def assign_shards(documents: "Sequence[Document]", shard_size: int) -> dict[str, int]:
+def assign_shards(documents: Sequence[Document], shard_size: int) -> dict[str, int]:
     """The shard of each document, for all documents of a task (or a sample of them).
 
     Subjects take turns, a few documents each. So the first documents of every subject, which --limit selects, fill the

@@ -117,16 +117,18 @@ def resolve_model(model: str, machine: Machine, address: str | None) -> str:
     )
 
 
-def notice_of(asked: SweepSettings, settings: SweepSettings, machine: Machine) -> list[str]:
+def describe_auto_model(requested: SweepSettings, settings: SweepSettings, machine: Machine) -> list[str]:
     """A line for a sweep without --model: which one it is, and why."""
-    if asked.model != "auto" or settings.model not in (BUNDLED_MODEL, FULL_MODEL):
+    if requested.model != "auto" or settings.model not in (BUNDLED_MODEL, FULL_MODEL):
         return []
     known = {"bundled": "the bundled documents", "hub": "documents from the Hub or its cache"}
     documents = known.get(settings.data, f"documents from {settings.data}")
     if settings.model == BUNDLED_MODEL:
         why = f"no GPU here (torch {torch.__version__} finds none)"
         return [f"{why}: running the small bundled model on {documents}; --model {FULL_MODEL} runs the real one"]
-    return [f"{gpus_of(machine, asked.address)}: running {FULL_MODEL} on {documents}; --model tiny runs the small one"]
+    return [
+        f"{gpus_of(machine, requested.address)}: running {FULL_MODEL} on {documents}; --model tiny runs the small one"
+    ]
 
 
 def gpus_of(machine: Machine, address: str | None) -> str:

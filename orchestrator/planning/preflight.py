@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong with a sweep before a model is loaded, all of it at once. No Ray."""
+"""Prepares a sweep and reports, all at once, everything that is wrong with it before a model is loaded."""
 
 import os
 from collections.abc import Mapping
@@ -8,36 +8,42 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import Problems
-from orchestrator.planning.fingerprint import folder_revision
-from orchestrator.planning.fits import check_model
+from orchestrator.planning.checks import check_capacity, check_model, folder_revision, nearest_existing
 from orchestrator.planning.grid import SweepIdentity, assign_shards
-from orchestrator.planning.machine import FULL_MODEL, Machine, Placement, gpus_of, notice_of, place, resolve_model
-from orchestrator.planning.prepared import Prepared, PreparedTask, default_name, task_options
-from orchestrator.planning.request import Request, adopt, combine
-from orchestrator.planning.room import check_room, existing
+from orchestrator.planning.machine import (
+    FULL_MODEL,
+    Machine,
+    Placement,
+    describe_auto_model,
+    gpus_of,
+    place,
+    resolve_model,
+)
+from orchestrator.planning.prepared import PreparedSweep, PreparedTask, default_name, task_options
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved, combine
 from sampler import InputError
 from sampler.loading import ModelFiles, find_model
 from sampler.policy import checked_subset_size
 from tasks.sources import resolve_data
 from tasks.task import open_task
 
-UPLOADED = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directories of jobs
-STAND_IN = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # so that checks go on
+JOB_DIRECTORY = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directory of a job
+FALLBACK_PLACEMENT = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # after an error
 
 
-def prepare(settings: SweepSettings, machine: Machine, stored: Request | None = None) -> Prepared:
-    """A sweep that can begin; or every reason why not, in one InputError. `stored` is the folder's sweep.json."""
+def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | None = None) -> PreparedSweep:
+    """A sweep that can start, or one InputError with every reason why not. `stored` is the folder's sweep.json."""
     problems = Problems()
     notices: list[str] = []
-    asked, settings = settings, _named(adopt(settings, stored))
+    requested, settings = settings, _with_absolute_paths(adopt_resolved(settings, stored))
     files: ModelFiles | None = None
-    placement = STAND_IN
+    placement = FALLBACK_PLACEMENT
     with problems.collect():
         model = resolve_model(settings.model, machine, settings.address)
         settings = replace(settings, model=model, data=resolve_data(settings.data, model))
-        notices += notice_of(asked, settings, machine)
-        files = _find_model(asked, settings, machine)
+        notices += describe_auto_model(requested, settings, machine)
+        files = _find_model(requested, settings, machine)
     with problems.collect():
         placement = place(settings, machine)
     with problems.collect():
@@ -49,29 +55,29 @@ def prepare(settings: SweepSettings, machine: Machine, stored: Request | None = 
     opened = _open(settings, stored, problems, notices)
     if files is not None:
         check_model(settings, files, opened, problems)
-    prepared: Prepared | None = None
+    prepared: PreparedSweep | None = None
     if files is not None and opened:
         with problems.collect():
-            prepared = Prepared(
+            prepared = PreparedSweep(
                 settings=replace(settings, tasks=tuple(opened)),
-                asked=asked,
+                requested=requested,
                 files=files,
                 tasks=opened,
                 identity=_identity(settings, files, opened),
                 placement=placement,
                 notices=tuple(notices),
             )
-            combine(stored, prepared.request(), folder=str(prepared.folder))
-            if stored is None:  # of one that goes on it is asked when it is known what is left
-                check_room(prepared, machine, prepared.trials)
+            combine(stored, prepared.record(), folder=str(prepared.folder))
+            if stored is None:  # an existing sweep is checked when it is known what remains
+                check_capacity(prepared, machine, prepared.trials)
     problems.check()
     assert prepared is not None
     return prepared
 
 
 def sweep_folder(settings: SweepSettings, machine: Machine) -> Path:
-    """Where the sweep lies or will lie; asked before its sweep.json can be read, so before `prepare`."""
-    settings = _named(settings)
+    """The sweep's folder, which must be known before `prepare` because its sweep.json is read first."""
+    settings = _with_absolute_paths(settings)
     name = settings.name
     if name is None:
         model = resolve_model(settings.model, machine, settings.address)
@@ -79,19 +85,19 @@ def sweep_folder(settings: SweepSettings, machine: Machine) -> Path:
     return Path(settings.out) / name
 
 
-def _find_model(asked: SweepSettings, settings: SweepSettings, machine: Machine) -> ModelFiles:
-    """Whoever named none is told why it is this one, and what runs without it."""
+def _find_model(requested: SweepSettings, settings: SweepSettings, machine: Machine) -> ModelFiles:
+    """If --model was not given, an error also explains why this model was chosen."""
     try:
         return find_model(settings.model, weights=False)
     except InputError as error:
-        if asked.model != "auto" or settings.model != FULL_MODEL:
+        if requested.model != "auto" or settings.model != FULL_MODEL:
             raise
-        why = f"--model auto means it ({gpus_of(machine, asked.address)})"
-        raise InputError(f"{error}; {why}, --model tiny runs the small bundled one without a network") from None
+        why = f"--model auto selected it ({gpus_of(machine, requested.address)})"
+        raise InputError(f"{error}; {why}, --model tiny runs the small bundled model without a network") from None
 
 
-def _named(settings: SweepSettings) -> SweepSettings:
-    """With folders by their full names: actors have working directories of their own."""
+def _with_absolute_paths(settings: SweepSettings) -> SweepSettings:
+    """Actors have other working directories."""
     changes: dict[str, Any] = {"out": os.path.abspath(os.path.expanduser(settings.out))}
     for name in ("model", "data"):
         path = os.path.expanduser(getattr(settings, name))
@@ -102,13 +108,13 @@ def _named(settings: SweepSettings) -> SweepSettings:
 
 def _check_dtype(settings: SweepSettings, machine: Machine) -> None:
     if settings.dtype == "float16" and (machine.most("GPU") == 0 or settings.gpus_per_actor == 0):
-        raise InputError("--dtype float16 is not supported on a CPU: float32 and bfloat16 are allowed")
+        raise InputError("--dtype float16 is not supported on a CPU: use float32 or bfloat16")
 
 
 def _open(
-    settings: SweepSettings, stored: Request | None, problems: Problems, notices: list[str]
+    settings: SweepSettings, stored: SweepRecord | None, problems: Problems, notices: list[str]
 ) -> dict[str, PreparedTask]:
-    """The tasks that can be had; one that cannot is a problem, or a notice if it may be left out."""
+    """Opens the tasks; an unavailable one is a problem, or with --skip-unavailable a notice."""
     known = stored["identity"] if stored is not None else {"data": None, "datasets": {}}
     options = task_options(settings, known["datasets"] if known["data"] == "hub" else {})
     opened: dict[str, PreparedTask] = {}
@@ -121,7 +127,7 @@ def _open(
         except InputError as error:
             unavailable += error.sentences
     if settings.skip_unavailable and opened:
-        notices += [f"left out: {sentence}" for sentence in unavailable]
+        notices += [f"skipped: {sentence}" for sentence in unavailable]
     else:
         problems.sentences += unavailable
     return opened
@@ -148,13 +154,13 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
 
 
 def _check_folder(out: Path) -> None:
-    if any(pair == UPLOADED for pair in pairwise(out.resolve().parts)):
+    if any(pair == JOB_DIRECTORY for pair in pairwise(out.resolve().parts)):
         raise InputError(
             "--out must be outside the working directory that `ray job submit` uploads, because Ray deletes it after "
             f"the job: give an absolute path such as --out /data/results (got {out})"
         )
-    nearest = existing(out)
+    nearest = nearest_existing(out)
     if not nearest.is_dir():
-        raise InputError(f"--out {out}: {nearest} is a file; a folder is allowed")
+        raise InputError(f"--out {out}: {nearest} is a file, not a directory")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: {nearest} cannot be written to; a folder of your own is allowed")
+        raise InputError(f"--out {out}: {nearest} is not writable; choose a directory that is")

@@ -1,5 +1,6 @@
-"""A sweep that is ready to begin: its model found, its tasks opened, its trials planned. Decides nothing more."""
+"""A sweep that is ready to start: model found, tasks opened, trials planned."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,8 +13,8 @@ from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
 from orchestrator.planning.estimate import Work, memory_needed, parameters
 from orchestrator.planning.grid import SweepIdentity, plan_trials
 from orchestrator.planning.machine import Placement
-from orchestrator.planning.request import ask
-from orchestrator.planning.settings import NAME, SweepSettings
+from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import new_record
 from orchestrator.store.schema import DOCUMENTS
 from sampler.loading import ModelFiles
 from sampler.tiny import BUNDLED_MODEL
@@ -24,15 +25,15 @@ from tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask:
-    """A task opened without a limit, and which of its documents are wanted."""
+    """A task opened without --limit, and which of its documents are wanted."""
 
     task: Task
-    shards: Mapping[str, int]  # of every document, in the order they are run
+    shards: Mapping[str, int]  # by document id, in the order they are run
     limit: int | None
 
     @cached_property
     def wanted(self) -> tuple[Document, ...]:
-        """The first of each subject, in the task's order."""
+        """The first `limit` of each subject, in the task's order."""
         return tuple(self.within(self.limit))
 
     @cached_property
@@ -45,7 +46,7 @@ class PreparedTask:
         return [document for document in self.task.documents if limit is None or document.index < limit]
 
     def table(self, limit: int | None) -> pa.Table:
-        """The documents that a limit takes, as people read them."""
+        """The documents within a limit, for documents/<task>.parquet."""
         described = [self.task.describe(document) for document in self.within(limit)]
         return pa.Table.from_pylist(
             [
@@ -60,13 +61,13 @@ class PreparedTask:
 
     @property
     def tokens(self) -> int:
-        """The most an answer may have; 0 where options are scored."""
+        """Maximum per answer; 0 if options are scored."""
         if self.task.kind == LOGLIKELIHOOD:
             return 0
         return self.task.options.max_new_tokens or self.task.spec.max_new_tokens or 256
 
     def facts(self) -> dict[str, Any]:
-        """As sweep.json holds them."""
+        """As sweep.json stores them."""
         return {
             "kind": self.task.kind,
             "primary": self.task.primary,
@@ -78,11 +79,14 @@ class PreparedTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """`settings` name everything (no auto, full paths, only tasks that can be had); `asked` are those given."""
+class PreparedSweep:
+    """Created by `preflight.prepare`; read by `plan_run`, the estimates and the checks.
+
+    `settings` are resolved: no auto, absolute paths, only available tasks. `requested` are the user's.
+    """
 
     settings: SweepSettings
-    asked: SweepSettings
+    requested: SweepSettings
     files: ModelFiles
     tasks: Mapping[str, PreparedTask]
     identity: SweepIdentity
@@ -99,23 +103,23 @@ class Prepared:
 
     @property
     def model_source(self) -> str:
-        """What every actor loads: the same commit, wherever the Hub's newest is by then."""
+        """What every actor loads: a pinned commit, even if the Hub has a newer one by then."""
         from_hub = self.files.revision is not None and self.files.source != BUNDLED_MODEL
         return f"{self.identity.model}@{self.files.revision}" if from_hub else self.settings.model
 
     @property
     def options(self) -> TaskOptions:
-        """How every actor opens the tasks: the documents that were found here, whatever the Hub's newest are."""
+        """How every actor opens the tasks: with the dataset revisions found here."""
         return task_options(self.settings, self.identity.datasets if self.identity.data == "hub" else {})
 
     @property
     def memory(self) -> int:
-        """Bytes that a model and its caches take on an actor's device."""
+        """Bytes that the model and its caches need on an actor's device."""
         return memory_needed(self.files.config, self.identity.dtype, batch_size=self.settings.batch_size)
 
     @property
-    def running(self) -> int:
-        """Rows of trials that are not finished at a time."""
+    def rows_in_progress(self) -> int:
+        """Rows of unfinished trials at any time."""
         return self.placement.actors * self.settings.shard_size
 
     @cached_property
@@ -131,7 +135,7 @@ class Prepared:
     def work(
         self, done: Mapping[str, Collection[str]] | None = None, *, trials: Sequence[Trial] | None = None
     ) -> dict[str, Work]:
-        """What is left of these trials, or of all, given the documents that trials already have rows of."""
+        """What remains of these trials (default: all), given the documents that already have rows, by trial id."""
         done = done or {}
         count, rows = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
         for trial in self.trials if trials is None else trials:
@@ -144,22 +148,22 @@ class Prepared:
             name: Work(trials=count[name], rows=rows[name], tokens=task.tokens) for name, task in self.tasks.items()
         }
 
-    def request(self) -> dict[str, Any]:
-        """What sweep.json is to say."""
+    def record(self) -> dict[str, Any]:
+        """What sweep.json says about this command."""
         model = {
             "source": self.settings.model,
             "revision": self.identity.model_revision,
             "depth": self.identity.depth,
             "parameters": parameters(self.files.config),
-            "layer_weights": list(self.files.config.layer_weights),  # of attention, and of the MLP
+            "layer_weights": list(self.files.config.layer_weights),  # of attention and of the MLP
         }
         facts = {name: task.facts() for name, task in self.tasks.items()}
-        asked = replace(self.asked, tasks=tuple(self.tasks))
-        return ask(settings=asked, identity=self.identity, model=model, tasks=facts)
+        requested = replace(self.requested, tasks=tuple(self.tasks))
+        return new_record(settings=requested, identity=self.identity, model=model, tasks=facts)
 
 
 def task_options(settings: SweepSettings, datasets: Mapping[str, Mapping[str, str]]) -> TaskOptions:
-    """Without the limit, which decides nothing but how many documents are run. `datasets`: commits, by task."""
+    """Without the limit, which only decides how many documents are run. `datasets`: revisions by task."""
     pinned = {dataset: commit for revisions in datasets.values() for dataset, commit in revisions.items()}
     return TaskOptions(
         data=settings.data,
@@ -175,7 +179,6 @@ def task_options(settings: SweepSettings, datasets: Mapping[str, Mapping[str, st
 
 
 def default_name(model: str) -> str:
-    """A folder for a model's sweep, if no name is given."""
-    last = model.rpartition("/")[2]
-    name = "".join(character if NAME.fullmatch(f"a{character}") else "-" for character in last).lstrip("._+-")
+    """The folder name of a sweep without --name."""
+    name = re.sub(r"[^A-Za-z0-9._+-]", "-", model.rpartition("/")[2]).lstrip("._+-")
     return name[:100] or "sweep"

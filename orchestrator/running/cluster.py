@@ -23,10 +23,10 @@ from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.core.hardware import Device, common_dtype, visible_devices
-from orchestrator.planning.dry_run import size
+from orchestrator.planning.checks import check_devices
+from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.machine import Machine, Nodes, Placement, Resources
-from orchestrator.planning.plan import Plan
-from orchestrator.planning.room import check_devices
+from orchestrator.planning.run_plan import RunPlan
 from orchestrator.running.autoscaler import AutoscalerReport, Prospect, print_now, read_growth, read_report
 from orchestrator.running.dashboard import MAX_TRIALS, TrialBoard
 from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, TUNE_VARIABLES
@@ -257,12 +257,12 @@ def check_device_memory(
         note(f"warning: {warning}")
     for node, device in {device.node: device for device in small}.items():
         note(
-            f"warning: {node} is too small for an actor, which needs about {size(needed)} of memory "
-            f"({device.name} has {size(device.free)} free of {size(device.total)})"
+            f"warning: {node} is too small for an actor, which needs about {format_bytes(needed)} of memory "
+            f"({device.name} has {format_bytes(device.free)} free of {format_bytes(device.total)})"
         )
 
 
-def start_result_actor(plan: Plan, *, actors: int, metrics: bool) -> Any:
+def start_result_actor(plan: RunPlan, *, actors: int, metrics: bool) -> Any:
     """Starts the result actor on this node, where the sweep's directory is. Ray restarts it if it dies."""
     results = (
         ray.remote(Results)

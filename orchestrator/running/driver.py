@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from orchestrator.core.trial import Trial, TrialKey, trial_key
 from orchestrator.planning.machine import Placement
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.progress import Progress
 from orchestrator.progress.view import SweepView, duration
 from orchestrator.running.autoscaler import describe_shortage
@@ -126,7 +126,7 @@ def run_trials(
     return watch.not_done
 
 
-def run_all(plan: Plan, trials: Sequence[Trial], *, results: Any, view: SweepView, **how: Any) -> set[str]:
+def run_all(plan: RunPlan, trials: Sequence[Trial], *, results: Any, view: SweepView, **how: Any) -> set[str]:
     """`run_trials`, again for trials whose rows were found corrupted after they had ended; ids of those not done."""
     not_done: set[str] = set()
     reported: set[str] = set()

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from orchestrator.core.totals import COLUMNS, trial_sums
 from orchestrator.core.trial import Trial, TrialKey
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.progress import Progress, stored_totals
 from orchestrator.running.dashboard import SweepMetrics
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
@@ -49,7 +49,7 @@ class WorkerFailure:
 class Results:
     """One sweep's folder, open for writing. Methods may be called from several threads."""
 
-    def __init__(self, plan: Plan, *, actors: int, metrics: bool = False) -> None:
+    def __init__(self, plan: RunPlan, *, actors: int, metrics: bool = False) -> None:
         self._plan, self._actors = plan, actors
         self._trials = {trial.trial_id: trial for trial in plan.trials}
         self._by_key = {trial.key: trial for trial in plan.trials}

@@ -9,7 +9,7 @@ import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -19,15 +19,16 @@ import torch
 
 from orchestrator.core import hardware, provenance
 from orchestrator.core.trial import Trial
-from orchestrator.planning.dry_run import size
-from orchestrator.planning.fingerprint import folder_revision
+from orchestrator.planning.checks import folder_revision
+from orchestrator.planning.estimate import format_bytes
+from orchestrator.planning.run_plan import WorkerSettings
 from orchestrator.running.rows import Device, RowContext, batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.errors import UnavailableError
 from sampler.loading import ModelFiles, find_model, pick_device
 from sampler.measure import warm_up
 from sampler.text import encode
-from tasks.documents import Document, TaskOptions
+from tasks.documents import Document
 from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
 from tasks.task import Task, open_task
 
@@ -93,28 +94,6 @@ class Calibrator:
         self._ended = self._clock()
         self._samples.append((tokens, self._ended - began))
         self._taken += 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerSettings:
-    """What one sweep's workers have in common. `dtype` is resolved: all of them compute alike."""
-
-    model: str
-    revision: str | None = None  # of the model that the sweep was planned with; None: any
-    dtype: str
-    options: TaskOptions
-    calibration_task: str
-    device: str = "auto"
-    subset_size: int | None = None
-    batch_size: int = 1
-    threads: int | None = None  # None leaves torch's choice
-    datasets: Mapping[str, Mapping[str, str]] | None = None  # by task: the revisions that the sweep was planned with
-    memory: int = 0  # bytes of the device that a model and its caches will take
-    timeout: float = 600.0  # seconds after which a worker that hangs is ended
-
-    def __post_init__(self) -> None:
-        assert self.dtype != "auto", "the dtype is chosen once for a sweep, not by each worker"
-        assert self.options.limit is None, "a worker sees all documents; which are wanted is said with each trial"
 
 
 class Worker:
@@ -301,9 +280,10 @@ def reports_out_of_memory(needed: int, free: int | None) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
-        available = "" if free is None else f" and {size(free)} were free"
+        available = "" if free is None else f" and {format_bytes(free)} were free"
         raise InputError(
-            f"the GPU on this node is too small: the model and its caches need about {size(needed)}{available}; "
+            "the GPU on this node is too small: the model and its caches need about "
+            f"{format_bytes(needed)}{available}; "
             "use a smaller --batch-size, fewer actors per GPU or a larger GPU"
         ) from None
 

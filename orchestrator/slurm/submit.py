@@ -17,8 +17,8 @@ from pathlib import Path
 from orchestrator.core.errors import Problems
 from orchestrator.planning.machine import Machine, Nodes, resolve_model
 from orchestrator.planning.preflight import prepare
-from orchestrator.planning.request import Request, adopt
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved
 from orchestrator.slurm.job import Job, directives_of, script_of, seconds
 from orchestrator.store import Store
 from orchestrator.store.reader import SLURM_FOLDER
@@ -199,9 +199,9 @@ def _reason(output: str) -> str:
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@.+)?")
 
 
-def check_sweep(settings: SweepSettings, machine: Machine, stored: Request | None) -> None:
+def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord | None) -> None:
     """Raises an InputError with every problem found. `stored` is the sweep.json of the directory, if there is one."""
-    adopted = adopt(settings, stored)
+    adopted = adopt_resolved(settings, stored)
     model = os.path.expanduser(resolve_model(adopted.model, machine, adopted.address))
     data = os.path.expanduser(resolve_data(adopted.data, model))
     if _is_local(model) and data != "hub":

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.machine import Machine, Placement
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.run_plan import RunPlan
 from orchestrator.planning.settings import PolicyGrid
 from orchestrator.progress.view import SweepView
 from orchestrator.running import environment
@@ -45,11 +45,11 @@ def crowd(folder: Path, *, actors: int = 64) -> list[Figure]:
     return _figures(Store(Path(plan.folder)), actors, time.perf_counter() - began)
 
 
-def _plan(folder: Path, actors: int) -> Plan:
+def _plan(folder: Path, actors: int) -> RunPlan:
     policies = PolicyGrid().policies
     trials = write_begun(folder, documents=-(-actors * TRIALS // len(policies)) * SHARD, shard=SHARD)
     documents = {trial.shard: _ids(trial) for trial in trials}
-    return Plan(
+    return RunPlan(
         folder=str(folder),
         sweep="made-00000000",
         trials=tuple(trials),

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,11 +10,11 @@ from made_rows import DEFAULTS
 from sweep_cases import DOCUMENTS, write_case
 
 from orchestrator.cli.flags import parse_sweep
-from orchestrator.planning.fingerprint import folder_revision
+from orchestrator.planning.checks import folder_revision
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare
-from orchestrator.planning.prepared import Prepared
-from orchestrator.planning.setting_up import SetUp, set_up, write_down
+from orchestrator.planning.prepared import PreparedSweep
+from orchestrator.planning.run_plan import RunPlan, plan_run, save_plan, worker_settings
 from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import ROWS
 from sampler import InputError
@@ -47,17 +46,18 @@ def common(root: Path, tmp_path: Path) -> list[str]:
     ]
 
 
-def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[Prepared, SetUp]:
+def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[PreparedSweep, RunPlan]:
     """As the command does it; with `finish`, all that is to do is done."""
     command = parse_sweep(list(arguments))
     folder = Path(command.settings.out) / "s"
-    prepared = prepare(command.settings, MACHINE, Store(folder).read_request())
+    stored = Store(folder).read_request()
+    prepared = prepare(command.settings, MACHINE, stored)
     with StoreWriter(prepared.folder) as writer:
-        made = set_up(prepared, writer, force=command.force)
-        if made.trials:
-            write_down(prepared, writer, made, arguments=arguments)
-        for spec in made.trials if finish else ():
-            wanted = made.plan.wanted.of(spec)
+        made = plan_run(prepared, writer, stored, force=command.force)
+        if made.remaining:
+            save_plan(prepared, writer, made, arguments=arguments)
+        for spec in made.remaining if finish else ():
+            wanted = made.wanted.of(spec)
             missing = [doc_id for doc_id in wanted if doc_id not in writer.completed_documents(spec.trial_id)]
             attempt = writer.begin(spec.as_dict(), {})
             row = {**DEFAULTS, "attempt": attempt, **spec.as_dict()}
@@ -70,11 +70,11 @@ def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[Prepared, 
 def test_a_new_folder_holds_request_and_documents(common: list[str]) -> None:
     arguments = [*common, "--tasks", "gsm8k", "--limit", "6"]
     prepared, made = ready(arguments)
-    assert [spec.label for spec in made.trials if spec.shard == 1] != []
-    assert len(made.trials) == 4  # two shards of 4 and 2, two policies
+    assert [spec.label for spec in made.remaining if spec.shard == 1] != []
+    assert len(made.remaining) == 4  # two shards of 4 and 2, two policies
     request = Store(prepared.folder).read_request()
     assert request is not None
-    assert request["sweep"] == made.plan.sweep
+    assert request["sweep"] == made.sweep
     assert request["sweep"].startswith("s-")
     assert request["calibration_task"] == "gsm8k"
     assert (request["margin"], request["speedup"]) == (5.0, 1.2)
@@ -147,10 +147,10 @@ def test_nothing_is_written_before_it_is_known_to_fit(common: list[str]) -> None
     command = parse_sweep(arguments)
     prepared = prepare(command.settings, MACHINE, None)
     with StoreWriter(prepared.folder) as writer:
-        assert len(set_up(prepared, writer).trials) == 2
+        assert len(plan_run(prepared, writer, writer.read_request()).remaining) == 2
     assert {path.name for path in prepared.folder.iterdir()} == {"lock"}
     _, made = ready([*arguments[:-1], "2"])
-    assert len(made.trials) == 2
+    assert len(made.remaining) == 2
 
 
 @pytest.mark.parametrize(("force", "again"), [(["--force"], {"k1", "k2_all"}), (["--force", "k2_all"], {"k2_all"})])
@@ -171,29 +171,25 @@ def test_force_runs_again_and_keeps_the_old_rows(common: list[str], force: list[
 def test_a_damaged_row_file_is_set_aside_and_only_its_documents_run_again(common: list[str]) -> None:
     arguments = [*common, "--tasks", "gsm8k", "--limit", "8"]
     prepared, made = ready(arguments, finish=True)
-    victim = made.trials[1]
+    victim = made.remaining[1]
     path = prepared.folder / "trials" / victim.trial_id / "rows.parquet"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     _, again = ready(arguments)
-    assert again.trials == [victim]
+    assert again.remaining == (victim,)
     assert any("rows.parquet" in notice for notice in again.notices)
-
-
-def settings_of(made: SetUp) -> dict[str, Any]:
-    return {name: getattr(made.worker, name) for name in made.worker.__dataclass_fields__}
 
 
 def test_workers_are_told_what_was_planned(common: list[str], root: Path) -> None:
     prepared, made = ready([*common, "--tasks", "mmlu_anatomy,gsm8k", "--limit", "2", "--batch-size", "3"])
-    told = settings_of(made)
-    assert (told["model"], told["dtype"], told["batch_size"]) == (str(root / "model"), "float32", 3)
-    assert (told["threads"], told["device"], told["calibration_task"]) == (1, "cpu", "gsm8k")
-    assert told["datasets"] == prepared.identity.datasets
-    assert told["options"].limit is None
+    told = worker_settings(prepared, made)
+    assert (told.model, told.dtype, told.batch_size) == (str(root / "model"), "float32", 3)
+    assert (told.threads, told.device, told.calibration_task) == (1, "cpu", "gsm8k")
+    assert told.datasets == prepared.identity.datasets
+    assert told.options.limit is None
 
 
 def test_workers_know_the_revision_of_the_planned_model(root: Path, common: list[str]) -> None:
-    _, made = ready([*common, "--tasks", "gsm8k"])
-    assert made.worker.revision == folder_revision(root / "model")
+    prepared, made = ready([*common, "--tasks", "gsm8k"])
+    assert worker_settings(prepared, made).revision == folder_revision(root / "model")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_sweep_grid import IDENTITY
 
-from orchestrator.planning.request import FIXED, adopt, ask, combine, extension
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import FIXED, adopt_resolved, combine, describe_extension, new_record
 from sampler import InputError
 
 SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1", "k2_middle"), limit=100)
@@ -33,7 +33,7 @@ OTHER = {
 def request(settings: SweepSettings = SETTINGS, identity: Any = ONE, **facts: Any) -> dict[str, Any]:
     model = {"source": "owner/name", "revision": "c" * 40, "depth": 36, "parameters": 7}
     tasks = {task: {**FACTS, **facts} for task in settings.tasks}
-    made = ask(settings=settings, identity=identity, model=model, tasks=tasks)
+    made = new_record(settings=settings, identity=identity, model=model, tasks=tasks)
     restored: dict[str, Any] = json.loads(json.dumps(made))
     assert restored == made, "as sweep.json holds it"
     return {"sweep": "x-1", "created": "today", "commands": [1], **restored}
@@ -48,13 +48,13 @@ def test_the_first_command_begins_a_sweep() -> None:
 def test_the_same_command_continues() -> None:
     combined = combine(request(), request())
     assert combined == request()
-    assert extension(request(), combined) == []
+    assert describe_extension(request(), combined) == []
 
 
 def test_the_machine_may_change() -> None:
     now = request(replace(SETTINGS, actors=4, address="auto", out="there", quiet=True, seed=3), replace(ONE, seed=3))
     combined = combine(request(), now)
-    assert extension(request(), combined) == []
+    assert describe_extension(request(), combined) == []
     assert combined["settings"]["actors"] == 4
     assert combined["sweep"] == "x-1"
 
@@ -73,7 +73,7 @@ def test_the_machine_may_change() -> None:
 )
 def test_more_extends(change: dict[str, Any], told: str) -> None:
     combined = combine(request(), request(replace(SETTINGS, **change)))
-    assert extension(request(), combined) == [told]
+    assert describe_extension(request(), combined) == [told]
     (name,) = change
     kept = combined["settings"][name]
     if isinstance(kept, list):
@@ -132,7 +132,7 @@ def test_other_documents_are_refused() -> None:
 @pytest.mark.parametrize("key", ["schema", "identity", "settings", "model", "tasks"])
 def test_a_damaged_request(key: str) -> None:
     stored = {name: value for name, value in request().items() if name != key}
-    for check in (lambda: combine(stored, request()), lambda: adopt(SETTINGS, stored)):
+    for check in (lambda: combine(stored, request()), lambda: adopt_resolved(SETTINGS, stored)):
         with pytest.raises(InputError, match=f"sweep.json has no '{key}': it was edited"):
             check()
 
@@ -154,21 +154,25 @@ def stored_with(source: str, *, model: str = "auto", revision: str = "sha256:x",
 
 def test_auto_is_what_it_was() -> None:
     settings = replace(SETTINGS, model="auto")
-    assert adopt(settings, None) is settings
-    adopted = adopt(settings, stored_with("tiny"))
+    assert adopt_resolved(settings, None) is settings
+    adopted = adopt_resolved(settings, stored_with("tiny"))
     assert (adopted.model, adopted.dtype, adopted.data) == ("tiny", "bfloat16", "auto")
-    assert adopt(settings, stored_with("/models/x", model="/models/x", data="bench")).model == "/models/x"
-    assert adopt(settings, stored_with("/models/x", data="bench")).data == "bench"
-    assert adopt(replace(settings, data="hub", dtype="float32"), stored_with("tiny")).data == "hub"
-    assert adopt(replace(settings, address="auto"), stored_with("tiny")).model == "auto", "never on a cluster"
+    assert adopt_resolved(settings, stored_with("/models/x", model="/models/x", data="bench")).model == "/models/x"
+    assert adopt_resolved(settings, stored_with("/models/x", data="bench")).data == "bench"
+    assert adopt_resolved(replace(settings, data="hub", dtype="float32"), stored_with("tiny")).data == "hub"
+    assert adopt_resolved(replace(settings, address="auto"), stored_with("tiny")).model == "auto", "never on a cluster"
 
 
 def test_a_hub_model_stays_at_its_commit() -> None:
     commit = "c" * 40
     stored = stored_with("owner/name", model="owner/name", revision=commit)
     for asked in ("auto", "owner/name"):
-        assert adopt(replace(SETTINGS, model=asked), stored).model == f"owner/name@{commit}"
-    assert adopt(replace(SETTINGS, model="owner/name@main"), stored).model == "owner/name@main", "asked for on purpose"
-    assert adopt(replace(SETTINGS, model="owner/other"), stored).model == "owner/other"
+        assert adopt_resolved(replace(SETTINGS, model=asked), stored).model == f"owner/name@{commit}"
+    assert adopt_resolved(replace(SETTINGS, model="owner/name@main"), stored).model == "owner/name@main", (
+        "asked for on purpose"
+    )
+    assert adopt_resolved(replace(SETTINGS, model="owner/other"), stored).model == "owner/other"
     named = stored_with("owner/name@main", model="owner/name@main", revision=commit)
-    assert adopt(replace(SETTINGS, model="owner/name@main"), named).model == f"owner/name@{commit}", "the same command"
+    assert adopt_resolved(replace(SETTINGS, model="owner/name@main"), named).model == f"owner/name@{commit}", (
+        "the same command"
+    )

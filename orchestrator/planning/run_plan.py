@@ -1,0 +1,204 @@
+"""What one run of the sweep command will do: which trials, with which workers, and what sweep.json will say."""
+
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.core import provenance
+from orchestrator.core.trial import Trial, WantedDocuments
+from orchestrator.planning.estimate import (
+    ANSWER_TOKENS,
+    TOKENS_PER_PASS,
+    disk_needed,
+    format_bytes,
+    rough_duration,
+    rough_pass_seconds,
+    seconds_needed,
+)
+from orchestrator.planning.prepared import PreparedSweep
+from orchestrator.planning.sweep_record import SweepRecord, combine, describe_extension, unknown_settings
+from orchestrator.store import StoreWriter
+from sampler.errors import InputError
+from tasks.catalog import GENERATE
+from tasks.documents import TaskOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """What all workers of a sweep have in common. Created by `plan_run`; read by every worker, on any node."""
+
+    model: str
+    revision: str | None = None  # of the model that the sweep was planned with; None: any
+    dtype: str  # never auto: all workers compute alike
+    options: TaskOptions
+    calibration_task: str
+    device: str = "auto"
+    subset_size: int | None = None
+    batch_size: int = 1
+    threads: int | None = None  # None: torch decides
+    datasets: Mapping[str, Mapping[str, str]] | None = None  # by task: the revisions that the sweep was planned with
+    memory: int = 0  # bytes of the device that the model and its caches need
+    timeout: float = 600.0  # seconds after which a worker that hangs is replaced
+
+    def __post_init__(self) -> None:
+        assert self.dtype != "auto"
+        assert self.options.limit is None, "a worker opens all documents; each trial names those to run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """Created by `plan_run` before anything is written or started; read by the driver and the result actor."""
+
+    folder: str
+    sweep: str
+    trials: tuple[Trial, ...]  # of the command, including finished ones
+    wanted: WantedDocuments
+    remaining: tuple[Trial, ...] = ()  # still to run
+    rerun: tuple[str, ...] = ()  # ids of trials whose rows are quarantined first, because of --force
+    record: SweepRecord = field(default_factory=dict)  # what sweep.json will say
+    notices: tuple[str, ...] = ()
+
+    def unfinished(self, facts: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
+        """Trials to run, given each trial.json.
+
+        A finished trial runs again if more documents are wanted than it has rows. The smaller set is always part of
+        the larger one, so comparing counts is enough.
+        """
+        return [trial for trial in self.trials if not self._is_done(trial, facts.get(trial.trial_id))]
+
+    def _is_done(self, trial: Trial, known: Mapping[str, Any] | None) -> bool:
+        return known is not None and known["status"] == "finished" and known["rows"] >= len(self.wanted.of(trial))
+
+
+def plan_run(
+    prepared: PreparedSweep, writer: StoreWriter, stored: SweepRecord | None, *, force: Sequence[str] | None = None
+) -> RunPlan:
+    """Writes nothing: the machine may turn out to be too small for the plan. `force`: policies to run again."""
+    record = combine(stored, prepared.record(), folder=str(prepared.folder))
+    record.setdefault("sweep", f"{prepared.name}-{secrets.token_hex(4)}")
+    record.setdefault("created", _now())
+    record.setdefault("calibration_task", _calibration_task(prepared))
+    known = writer.trials()
+    trials = tuple(prepared.trials)
+    rerun = () if force is None else _begun(trials, known, force or prepared.settings.policies)
+    plan = RunPlan(folder=str(prepared.folder), sweep=record["sweep"], trials=trials, wanted=prepared.wanted)
+    remaining = plan.unfinished({trial_id: facts for trial_id, facts in known.items() if trial_id not in rerun})
+    notices = [f"corrupted and quarantined: {found}" for found in writer.corrupted.values()]
+    notices += writer.notices
+    if stored is not None and (unknown := unknown_settings(stored)):
+        notices.append(f"{writer.folder} was made by a newer version; its settings {', '.join(unknown)} are ignored")
+    if rerun:
+        notices.append(f"{len(rerun)} trials run again; their old rows are in {writer.folder / 'quarantine'}")
+    more = describe_extension(stored, record) if remaining and stored is not None else []
+    notices += [f"extended by {'; '.join(more)}"] if more else []
+    return RunPlan(
+        folder=plan.folder,
+        sweep=plan.sweep,
+        trials=trials,
+        wanted=plan.wanted,
+        remaining=tuple(remaining),
+        rerun=rerun,
+        record=record,
+        notices=tuple(notices),
+    )
+
+
+def save_plan(prepared: PreparedSweep, writer: StoreWriter, plan: RunPlan, *, arguments: Sequence[str]) -> None:
+    """Makes the folder ready for the plan's trials. Documents come first, because sweep.json promises them."""
+    for trial_id in plan.rerun:
+        writer.quarantine(trial_id)
+    limit = plan.record["settings"]["limit"]
+    for name, task in prepared.tasks.items():
+        if not _has_documents(writer, name, len(task.within(limit))):
+            writer.write_documents(name, task.table(limit))
+    command = {
+        "argv": list(arguments),
+        "at": _now(),
+        "code": provenance.code_version(),
+        "packages": provenance.package_versions(),
+    }
+    writer.write_request({**plan.record, "commands": [*plan.record.get("commands", ()), command]})
+
+
+def worker_settings(prepared: PreparedSweep, plan: RunPlan) -> WorkerSettings:
+    settings = prepared.settings
+    return WorkerSettings(
+        model=prepared.model_source,
+        revision=prepared.identity.model_revision,
+        dtype=prepared.identity.dtype,
+        options=prepared.options,
+        calibration_task=plan.record["calibration_task"],
+        device="auto" if prepared.placement.gpus_per_actor else "cpu",
+        subset_size=settings.subset_size,
+        batch_size=settings.batch_size,
+        threads=prepared.placement.threads_per_actor,
+        datasets=plan.record["identity"]["datasets"],
+        memory=prepared.memory,
+        timeout=settings.worker_timeout,
+    )
+
+
+def _has_documents(writer: StoreWriter, task: str, count: int) -> bool:
+    try:
+        return len(writer.documents(task)) == count
+    except InputError:  # missing or corrupted
+        return False
+
+
+def _begun(trials: Sequence[Trial], known: Collection[str], policies: Sequence[str]) -> tuple[str, ...]:
+    return tuple(trial.trial_id for trial in trials if trial.policy in policies and trial.trial_id in known)
+
+
+def _calibration_task(prepared: PreparedSweep) -> str:
+    """Chosen when a sweep begins and kept, so that all calibrations are comparable."""
+    generating = [name for name, task in prepared.tasks.items() if task.task.kind == GENERATE]
+    return (generating or list(prepared.tasks))[0]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def describe_plan(
+    prepared: PreparedSweep,
+    *,
+    done: Mapping[str, Collection[str]] | None = None,
+    measured: Mapping[str, float] | None = None,
+) -> list[str]:
+    """What --dry-run prints. `done`: document ids by trial; `measured`: seconds per document by task."""
+    settings, identity, placement = prepared.settings, prepared.identity, prepared.placement
+    work = prepared.work(done)
+    trials, rows = sum(task.trials for task in work.values()), sum(task.rows for task in work.values())
+    device = "GPU" if placement.gpus_per_actor else "CPU"
+    config, dtype = prepared.files.config, identity.dtype
+    seconds, rough = seconds_needed(work, measured or {}, config=config, dtype=dtype, device=device)
+    actors, memory = max(1, min(placement.actors, trials)), format_bytes(prepared.memory)
+    return [
+        *prepared.notices,
+        f"folder     {prepared.folder}",
+        f"model      {identity.model} ({identity.depth} layers, {dtype}, about {memory} of memory each)",
+        *(
+            f"task       {name}: {len(task.wanted):,} of {len(task.task.documents):,} documents, "
+            f"{len(task.by_shard):,} shard{'s' * (len(task.by_shard) != 1)}, {work[name].rows:,} rows to do"
+            for name, task in prepared.tasks.items()
+        ),
+        f"policies   {', '.join(settings.policies)}",
+        f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows",
+        f"actors     {placement.actors} ({placement.each})",
+        f"disk       about {format_bytes(disk_needed(work, running=prepared.rows_in_progress))}",
+        f"time       about {rough_duration(seconds / actors)}, {_basis(prepared, rough, measured or {}, device)}",
+    ]
+
+
+def _basis(prepared: PreparedSweep, rough: Collection[str], measured: Mapping[str, float], device: str) -> str:
+    """What the estimate of time is based on."""
+    if not rough:
+        return "from the rows measured so far"
+    a_pass = rough_pass_seconds(prepared.files.config, prepared.identity.dtype, device)
+    rule = (
+        f"a rough estimate (at most {ANSWER_TOKENS} tokens per answer, {TOKENS_PER_PASS:g} tokens per pass, "
+        f"{a_pass * 1000:.0f} ms per pass on a {device})"
+    )
+    return rule if not measured else f"for {', '.join(rough)} {rule}"
