@@ -12,10 +12,10 @@ import pytest
 from tasks_model import write_model
 
 from orchestrator.planning.estimate import (
-    ROW,
-    ROW_WHILE_RUNNING,
-    TOKEN,
-    TRIAL,
+    ROW_BYTES,
+    RUNNING_ROW_BYTES,
+    TOKEN_BYTES,
+    TRIAL_BYTES,
     Work,
     disk_needed,
     format_bytes,
@@ -96,16 +96,16 @@ def test_bytes_on_disk_are_of_the_right_size(tokens: int) -> None:
         for one in rows:
             writer.write_batch(pa.RecordBatch.from_pylist([one], schema=ROWS))
     file = encode_table(pa.Table.from_pylist(rows, schema=ROWS), ARROW_COPY.names)
-    running = 50 * (ROW_WHILE_RUNNING + 2 * TOKEN * tokens)
+    running = 50 * (RUNNING_ROW_BYTES + 2 * TOKEN_BYTES * tokens)
     assert 0.3 * running < len(stream.getvalue()) < running
-    assert len(file) < TRIAL + 50 * (ROW + TOKEN * tokens) < 8 * len(file)
+    assert len(file) < TRIAL_BYTES + 50 * (ROW_BYTES + TOKEN_BYTES * tokens) < 8 * len(file)
 
 
 def test_disk_counts_trials_rows_and_what_runs() -> None:
     work = {"a": Work(trials=2, rows=100, tokens=0), "b": Work(trials=1, rows=10, tokens=2048)}
-    least = 3 * TRIAL + 110 * ROW + 10 * 256 * TOKEN
+    least = 3 * TRIAL_BYTES + 110 * ROW_BYTES + 10 * 256 * TOKEN_BYTES
     assert disk_needed(work, running=0) == least
-    assert disk_needed(work, running=50) > least + 50 * ROW_WHILE_RUNNING
+    assert disk_needed(work, running=50) > least + 50 * RUNNING_ROW_BYTES
     assert disk_needed(work, running=10**9) == disk_needed(work, running=110)
     assert disk_needed({}, running=5) == 0
 
