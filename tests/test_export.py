@@ -157,8 +157,8 @@ def lm_eval_files(task: Task, out: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent", "absent is no folder"),
-        ("empty", "holds no sweep"),
+        ("absent", "absent is not a directory"),
+        ("empty", "not a sweep directory"),
         ("waiting", "has no rows yet"),
         ("gone", "rows.parquet is missing"),
     ],

@@ -22,7 +22,7 @@ from orchestrator.analysis.ranking import (
 )
 from orchestrator.analysis.runs import ResolvedConfiguration
 from orchestrator.core.configuration import Configuration
-from orchestrator.report.scatter import MARKS
+from orchestrator.report.scatter import FAMILY_MARKERS
 from sampler import ReusePolicy
 
 FIRST = Configuration(policy="k1", threshold=0.95, small_block=8, block_cache=True)
@@ -63,7 +63,7 @@ def configuration(policy: str, **settings: Any) -> ResolvedConfiguration:
 def test_families(wanted: str, one: ResolvedConfiguration) -> None:
     assert family_of(one, FIRST) == wanted
     assert wanted in FAMILIES
-    assert wanted in MARKS, "every family has a plot marker"
+    assert wanted in FAMILY_MARKERS, "every family has a plot marker"
 
 
 def ranking(name: str, gain: float, low: float = -1.0, label: str = "", **changes: float) -> Ranking:

@@ -1,4 +1,4 @@
-"""The report of simulated sweeps: its files, its words, and what it refuses."""
+"""Reports of simulated sweeps: files, content and input errors."""
 
 import base64
 import hashlib
@@ -20,14 +20,15 @@ from simulated_sweep import NINE, Simulation, write_sweep
 from orchestrator.cli.console import run_command
 from orchestrator.cli.results import report
 from orchestrator.report import write_report
-from orchestrator.report.examples import AFTER, BEFORE, CUT, HEAD, TAIL, compare, first_difference
+from orchestrator.report.examples import AFTER, BEFORE, ELLIPSIS, HEAD, TAIL, first_difference, mark_difference
 from orchestrator.report.text import signed
 from sampler.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 SMALL = Simulation(documents={"gsm8k": 60, "minerva_math": 56, "mmlu": 57}, shard_size=30)
 FEW = Simulation(documents={"gsm8k": 30}, policies=("k1_first", "k1_last", "k2_middle"), shard_size=30)
-MOST_BYTES = 5_000_000
+MAX_BYTES = 5_000_000
+COMPLETE = "every requested configuration has every document"
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +69,13 @@ def read_page(folder: Path) -> Page:
 
 def test_the_page_is_one_file_that_loads_nothing(reported: Path) -> None:
     page = read_page(reported)
-    assert (reported / "report.html").stat().st_size < MOST_BYTES
+    assert (reported / "report.html").stat().st_size < MAX_BYTES
     assert len(page.ids) == len(set(page.ids))
     links = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href", "xlink:href", "srcset", "action")]
-    assert all(link is not None and link.startswith(("#", "data:,")) for link in links)
+    images = [attributes["src"] for tag, attributes in read_page(reported).tags if tag == "img"]
+    assert all(source and source.startswith("data:image/svg+xml;") for source in images)
     assert not [attributes for _, attributes in page.tags if "style" in attributes or "onclick" in attributes]
-    references = re.findall(r"url\(#([^)]+)\)", (reported / "report.html").read_text(encoding="utf-8"))
-    assert {*references, *(str(link)[1:] for link in links if str(link).startswith("#"))} <= set(page.ids)
+    assert {str(link)[1:] for link in links if str(link).startswith("#")} <= set(page.ids)
 
 
 def test_the_policy_allows_exactly_the_style_and_script_that_are_there(reported: Path) -> None:
@@ -93,7 +94,8 @@ def test_what_a_model_wrote_is_text(reported: Path) -> None:
     text = (reported / "report.html").read_text(encoding="utf-8")
     assert "&lt;script&gt;document.title" in text
     assert "<script>document.title" not in text
-    assert "<img" not in text
+    images = [attributes["src"] for tag, attributes in read_page(reported).tags if tag == "img"]
+    assert all(source and source.startswith("data:image/svg+xml;") for source in images)
     assert "<script>document.title='broken'</script>" in read_page(reported).text
 
 
@@ -103,9 +105,9 @@ def test_every_part_is_there(reported: Path) -> None:
         "verdict",
         "results",
         "gates",
-        "pictures",
+        "figures",
         "explanations",
-        "breaks",
+        "regressions",
         "earlier",
         "provenance",
         "missing",
@@ -118,7 +120,7 @@ def test_every_part_is_there(reported: Path) -> None:
     for drop in ("stated −6.7", "stated −13.2", "−13.27"):  # the experiment's own words, and its accuracies' difference
         assert drop in page.text
     assert page.ids.index("verdict") < page.ids.index("results")
-    assert "Nothing: every configuration that was asked for has every document." in page.text
+    assert COMPLETE in page.text
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "minerva_math", "mmlu"])
@@ -158,7 +160,7 @@ def test_results_hold_the_experiments_tables(reported: Path) -> None:
     for title in (
         "## Complete results",
         "## Best configuration per benchmark",
-        "## Accuracy against speed",
+        "## Accuracy and speed",
         "## Notes",
     ):
         assert title in text
@@ -186,9 +188,8 @@ def test_the_same_rows_give_the_same_bytes(few: Path, tmp_path: Path) -> None:
 def test_other_values_than_declared_are_exploratory(few: Path, tmp_path: Path) -> None:
     write_report([few], out=tmp_path / "out", margin=3.0, figures=False)
     assert "exploratory" in read_page(tmp_path / "out").text
-    assert "Exploratory: more than 1.2× the speed of k=1 at a drop of less than 3 points" in (
-        tmp_path / "out" / "results.md"
-    ).read_text(encoding="utf-8")
+    results = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert re.search(r"Exploratory: .* 1\.2× .* 3 points", results)
     summary = json.loads((tmp_path / "out/summaries/gsm8k/k2_middle/summary.json").read_text())
     assert summary["verdict"]["exploratory"] is True
 
@@ -217,14 +218,14 @@ def test_an_unfinished_sweep_says_what_is_missing(tmp_path: Path) -> None:
     text = read_page(folder).text
     assert "mmlu: no rows yet." in text
     assert re.search(r"gsm8k: \S+ has 30 of 60 documents\.", text)
-    assert "The sweep is unfinished" in text
+    assert "The sweep is not finished" in text
 
 
 def test_the_bundled_model_is_named_as_such(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "tiny", replace(FEW, model="tiny", data="bundled"))
     write_report([folder], figures=False)
-    assert "The model is the small one bundled with this project" in read_page(folder).text
-    assert "The documents of gsm8k are those bundled" in read_page(folder).text
+    assert "The model is the small one bundled" in read_page(folder).text
+    assert "The documents of gsm8k are bundled" in read_page(folder).text
 
 
 def test_a_failed_gate_has_its_paragraph(tmp_path: Path) -> None:
@@ -234,8 +235,8 @@ def test_a_failed_gate_has_its_paragraph(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "broken", replace(FEW, changes={"replayed": none_replayed}))
     write_report([folder], figures=False)
     text = read_page(folder).text
-    assert "The times then say nothing about reuse" in text
-    assert "Validity gates failed (replay)" in text
+    assert "The times then say nothing about layer reuse" in text
+    assert "checks failed (replay)" in text
 
 
 def test_runs_of_one_identity_are_merged(tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ def test_runs_of_one_identity_are_merged(tmp_path: Path) -> None:
     text = read_page(one / "merged").text
     assert "k3_middle" in text
     assert "k2_middle" in text
-    assert "Each has its own part" not in text
+    assert "cannot be compared with each other" not in text
     summary = json.loads((one / "merged/summaries/gsm8k/k1_first/summary.json").read_text())
     assert summary["eval_params"]["repeats"] == 1  # the copy of a trial counts once
 
@@ -268,7 +269,7 @@ def test_two_models_are_never_paired(tmp_path: Path) -> None:
     page = read_page(tmp_path / "out")
     assert {"s1-verdict", "s2-verdict"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
-    assert "Each has its own part below" in page.text
+    assert "cannot be compared with each other" in page.text
     layers = [
         json.loads((tmp_path / f"out/summaries/{prefix}gsm8k/k2_middle/summary.json").read_text())["layers"]
         for prefix in ("s1-", "s2-")
@@ -291,9 +292,9 @@ def test_policies_stand_beside_decode_settings(tmp_path: Path) -> None:
     text = read_page(folder).text
     results = (folder / "results.md").read_text(encoding="utf-8")
     for page in (text, results):
-        assert "Policies beside decode settings" in page
+        assert "Policies and decode settings" in page
         assert "on the front" in page
-    [table] = re.findall(r"(?m)^\| Family \|.*?\n\n", results, re.DOTALL)
+    [table] = re.findall(r"(?m)^\| family \|.*?\n\n", results, re.DOTALL)
     families = [line.split(" | ")[0].removeprefix("| ") for line in table.strip().splitlines()[2:]]
     assert families == ["k=1", "threshold", "fixed grid", "trim", "trim, random", "mlp", "stale"]
     for axis in ("speed", "executions", "positions"):
@@ -301,7 +302,7 @@ def test_policies_stand_beside_decode_settings(tmp_path: Path) -> None:
 
 
 def test_the_fixed_grid_alone_gets_no_such_part(reported: Path) -> None:
-    assert "Policies beside decode settings" not in read_page(reported).text
+    assert "Policies and decode settings" not in read_page(reported).text
     assert not list((reported / "figures").glob("*pareto*"))
 
 
@@ -376,8 +377,8 @@ def _bad_margin(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (_empty, "holds no sweep"),
-        (lambda folder: [str(folder / "absent")], "is no folder"),
+        (_empty, "is not a sweep directory"),
+        (lambda folder: [str(folder / "absent")], "is not a directory"),
         (_one_policy, "another policy"),
         (_no_baseline, "no rows at k=1"),
         (_nan, "no finite score"),
@@ -417,7 +418,7 @@ def test_whatever_lies_beside_trials_is_left_alone(few: Path) -> None:
     (few / "trials" / "notes.txt").write_text("mine")
     (few / "trials" / "copy of a trial").mkdir()
     write_report([few], figures=False)
-    assert "Nothing: every configuration that was asked for has every document." in read_page(few).text
+    assert COMPLETE in read_page(few).text
 
 
 def test_summaries_of_an_earlier_report_do_not_stay_beside_this_one(few: Path) -> None:
@@ -452,7 +453,7 @@ def test_an_answer_that_cannot_be_read_is_said(few: Path) -> None:
         content[start + column.total_compressed_size // 2] ^= 1
         path.write_bytes(content)
     write_report([few], figures=False)
-    assert "what cannot be read of it is left out" in read_page(few).text
+    assert "the unreadable part is left out" in read_page(few).text
 
 
 def test_where_lengths_drift_documents_stand_beside_tokens(tmp_path: Path) -> None:
@@ -474,7 +475,7 @@ def test_a_sign_is_shown_but_for_nothing(value: float, places: int, shown: str) 
 
 def test_a_folder_that_cannot_be_written_to_is_said(few: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(InputError, match="cannot be written to"):
+    with pytest.raises(InputError, match="cannot write to"):
         write_report([few], out=tmp_path / "file" / "out", figures=False)
 
 
@@ -487,13 +488,13 @@ def test_first_difference() -> None:
 
 def test_long_answers_are_cut_around_their_first_difference() -> None:
     start, end = "same words " * 200, " and the end" * 200
-    one, other = compare(start + "apples" + end, start + "apricots" + end)
+    one, other = mark_difference(start + "apples" + end, start + "apricots" + end)
     assert (one.different, other.different) == ("apples", "apricots")
     for side in (one, other):
-        assert CUT in side.same
-        assert CUT in side.rest
-        assert len(side.same) <= HEAD + BEFORE + len(CUT)
-        assert len(side.rest) <= AFTER + TAIL + len(CUT)
+        assert ELLIPSIS in side.same
+        assert ELLIPSIS in side.rest
+        assert len(side.same) <= HEAD + BEFORE + len(ELLIPSIS)
+        assert len(side.rest) <= AFTER + TAIL + len(ELLIPSIS)
 
 
 @pytest.mark.parametrize(
@@ -507,7 +508,7 @@ def test_long_answers_are_cut_around_their_first_difference() -> None:
     ],
 )
 def test_the_word_in_which_answers_part_is_marked(one: str, other: str, parted: tuple[str, str]) -> None:
-    left, right = compare(one, other)
+    left, right = mark_difference(one, other)
     assert (left.different, right.different) == parted
     assert left.same + left.different + left.rest == one
     assert right.same + right.different + right.rest == other

@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing on the console, no request, sorting and search, a script that stays text."""
+"""The page in a real browser: no console messages, no requests, sorting, search, figures, and escaped scripts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +14,7 @@ from orchestrator.report import write_report
 
 Check = Callable[[Page], Awaitable[None]]
 COLUMN = "[...document.querySelectorAll('#results table tbody')[0].rows].map(r => r.cells[{}].textContent.trim())"
-SHOWN = "[...document.querySelectorAll('details.break')].filter(d => d.offsetParent !== null).length"
+SHOWN = "[...document.querySelectorAll('details.example')].filter(d => d.offsetParent !== null).length"
 TYPE = """(() => {{ const box = document.querySelector('input[type=search]'); box.value = {};
     box.dispatchEvent(new Event('input')); }})()"""
 
@@ -22,7 +22,7 @@ TYPE = """(() => {{ const box = document.querySelector('input[type=search]'); bo
 @pytest.fixture(scope="module")
 def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_browser() is None:
-        pytest.skip("there is no Chromium on this machine")
+        pytest.skip("Chromium is not installed")
     sim = Simulation(documents={"gsm8k": 60}, policies=("k1_first", "k1_last", "k2_middle", "k3_middle"), shard_size=60)
     return write_report([write_sweep(tmp_path_factory.mktemp("browser") / "sweep", sim)]).page
 
@@ -38,14 +38,15 @@ async def opened(path: Path) -> AsyncIterator[Page]:
 
 
 def test_the_page_in_a_browser(page_path: Path) -> None:
-    """One browser for all checks: starting it takes longer than they do."""
+    """One browser for all checks: starting it takes most of the time."""
 
     async def run() -> None:
         async with opened(page_path) as page:
-            for check in (_hostile_text, _sorting, _searching, _choosing, _phone, _paper):
+            for check in (_hostile_text, _figures, _sorting, _searching, _choosing, _phone, _paper):
                 await check(page)
             assert page.messages == []
-            assert page.requests == [page_path.as_uri()]
+            requests = [url for url in page.requests if not url.startswith("data:")]  # figures are data URIs
+            assert requests == [page_path.as_uri()]
 
     asyncio.run(run())
 
@@ -56,6 +57,13 @@ async def _hostile_text(page: Page) -> None:
     assert await page.run(found) > 0
     assert await page.run("document.querySelectorAll('.model script, .model img').length") == 0
     assert await page.run("document.querySelectorAll('script').length") == 1
+
+
+async def _figures(page: Page) -> None:
+    """The content security policy must not block the images."""
+    images = "[...document.querySelectorAll('figure img')]"
+    assert await page.run(f"{images}.length") > 3
+    assert await page.run(f"{images}.every(image => image.complete && image.naturalWidth > 100 && image.alt)")
 
 
 async def _sorting(page: Page) -> None:
@@ -95,7 +103,7 @@ async def _choosing(page: Page) -> None:
         "s.dispatchEvent(new Event('change')); })()"
     )
     assert 0 < await page.run(SHOWN) < every
-    names = "[...document.querySelectorAll('details.break:not([hidden]) summary b')].map(b => b.textContent)"
+    names = "[...document.querySelectorAll('details.example:not([hidden]) summary b')].map(b => b.textContent)"
     assert set(await page.run(names)) == {"k3_middle"}
 
 
@@ -106,7 +114,7 @@ async def _phone(page: Page) -> None:
 
 
 async def _paper(page: Page) -> None:
-    """A4 between margins of 1 cm: what is wider would be cut off."""
+    """A4 with margins of 1 cm: wider content would be cut off."""
     await page.resize(718, 1000)
     await page.send("Emulation.setEmulatedMedia", media="print")
     width: Any = await page.run("document.documentElement.scrollWidth")

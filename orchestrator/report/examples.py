@@ -1,6 +1,6 @@
-"""The documents shown where a configuration breaks: their texts, cut to size, with the first difference marked.
+"""Documents that k=1 answered correctly and another configuration did not: both answers, with the difference marked.
 
-Texts and tokens are read from the folders for these documents only. Knows no HTML.
+Texts and tokens are read from the store for these documents only.
 """
 
 import re
@@ -13,17 +13,18 @@ import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.details import Regression
-from orchestrator.report.sweeps import Material
+from orchestrator.report.sweeps import SweepData
 
-SHOWN = 600  # documents in a whole report; the statistics count all of them
-MOST, LEAST = 40, 3  # of one configuration
-HEAD, BEFORE, AFTER, TAIL, QUESTION = 160, 220, 420, 160, 700  # characters
-CUT = " […] "
+MAX_EXAMPLES = 600  # in a report; the counts next to them are of all documents
+MAX_PER_CONFIGURATION, MIN_PER_CONFIGURATION = 40, 3
+# Lengths in characters to which texts are shortened
+HEAD, BEFORE, AFTER, TAIL, QUESTION = 160, 220, 420, 160, 700
+ELLIPSIS = " […] "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Marked:
-    """An answer in three parts; `different` begins with the first word that differs and is empty where none does."""
+class MarkedText:
+    """An answer in three parts; `different` is the first word that differs, empty if none does."""
 
     same: str
     different: str
@@ -32,34 +33,26 @@ class Marked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """As it was stored; a scored question has no tokens."""
+    """As stored; scored questions have no tokens."""
 
     text: str
     tokens: Sequence[int]
 
 
-NOTHING = Answer(text="", tokens=())
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One document that k=1 got right and a configuration got wrong."""
-
-    task: str
-    label: str
     doc_id: str
-    subtask: str
     level: str | None
     question: str
     gold: str
-    baseline: Marked
-    answer: Marked
-    token: int | None  # number of the first token that differs, from 1
+    baseline: MarkedText
+    answer: MarkedText
+    first_different_token: int | None  # counted from 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """Those of one configuration, and how many there are in all."""
+    """The examples of one configuration; `lost` and `won` count all documents that changed."""
 
     task: str
     label: str
@@ -68,37 +61,40 @@ class Examples:
     shown: tuple[Example, ...]
 
 
-def examples(material: Material, analysis: Analysis) -> list[Examples]:
-    """For each configuration a few documents, spread over all it lost."""
-    broken = [
-        (t.task, c.label, c.comparison.regressions) for t in analysis.tasks for c in t.configurations if c.comparison
+def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
+    """For each configuration a few documents, evenly chosen from all that it lost."""
+    lost = [
+        (task.task, result.label, result.comparison.regressions)
+        for task in analysis.tasks
+        for result in task.configurations
+        if result.comparison
     ]
-    most = max(LEAST, min(MOST, SHOWN // max(1, len(broken))))
-    chosen = [(task, label, breaks, _spread(breaks.listed, most)) for task, label, breaks in broken]
-    answers = _answers(material, [one for *_, listed in chosen for one in listed])
-    described = {
-        task: _documents(material, task, [one for name, _, _, listed in chosen if name == task for one in listed])
-        for task in material.documents
-    }
+    limit = max(MIN_PER_CONFIGURATION, min(MAX_PER_CONFIGURATION, MAX_EXAMPLES // max(1, len(lost))))
+    chosen = [(task, label, found, _evenly_chosen(found.listed, limit)) for task, label, found in lost]
+    answers = _read_answers(data, [one for *_, listed in chosen for one in listed])
+    documents = {}
+    for name, table in data.documents.items():
+        wanted = [one for task, *_, listed in chosen if task == name for one in listed]
+        documents[name] = _read_documents(table, wanted)
     return [
         Examples(
             task=task,
             label=label,
-            lost=breaks.lost,
-            won=breaks.won,
-            shown=tuple(_example(task, label, one, answers, described.get(task, {})) for one in listed),
+            lost=found.lost,
+            won=found.won,
+            shown=tuple(_example(one, answers, documents.get(task, {})) for one in listed),
         )
-        for task, label, breaks, listed in chosen
+        for task, label, found, listed in chosen
     ]
 
 
-def _spread(listed: Sequence[Regression], most: int) -> list[Regression]:
-    if len(listed) <= most:
+def _evenly_chosen(listed: Sequence[Regression], limit: int) -> list[Regression]:
+    if len(listed) <= limit:
         return list(listed)
-    return [listed[i * len(listed) // most] for i in range(most)]
+    return [listed[i * len(listed) // limit] for i in range(limit)]
 
 
-def _answers(material: Material, wanted: Sequence[Regression]) -> Mapping[tuple[str, str], Answer]:
+def _read_answers(data: SweepData, wanted: Sequence[Regression]) -> Mapping[tuple[str, str], Answer]:
     """By trial and document; each trial's file is opened once."""
     by_trial: dict[str, set[str]] = defaultdict(set)
     for one in wanted:
@@ -106,77 +102,70 @@ def _answers(material: Material, wanted: Sequence[Regression]) -> Mapping[tuple[
         by_trial[one.trial].add(one.doc_id)
     found: dict[tuple[str, str], Answer] = {}
     for trial, documents in by_trial.items():
-        store, name = material.origin[trial]
+        store, stored_id = data.origin[trial]
         these = pc.field("doc_id").isin(pa.array(sorted(documents)))
-        rows = material.stores[store].rows([name], ["doc_id", "text", "token_ids"], where=these, verify=False)
+        rows = data.stores[store].rows([stored_id], ["doc_id", "text", "token_ids"], where=these, verify=False)
         for row in rows.to_pylist():
             found[trial, row["doc_id"]] = Answer(text=row["text"] or "", tokens=row["token_ids"])
     return found
 
 
-def _documents(material: Material, task: str, wanted: Sequence[Regression]) -> Mapping[str, Mapping[str, object]]:
-    table = material.documents[task]
+def _read_documents(table: pa.Table, wanted: Sequence[Regression]) -> Mapping[str, Mapping[str, object]]:
     rows = table.filter(pc.is_in(table["doc_id"], pa.array(sorted({one.doc_id for one in wanted}), pa.string())))
     return {row["doc_id"]: row for row in rows.to_pylist()}
 
 
 def _example(
-    task: str,
-    label: str,
-    one: Regression,
-    answers: Mapping[tuple[str, str], Answer],
-    documents: Mapping[str, Mapping[str, object]],
+    one: Regression, answers: Mapping[tuple[str, str], Answer], documents: Mapping[str, Mapping[str, object]]
 ) -> Example:
     document = documents.get(one.doc_id, {})
-    sides = [answers.get((trial, one.doc_id), NOTHING) for trial in (one.baseline_trial, one.trial)]
-    baseline, answer = compare(*(side.text for side in sides))
-    differ = first_difference(*(side.tokens for side in sides))
+    unknown = Answer(text="", tokens=())
+    ours, theirs = (answers.get((trial, one.doc_id), unknown) for trial in (one.baseline_trial, one.trial))
+    baseline, answer = mark_difference(ours.text, theirs.text)
+    token = first_difference(ours.tokens, theirs.tokens)
     return Example(
-        task=task,
-        label=label,
         doc_id=one.doc_id,
-        subtask=one.subtask,
         level=None if document.get("level") is None else str(document["level"]),
-        question=_shortened(str(document.get("question", "")), QUESTION),
-        gold=_shortened(str(document.get("gold", "")), TAIL * 2),
+        question=_shorten(str(document.get("question", "")), QUESTION),
+        gold=_shorten(str(document.get("gold", "")), TAIL * 2),
         baseline=baseline,
         answer=answer,
-        token=None if differ is None else differ + 1,
+        first_different_token=None if token is None else token + 1,
     )
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first index at which two answers differ, the shorter one's length if it begins the longer, None if equal."""
+    """The first index at which two answers differ (the shorter length if one is a prefix), None if they are equal."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def compare(one: str, other: str) -> tuple[Marked, Marked]:
-    """Two texts with the word marked in which they part, both cut around it."""
-    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def mark_difference(one: str, other: str) -> tuple[MarkedText, MarkedText]:
+    """Mark the first word that differs, and shorten both texts around it."""
     if one == other:
         return _marked(one, len(one)), _marked(other, len(other))
-    inside = any(side[at : at + 1].strip() for side in (one, other))  # a word goes on, in one of them at least
-    start = len(re.sub(r"\S*$", "", one[:at])) if inside else at
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    inside_word = any(text[at : at + 1].strip() for text in (one, other))
+    start = len(re.sub(r"\S*$", "", one[:at])) if inside_word else at
     return _marked(one, start), _marked(other, start)
 
 
-def _marked(text: str, start: int) -> Marked:
-    """Cut in the middle of what is the same and of what follows; the end, where the answer is, stays."""
+def _marked(text: str, start: int) -> MarkedText:
+    """Shortened before and after the marked word; the end, which holds the result, stays."""
     same, rest = text[:start], text[start:]
     word = re.match(r"\s*\S+", rest)
     end = 0 if word is None else word.end()
-    if len(same) > HEAD + BEFORE + len(CUT):
-        same = same[:HEAD] + CUT + same[-BEFORE:]
+    if len(same) > HEAD + BEFORE + len(ELLIPSIS):
+        same = same[:HEAD] + ELLIPSIS + same[-BEFORE:]
     different, rest = rest[:end], rest[end:]
     if len(different) > AFTER:
-        different, rest = different[:AFTER] + CUT, rest
-    if len(rest) > AFTER + TAIL + len(CUT):
-        rest = rest[:AFTER] + CUT + rest[-TAIL:]
-    return Marked(same=same, different=different, rest=rest)
+        different = different[:AFTER] + ELLIPSIS
+    if len(rest) > AFTER + TAIL + len(ELLIPSIS):
+        rest = rest[:AFTER] + ELLIPSIS + rest[-TAIL:]
+    return MarkedText(same=same, different=different, rest=rest)
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - TAIL] + CUT + text[-TAIL:]
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - TAIL] + ELLIPSIS + text[-TAIL:]

@@ -1,6 +1,7 @@
-"""Chooses which figures a sweep gets and hands them their values. Draws nothing itself, computes no statistics."""
+"""Which figures a report contains, and their titles and captions."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,105 +15,122 @@ from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.runs import TrialAttempt
 from orchestrator.analysis.trial_facts import ActorStartup
 from orchestrator.analysis.verdicts import Criteria
-from orchestrator.report.charts import Dot, Grid, Lane, Spread, over_time, panels, spreads, tall
-from orchestrator.report.drawing import Picture, finish, style
-from orchestrator.report.scatter import Point, Stand, forest, pareto, tradeoff
-from orchestrator.report.sweeps import Mapped, one_by_one
+from orchestrator.report.charts import (
+    ActorTimeline,
+    Heatmap,
+    LabeledHistogram,
+    TimedTrial,
+    plot_heatmap_row,
+    plot_histograms,
+    plot_speed_over_time,
+    plot_tall_heatmap,
+)
+from orchestrator.report.drawing import RenderedFigure, figure_style, render
+from orchestrator.report.parallel import Map, sequential_map
+from orchestrator.report.scatter import FamilyPoint, Point, plot_accuracy_differences, plot_pareto, plot_tradeoff
 from orchestrator.report.text import number, signed
 
 GENERATE = "generate"
-MOST_CONFIGURATIONS = 24  # in a figure whose size grows with them
-MOST_SUBJECTS = 60
+MAX_CONFIGURATIONS = 24  # in figures with one row per configuration
+MAX_SUBJECTS = 60
+REPEAT_SUFFIX = re.compile(r"\.r[0-9]+$")
+MAX_GRIDS = 3  # sets of decode settings with a figure of k × layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gallery:
-    """All figures of a sweep, in reading order."""
+class Figures:
+    """All figures of a section, in reading order."""
 
-    tasks: Mapping[str, tuple[Picture, ...]] = field(default_factory=dict)
-    time: Picture | None = None  # none where nothing was generated, so there is no speed
+    by_task: Mapping[str, tuple[RenderedFigure, ...]] = field(default_factory=dict)
+    over_time: RenderedFigure | None = None  # None if nothing was generated: there is no speed
 
 
-def draw(
-    analysis: Analysis, startups: Mapping[str, ActorStartup], prefix: str, mapped: Mapped = one_by_one
-) -> Iterator[list[Picture]]:
-    """What `arrange` makes a gallery of; where processes draw, they begin now. `prefix` tells sweeps apart."""
+def start_drawing(
+    analysis: Analysis, startups: Mapping[str, ActorStartup], prefix: str, parallel: Map = sequential_map
+) -> Iterator[list[RenderedFigure]]:
+    """Start drawing (`parallel` may be a process pool); pass the result to `collect_figures`.
+
+    `prefix` distinguishes the figures of several sections.
+    """
     jobs = [
-        partial(kind, task, analysis.criteria, f"{prefix}{task.task}-") for task in analysis.tasks for kind in KINDS
+        partial(draw, task, analysis.criteria, f"{prefix}{task.task}-")
+        for task in analysis.tasks
+        for draw in TASK_FIGURES
     ]
-    return mapped(_styled, [*jobs, partial(_time, list(_lanes(analysis, startups)), prefix)])
+    return parallel(_draw, [*jobs, partial(_speed_over_time, list(_timelines(analysis, startups)), prefix)])
 
 
-def arrange(analysis: Analysis, drawn: Iterator[list[Picture]]) -> Gallery:
-    tasks = {task.task: tuple(chain(*islice(drawn, len(KINDS)))) for task in analysis.tasks}
-    return Gallery(tasks=tasks, time=next(iter(next(drawn)), None))
+def collect_figures(analysis: Analysis, drawn: Iterator[list[RenderedFigure]]) -> Figures:
+    by_task = {task.task: tuple(chain(*islice(drawn, len(TASK_FIGURES)))) for task in analysis.tasks}
+    return Figures(by_task=by_task, over_time=next(iter(next(drawn)), None))
 
 
-def _styled(draw: Callable[[], Iterator[Picture]]) -> list[Picture]:
-    with style():
-        return list(draw())
+def _draw(job: Callable[[], Iterator[RenderedFigure]]) -> list[RenderedFigure]:
+    with figure_style():
+        return list(job())
 
 
-def _time(lanes: Sequence[Lane], prefix: str) -> Iterator[Picture]:
-    if lanes:
-        yield finish(
-            over_time(lanes),
-            name=f"{prefix}time",
-            title="Tokens/s over time, by actor",
-            caption="Each mark is one trial at the time it began; marks of one kind should lie on a level. The grey "
-            "line is the calibration as a trial began: fixed documents at k=1, which show the machine and not the "
-            "policy. A cold start would be a first mark far below its like.",
-        )
-
-
-def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
+def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
     points = [_point(result) for result in task.configurations if result.comparison is not None]
     if not points:
         return
     if task.kind != GENERATE:
-        yield finish(
-            forest(points[:MOST_CONFIGURATIONS], margin=criteria.margin),
+        yield render(
+            plot_accuracy_differences(points[:MAX_CONFIGURATIONS], margin=criteria.margin),
             name=f"{prefix}tradeoff",
-            title=f"{task.task}: accuracy against k=1",
-            caption="Paired difference in accuracy with its 95 % interval. Nothing is generated here, so there is no "
-            "speed to trade it for.",
+            title=f"{task.task}: accuracy compared with k=1",
+            caption="Paired accuracy differences with 95 % intervals. This task generates no text, so there is no "
+            "speed-up to compare them with.",
         )
         return
-    base = task.baselines[0]
-    yield finish(
-        tradeoff(
+    baseline = task.baselines[0]
+    yield render(
+        plot_tradeoff(
             points,
             margin=criteria.margin,
             speedup=criteria.speedup,
-            accuracy=100 * base.accuracy.value if len(task.baselines) == 1 else None,
-            noise=None if base.noise_floor is None else base.noise_floor.spread,
+            accuracy=100 * baseline.accuracy.value if len(task.baselines) == 1 else None,
+            noise=None if baseline.noise_floor is None else baseline.noise_floor.spread,
         ),
         name=f"{prefix}tradeoff",
-        title=f"{task.task}: accuracy against speed-up",
-        caption=f"Paired differences to the pooled k=1 with 95 % intervals. Hatched: a drop of less than "
-        f"{criteria.margin:g} points at more than {criteria.speedup:g}×"
-        f"{', values that were not declared before the run' if criteria.exploratory else ''}. The grey band is how far "
-        "runs at k=1 lie from each other.",
+        title=f"{task.task}: accuracy and speed-up",
+        caption="Paired differences from the pooled k=1 runs, with 95 % intervals. Hatched: less than "
+        f"{criteria.margin:g} points lost at more than {criteria.speedup:g}× the speed"
+        f"{' (not the values declared before the run)' if criteria.exploratory else ''}. The gray band shows how far "
+        "the k=1 runs differ from each other.",
     )
 
 
-def _paretos(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
-    """Decode settings and policies together, over each axis; nothing where there is only the fixed grid."""
+def _point(result: ConfigurationResult) -> Point:
+    assert result.comparison is not None
+    speedup = result.comparison.speedup
+    return Point(
+        label=result.label,
+        k=result.resolved.k,
+        subset=result.resolved.subset,
+        difference=result.comparison.difference.points,
+        speedup=None if speedup is None else speedup.tokens,
+        on_front=result.on_front,
+    )
+
+
+def _paretos(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
+    """Policies and decode settings together, one figure per measure of speed; none for the fixed grid alone."""
     if not beyond_fixed_grid([result.ranking for result in task.configurations]):
         return
     for axis, name in ((SPEED, "speed"), (EXECUTIONS, "executions"), (POSITIONS, "positions")):
-        yield finish(
-            pareto(list(_stands(task, axis)), axis=axis, margin=criteria.margin),
+        yield render(
+            plot_pareto(list(_family_points(task, axis)), axis=axis, margin=criteria.margin),
             name=f"{prefix}pareto-{name}",
-            title=f"{task.task}: policies and decode settings over {axis}",
-            caption="Paired differences in accuracy to k=1 at the first decode settings, with 95 % intervals, "
-            "over what is gained per token. Hollow: k=1 with another threshold, small block or block cache, the "
-            "control that a policy has to beat. The band is the margin.",
+            title=f"{task.task}: policies and decode settings, {axis}",
+            caption="Paired accuracy differences from k=1 with the first decode settings, with 95 % intervals, over "
+            "the gain per token. Hollow markers: k=1 with another threshold, small block or block cache, the control "
+            "that a policy has to beat. The shaded band is the accuracy margin.",
         )
 
 
-def _stands(task: TaskResult, axis: str) -> Iterator[Stand]:
-    """The reference is one point, however many runs at k=1 it is pooled from."""
+def _family_points(task: TaskResult, axis: str) -> Iterator[FamilyPoint]:
+    """The reference is a single point, also if several k=1 runs are pooled in it."""
     seen = set()
     for result in task.configurations:
         one = result.ranking
@@ -120,177 +138,171 @@ def _stands(task: TaskResult, axis: str) -> Iterator[Stand]:
         if one is None or gain is None or (one.family == REFERENCE and REFERENCE in seen):
             continue
         seen.add(one.family)
-        timed = one.speed if axis == SPEED else None
-        yield Stand(
+        measured = one.speed if axis == SPEED else None
+        yield FamilyPoint(
             label=REFERENCE if one.family == REFERENCE else one.name,
             family=one.family,
-            points=one.points,
-            gain=timed or Estimate(value=gain, low=gain, high=gain),
+            difference=one.points,
+            gain=measured or Estimate(value=gain, low=gain, high=gain),
             on_front=one.on_front(axis),
         )
 
 
-def _point(result: ConfigurationResult) -> Point:
-    assert result.comparison is not None
-    faster = result.comparison.speedup
-    return Point(
-        label=result.label,
-        k=result.resolved.k,
-        subset=result.resolved.subset,
-        drop=result.comparison.difference.points,
-        speedup=None if faster is None else faster.tokens,
-        on_front=result.on_front,
-    )
-
-
-def _grids(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
-    """k × subset, for the first mode and settings that have more than one of both."""
+def _grids(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
+    """k × layers, for each mode and set of decode settings that has more than one k."""
     del criteria
-    families: dict[object, list[ConfigurationResult]] = {}
+    by_settings: dict[object, list[ConfigurationResult]] = {}
     for result in task.configurations:
         own = result.resolved
         if own.k is not None and own.subset is not None:
-            families.setdefault(own.settings, []).append(result)
-    for place, (settings, results) in enumerate(families.items()):
-        modes = dict.fromkeys(r.resolved.mode for r in results if r.resolved.k != 1)
-        for mode in modes or {None: None}:
+            by_settings.setdefault(own.settings, []).append(result)
+    for place, results in enumerate(list(by_settings.values())[:MAX_GRIDS]):
+        modes = list(dict.fromkeys(r.resolved.mode for r in results if r.resolved.k != 1)) or [None]
+        for mode in modes:
             members = [r for r in results if r.resolved.mode == mode or r.resolved.k == 1]
-            if len({r.resolved.k for r in members}) > 1 and place < 3:
-                said = f", {mode} mode" if mode and len(modes) > 1 else ""
-                suffix = f"{f'-{mode}' if said else ''}{f'-{place + 1}' if place else ''}"
-                varies = f", {_settings_text(settings)}" if len(families) > 1 else ""
-                yield finish(
-                    panels(list(_maps(members, generates=task.kind == GENERATE))),
-                    name=f"{prefix}grid{suffix}",
-                    title=f"{task.task}: k × layers{said}{varies}",
-                    caption="Rows are k, columns which layers are reused. Speed is as the clock had it: the machine's "
-                    "changes are taken out of speed-ups only. Layer-positions count layers × positions that really "
-                    "ran: the work, whatever the clock said.",
-                )
-
-
-def _settings_text(settings: object) -> str:
-    assert isinstance(settings, tuple)
-    threshold, small_block, block_cache = settings
-    return f"threshold {threshold:g}, small block {small_block}, block cache {'on' if block_cache else 'off'}"
-
-
-def _maps(results: Sequence[ConfigurationResult], *, generates: bool) -> Iterator[Grid]:
-    names = list(dict.fromkeys(str(r.resolved.subset) for r in results))
-    periods = sorted({r.resolved.k for r in results if r.resolved.k is not None})
-    by = {(r.resolved.k, str(r.resolved.subset)): r for r in results}
-
-    def grid(title: str, values: Mapping[tuple[int | None, str], float], places: int) -> Grid:
-        table = [[values.get((k, name), math.nan) for name in names] for k in periods]
-        texts = [[number(value, places) for value in row] for row in table]
-        return Grid(title=title, rows=[str(k) for k in periods], columns=names, values=table, texts=texts)
-
-    yield grid("accuracy (%)", {key: 100 * r.accuracy.value for key, r in by.items()}, 1)
-    if generates:
-        rates = {key: r.throughput.tokens_per_second for key, r in by.items()}
-        yield grid("tokens/s", {key: rate.value for key, rate in rates.items() if rate is not None}, 1)
-        work = {key: r.throughput.positions_per_token for key, r in by.items()}
-        yield grid("layer-positions/token", {key: value for key, value in work.items() if value is not None}, 0)
-    else:
-        yield grid("ms/document", {key: 1000 * r.throughput.seconds_per_document.value for key, r in by.items()}, 0)
-
-
-def _rest(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Picture]:
-    del criteria
-    shown = task.configurations[:MOST_CONFIGURATIONS]
-    if task.kind == GENERATE:
-        steps = [Spread(label=r.label, k=r.resolved.k, histogram=r.steps) for r in shown]
-        lengths = [Spread(label=r.label, k=r.resolved.k, histogram=r.lengths) for r in shown]
-        yield finish(
-            spreads([("denoising steps per document", steps), ("tokens per document", lengths)]),
-            name=f"{prefix}spread",
-            title=f"{task.task}: steps and output lengths",
-            caption="Filled: the configuration. Line: the first k=1 on top of it. The bar is the median, the triangle "
-            "the mean. A configuration that writes more is not faster for it.",
-        )
-    names = [r.label for r in shown]
-    agreement = [[math.nan if share is None else 100 * share for share in row[: len(shown)]] for row in task.agreement]
-    yield finish(
-        tall(
-            Grid(
-                title="",
-                rows=names,
-                columns=names,
-                values=agreement[: len(shown)],
-                texts=[[number(value, 0) for value in row] for row in agreement[: len(shown)]],
-            ),
-            note="identical answers (%)",
-        ),
-        name=f"{prefix}agreement",
-        title=f"{task.task}: identical answers",
-        caption="Share of documents to which two configurations gave the same answer, token for token. Between k=1 it "
-        "has to be 100 on one type of device.",
-    )
-    yield from _breakdowns(task, prefix)
-
-
-def _breakdowns(task: TaskResult, prefix: str) -> Iterator[Picture]:
-    compared = [r for r in task.configurations if r.comparison is not None][:MOST_CONFIGURATIONS]
-    for name, word in (("by_subject", "subject"), ("by_level", "level")):
-        parts = [getattr(r.comparison.breakdown, name) for r in compared if r.comparison is not None]
-        if parts and parts[0]:
-            yield finish(
-                tall(_breakdown(compared, parts, task.task), note="accuracy at k=1 (%), then difference (points)"),
-                name=f"{prefix}{word}s",
-                title=f"{task.task}: by {word}",
-                caption=f"Accuracy of k=1 and the difference to it, {word} by {word}, with the number of documents. "
-                "Parts are small: these are for looking, and no verdict is drawn from them.",
+            if len({r.resolved.k for r in members}) < 2:
+                continue
+            name, title = f"{prefix}grid", f"{task.task}: k × layers"
+            if len(modes) > 1 and mode:
+                name, title = f"{name}-{mode}", f"{title}, {mode} mode"
+            if len(by_settings) > 1:
+                title += f", {results[0].configuration.settings_label()}"
+            yield render(
+                plot_heatmap_row(
+                    list(_grid_heatmaps(members, generates=task.kind == GENERATE)),
+                    x_label="layers reused",
+                    y_label="k",
+                ),
+                name=f"{name}-{place + 1}" if place else name,
+                title=title,
+                caption="Rows: k. Columns: which layers are reused. Speeds are as measured; only speed-ups are "
+                "corrected for changes of the machine. Layer-positions count each position in each layer that was "
+                "computed: the work, independent of the clock.",
             )
 
 
-def _breakdown(compared: Sequence[ConfigurationResult], parts: Sequence[Sequence[Subgroup]], task: str) -> Grid:
-    by = [{part.name: part for part in column} for column in parts]
-    names = list(dict.fromkeys(part.name for column in parts for part in column))[:MOST_SUBJECTS]
-    firsts = [next(column[name] for column in by if name in column) for name in names]
-    values = [[math.nan, *(c[name].points.value if name in c else math.nan for c in by)] for name in names]
-    texts = [
-        [
-            number(100 * first.baseline.value, 1),
-            *(signed(c[first.name].points.value) if first.name in c else "" for c in by),
-        ]
-        for first in firsts
-    ]
-    return Grid(
-        title="",
-        rows=[f"{first.name.removeprefix(f'{task}_').replace('_', ' ')} ({first.documents})" for first in firsts],
-        columns=["k=1", *(r.label for r in compared)],
-        values=values,
-        texts=texts,
+def _grid_heatmaps(results: Sequence[ConfigurationResult], *, generates: bool) -> Iterator[Heatmap]:
+    subsets = list(dict.fromkeys(str(r.resolved.subset) for r in results))
+    ks = sorted({r.resolved.k for r in results if r.resolved.k is not None})
+    by_cell = {(r.resolved.k, str(r.resolved.subset)): r for r in results}
+
+    def heatmap(title: str, value: Callable[[ConfigurationResult], float | None], places: int) -> Heatmap:
+        found = {cell: value(result) for cell, result in by_cell.items()}
+        table = [[_or_nan(found.get((k, subset))) for subset in subsets] for k in ks]
+        texts = [[number(one, places) for one in row] for row in table]
+        return Heatmap(title=title, rows=[str(k) for k in ks], columns=subsets, values=table, texts=texts)
+
+    yield heatmap("accuracy (%)", lambda r: 100 * r.accuracy.value, 1)
+    if generates:
+        yield heatmap("tokens/s", lambda r: rate.value if (rate := r.throughput.tokens_per_second) else None, 1)
+        yield heatmap("layer-positions/token", lambda r: r.throughput.positions_per_token, 0)
+    else:
+        yield heatmap("ms/document", lambda r: 1000 * r.throughput.seconds_per_document.value, 0)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _other_figures(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
+    del criteria
+    shown = task.configurations[:MAX_CONFIGURATIONS]
+    if task.kind == GENERATE:
+        steps = [LabeledHistogram(label=r.label, k=r.resolved.k, histogram=r.steps) for r in shown]
+        lengths = [LabeledHistogram(label=r.label, k=r.resolved.k, histogram=r.lengths) for r in shown]
+        yield render(
+            plot_histograms([("denoising steps per document", steps), ("tokens per document", lengths)]),
+            name=f"{prefix}spread",
+            title=f"{task.task}: denoising steps and output lengths",
+            caption="Filled: the configuration. Outline: the first k=1 run. Bar: median. Triangle: mean. Longer "
+            "answers raise tokens/s without making a configuration faster.",
+        )
+    yield _agreement(task, shown, prefix)
+    compared = [result for result in task.configurations if result.comparison is not None][:MAX_CONFIGURATIONS]
+    for attribute, word in (("by_subject", "subject"), ("by_level", "level")):
+        columns = [getattr(r.comparison.breakdown, attribute) for r in compared if r.comparison is not None]
+        if columns and columns[0]:
+            yield render(
+                plot_tall_heatmap(
+                    _breakdown(compared, columns, task.task), note="accuracy at k=1 (%), then difference (points)"
+                ),
+                name=f"{prefix}{word}s",
+                title=f"{task.task}: by {word}",
+                caption=f"Accuracy of k=1 and the difference from it for each {word}, with the number of documents. "
+                "The groups are small: read these numbers as a hint, they enter no verdict.",
+            )
+
+
+def _agreement(task: TaskResult, shown: Sequence[ConfigurationResult], prefix: str) -> RenderedFigure:
+    labels = [result.label for result in shown]
+    rows = task.agreement[: len(shown)]
+    values = [[math.nan if share is None else 100 * share for share in row[: len(shown)]] for row in rows]
+    texts = [[number(value, 0) for value in row] for row in values]
+    heatmap = Heatmap(rows=labels, columns=labels, values=values, texts=texts)
+    return render(
+        plot_tall_heatmap(heatmap, note="identical answers (%)"),
+        name=f"{prefix}agreement",
+        title=f"{task.task}: identical answers",
+        caption="Share of documents for which two configurations gave the same answer, token by token. Between k=1 "
+        "runs on one type of device it must be 100.",
+    )
+
+
+def _breakdown(compared: Sequence[ConfigurationResult], columns: Sequence[Sequence[Subgroup]], task: str) -> Heatmap:
+    by_name = [{part.name: part for part in column} for column in columns]
+    names = list(dict.fromkeys(part.name for column in columns for part in column))[:MAX_SUBJECTS]
+    baselines = [next(column[name] for column in by_name if name in column) for name in names]
+    differences = [[column[name].points.value if name in column else None for column in by_name] for name in names]
+    return Heatmap(
+        rows=[f"{one.name.removeprefix(f'{task}_').replace('_', ' ')} ({one.documents})" for one in baselines],
+        columns=["k=1", *(result.label for result in compared)],
+        values=[[math.nan, *map(_or_nan, row)] for row in differences],
+        texts=[
+            [number(100 * one.baseline.value, 1), *("" if value is None else signed(value) for value in row)]
+            for one, row in zip(baselines, differences, strict=True)
+        ],
         around_zero=True,
     )
 
 
-def _lanes(analysis: Analysis, startups: Mapping[str, ActorStartup]) -> Iterator[Lane]:
-    periods = {c.label: c.resolved.k for task in analysis.tasks for c in task.configurations}
+def _speed_over_time(timelines: Sequence[ActorTimeline], prefix: str) -> Iterator[RenderedFigure]:
+    if timelines:
+        yield render(
+            plot_speed_over_time(timelines),
+            name=f"{prefix}time",
+            title="Tokens/s over time, by actor",
+            caption="Each marker is one trial at its start time; markers of one kind should stay level. Gray line: the "
+            "calibration before each trial, fixed documents at k=1, which measures the machine and not the policy. A "
+            "cold start would show as first markers far below later ones of the same kind.",
+        )
+
+
+def _timelines(analysis: Analysis, startups: Mapping[str, ActorStartup]) -> Iterator[ActorTimeline]:
+    k_by_label = {c.label: c.resolved.k for task in analysis.tasks for c in task.configurations}
     by_actor: dict[str, list[TrialAttempt]] = {}
     for trial in analysis.timeline:
         if trial.tokens_per_second is not None:
             by_actor.setdefault(trial.actor, []).append(trial)
     if not by_actor:
         return
-    start = min(min(t.started_at for t in trials) for trials in by_actor.values())
-    start = min([start, *(startup.began for startup in startups.values())])
+    first_trial = min(trial.started_at for trials in by_actor.values() for trial in trials)
+    start = min([first_trial, *(startup.began for startup in startups.values())])
     for actor in sorted(by_actor, key=lambda name: (len(name), name)):
-        own = startups.get(actor)
-        yield Lane(
+        startup = startups.get(actor)
+        yield ActorTimeline(
             actor=actor,
-            dots=[
-                Dot(
-                    at=trial.started_at - start,
-                    k=periods.get(trial.label.partition(".r")[0]),
+            trials=[
+                TimedTrial(
+                    start=trial.started_at - start,
+                    k=k_by_label.get(REPEAT_SUFFIX.sub("", trial.label)),
                     speed=trial.tokens_per_second or 0.0,
                     calibration=trial.calibration,
                 )
                 for trial in by_actor[actor]
             ],
-            loading=None if own is None else (own.began - start, own.loaded - start),
-            warming=None if own is None else (own.loaded - start, own.warm - start),
+            loading=None if startup is None else (startup.began - start, startup.loaded - start),
+            warm_up=None if startup is None else (startup.loaded - start, startup.warm - start),
         )
 
 
-KINDS = (_tradeoff, _paretos, _grids, _rest)  # of a task, in reading order
+TASK_FIGURES = (_tradeoff, _paretos, _grids, _other_figures)  # in reading order

@@ -1,4 +1,4 @@
-"""Draws what a configuration costs against what it buys: accuracy and speed-up with intervals. Judges nothing."""
+"""Scatter plots of accuracy against speed, and of accuracy differences alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,159 +11,28 @@ from matplotlib.patches import Patch, Rectangle
 
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.ranking import family_order
-from orchestrator.report.drawing import FAINT, INK, QUIET, arms_of, colour_of, ends_of, mark, new_figure, place
+from orchestrator.report.drawing import (
+    BLACK,
+    GRAY,
+    LIGHT_GRAY,
+    XY,
+    color_for,
+    error_bars,
+    finite_ends,
+    marker_style,
+    new_figure,
+    place_labels,
+)
 from orchestrator.report.text import signed
 
-MOST_NAMES = 14  # with more points only those on the front are named
-FRONT: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}
-BARS: dict[str, Any] = {"linewidth": 0.9, "capsize": 2.2, "alpha": 0.85}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One configuration; `drop` in points, negative is worse. No speed-up where nothing is generated."""
-
-    label: str
-    k: int | None
-    subset: str | None
-    drop: Estimate
-    speedup: Estimate | None
-    on_front: bool = False
-
-
-def tradeoff(
-    points: Sequence[Point], *, margin: float, speedup: float, accuracy: float | None, noise: Estimate | None
-) -> Figure:
-    """Difference in accuracy over speed-up.
-
-    `accuracy` is that of k=1, None if there are several; `noise` is how far runs at k=1 lie apart.
-    """
-    figure = new_figure(6.6, 4.3)
-    axes = figure.subplots()
-    drawn = [point for point in points if point.speedup is not None]
-    _limits(axes, drawn, margin, speedup)
-    _regions(axes, margin, speedup, noise)
-    for point in drawn:
-        _cross(axes, point)
-    front = sorted((p.speedup.value, p.drop.value) for p in drawn if p.on_front and p.speedup is not None)
-    beaten = any(faster >= 1 and better >= 0 for faster, better in front)
-    if front:
-        axes.step(*zip(*([] if beaten else [(1.0, 0.0)]), *front, strict=True), where="pre", **FRONT, zorder=1.5)
-    axes.plot(1, 0, **mark(1, "first"), markersize=8, linestyle="none", zorder=4)
-    axes.set_xlabel("speed-up against k=1 (tokens/s, same documents)")
-    axes.set_ylabel("accuracy difference (points)")
-    axes.grid(True)
-    if accuracy is not None:
-        right = axes.secondary_yaxis("right", functions=(_shift(accuracy), _shift(-accuracy)))
-        right.set_ylabel("accuracy (%)")
-    _legend(figure, drawn, noise)
-    named = [p.label if len(drawn) <= MOST_NAMES or p.on_front else None for p in drawn]
-    centres = [(p.speedup.value, p.drop.value) for p in drawn if p.speedup is not None]
-    bars = [bar for p in drawn for bar in _bars(p)]
-    place(axes, [(1.0, 0.0), *centres], ["k=1", *named], bars)
-    return figure
-
-
-def _shift(by: float) -> Callable[[Any], Any]:
-    return lambda value: value + by
-
-
-def _limits(axes: Axes, points: Sequence[Point], margin: float, speedup: float) -> None:
-    across = [end for p in points if p.speedup is not None for end in ends_of(p.speedup)]
-    up = [end for p in points for end in ends_of(p.drop)]
-    left, right = min([0.95, *across]), max([speedup * 1.06, *across])
-    low, high = min([-margin * 1.25, *up]), max([1.0, *up])
-    axes.set_xlim(left - 0.04 * (right - left), right + 0.06 * (right - left))
-    axes.set_ylim(low - 0.06 * (high - low), high + 0.08 * (high - low))
-
-
-def _regions(axes: Axes, margin: float, speedup: float, noise: Estimate | None) -> None:
-    right, top = axes.get_xlim()[1], axes.get_ylim()[1]
-    axes.add_patch(
-        Rectangle(
-            (speedup, -margin),
-            right - speedup,
-            top + margin,
-            facecolor="#eef4ee",
-            edgecolor="#b9cdb9",
-            hatch="////",
-            linewidth=0,
-            zorder=0.5,
-        )
-    )
-    axes.plot([speedup, speedup, right], [top, -margin, -margin], color="#3b6b3b", linewidth=1.1, zorder=0.8)
-    if noise is not None:
-        low, high = 1 / noise.value, noise.value
-        axes.axvspan(low, high, facecolor=FAINT, alpha=0.55, linewidth=0, zorder=0.4)
-    axes.axhline(0, color=QUIET, linewidth=0.6, zorder=0.7)
-
-
-def _cross(axes: Axes, point: Point) -> None:
-    assert point.speedup is not None
-    x, y = point.speedup, point.drop
-    axes.errorbar(
-        x.value,
-        y.value,
-        xerr=arms_of(x),
-        yerr=arms_of(y),
-        fmt="none",
-        ecolor=colour_of(point.k),
-        zorder=2,
-        **BARS,
-    )
-    axes.plot(x.value, y.value, **mark(point.k, point.subset), markersize=7, linestyle="none", zorder=3)
-
-
-def _bars(point: Point) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """The two lines of a cross, which names should not cover."""
-    assert point.speedup is not None
-    x, y = point.speedup, point.drop
-    across, up = ends_of(x), ends_of(y)
-    return [((across[0], y.value), (across[-1], y.value)), ((x.value, up[0]), (x.value, up[-1]))]
-
-
-def _legend(figure: Figure, points: Sequence[Point], noise: Estimate | None) -> None:
-    entries: list[Line2D | Patch] = []
-    for k in sorted({p.k for p in points if p.k is not None}):
-        entries.append(Line2D([], [], **mark(k, "first"), linestyle="none", label=f"k={k}"))
-    for subset in [s for s in ("first", "middle", "last") if any(p.subset == s for p in points)]:
-        style = mark(1, subset) | {"marker": "h", "color": QUIET, "markeredgecolor": QUIET}
-        entries.append(Line2D([], [], **style, linestyle="none", markersize=7, label=subset))
-    entries.append(Line2D([], [], **FRONT, label="Pareto front"))
-    entries.append(Patch(facecolor="#eef4ee", edgecolor="#b9cdb9", hatch="////", label="success"))
-    if noise is not None:
-        entries.append(Patch(facecolor=FAINT, alpha=0.55, label="noise (A/A)"))
-    figure.legend(
-        handles=entries, loc="outside lower center", ncols=5 if len(entries) > 7 else len(entries), handlelength=1.8
-    )
-
-
-def forest(points: Sequence[Point], *, margin: float) -> Figure:
-    """Differences in accuracy one below the other, for tasks that get no speed verdict."""
-    figure = new_figure(6.6, 1.1 + 0.27 * len(points))
-    axes = figure.subplots()
-    ends = [end for p in points for end in ends_of(p.drop)]
-    low, high = min([-margin * 1.3, *ends]), max([1.0, *ends])
-    room = 0.05 * (high - low)
-    axes.set_xlim(low - room, high + room)
-    axes.axvspan(-margin, high + room, facecolor="#eef4ee", edgecolor="#b9cdb9", hatch="////", linewidth=0, zorder=0.5)
-    axes.axvline(-margin, color="#3b6b3b", linewidth=1.1)
-    axes.axvline(0, color=QUIET, linewidth=0.6)
-    for row, point in enumerate(points):
-        y = point.drop
-        axes.errorbar(y.value, row, xerr=arms_of(y), fmt="none", ecolor=colour_of(point.k), zorder=2, **BARS)
-        axes.plot(y.value, row, **mark(point.k, point.subset), markersize=6.5, linestyle="none", zorder=3)
-    axes.set_yticks(range(len(points)), [point.label for point in points])
-    axes.set_ylim(len(points) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"accuracy difference to k=1 (points); the hatched side is inside the margin of {margin:g}")
-    axes.grid(True, axis="x")
-    return figure
-
-
-MOST_PARETO_NAMES = 16  # with more points only those on the front are named
-FAR = 40  # points of accuracy: what loses more would press all others together, and is told in a line
-MARKS = {  # colour and shape: decode settings are hollow and joined by lines, policies filled
+MAX_LABELS = 14  # with more points, only those on the Pareto front get a label
+FRONT_LINE: dict[str, Any] = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (2, 2))}
+ERROR_BARS: dict[str, Any] = {"linewidth": 0.9, "capsize": 2.2, "alpha": 0.85}
+SUCCESS_AREA: dict[str, Any] = {"facecolor": "#eef4ee", "edgecolor": "#b9cdb9", "hatch": "////"}
+SUCCESS_EDGE_COLOR = "#3b6b3b"
+MAX_PARETO_LABELS = 16
+FAR_BELOW_POINTS = 40  # configurations that lose more accuracy are listed as text: they would compress the axis
+FAMILY_MARKERS = {  # color and shape; decode settings are hollow and connected by lines, policies are filled
     "k=1": ("#1a1a1a", "o"),
     "threshold": ("#4d4d4d", "o"),
     "small block": ("#4d4d4d", "s"),
@@ -179,66 +48,178 @@ MARKS = {  # colour and shape: decode settings are hollow and joined by lines, p
     "skip": ("#aa4499", "v"),
     "stale": ("#56b4e9", "*"),
 }
-OTHER_MARK = ("#117733", "h")  # of rules that came later
-JOINED = ("threshold", "small block")
+OTHER_FAMILY_MARKER = ("#117733", "h")
+CONNECTED_FAMILIES = ("threshold", "small block")
+HOLLOW_FAMILIES = (*CONNECTED_FAMILIES, "block cache", "several decode settings")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stand:
-    """One configuration; `points` of accuracy against the reference, `gain` a ratio, with an interval where timed."""
+class Point:
+    """A configuration against k=1 with the same decode settings. No speed-up where nothing is generated."""
+
+    label: str
+    k: int | None
+    subset: str | None
+    difference: Estimate  # of accuracy, in points; negative is worse
+    speedup: Estimate | None
+    on_front: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FamilyPoint:
+    """A configuration against k=1 with the task's first decode settings."""
 
     label: str
     family: str
-    points: Estimate
-    gain: Estimate
+    difference: Estimate  # of accuracy, in points; negative is worse
+    gain: Estimate  # a ratio; the ends equal the value where it is not a measured time
     on_front: bool
 
 
-def pareto(everything: Sequence[Stand], *, axis: str, margin: float) -> Figure:
-    figure = new_figure(6.6, 4.4)
+def plot_tradeoff(
+    points: Sequence[Point], *, margin: float, speedup: float, accuracy: float | None, noise: Estimate | None
+) -> Figure:
+    """Accuracy difference over speed-up.
+
+    `accuracy` is that of k=1 in percent, None if there are several k=1; `noise` is how far runs at k=1 are apart.
+    """
+    figure = new_figure(6.6, 4.3)
     axes = figure.subplots()
-    stands = [stand for stand in everything if stand.points.value > -FAR]
-    far = [
-        f"{s.label} ({signed(s.points.value, 0)} points, {s.gain.value:.2f}×)" for s in everything if s not in stands
-    ]
-    if far:
-        axes.text(0.01, 0.02, f"far below: {', '.join(far)}", transform=axes.transAxes, fontsize=8, color=QUIET)
-    axes.axhspan(-margin, 0, facecolor="#eef4ee", linewidth=0, zorder=0.3)
-    axes.axhline(0, color=QUIET, linewidth=0.6, zorder=0.7)
-    for stand in stands:
-        x, y, colour = stand.gain, stand.points, _mark(stand.family)[0]
-        spans: dict[str, Any] = {"xerr": arms_of(x), "yerr": arms_of(y)}
-        axes.errorbar(x.value, y.value, fmt="none", ecolor=colour, linewidth=0.7, alpha=0.5, zorder=2, **spans)
-        axes.plot(x.value, y.value, **_style(stand.family), markersize=6.5, linestyle="none", zorder=3)
-    for family in JOINED:
-        ends = [s for s in stands if s.family in (family, "k=1")]
-        line = sorted((s.gain.value, s.points.value) for s in ends)
-        if len({s.family for s in ends}) > 1:
-            axes.plot(*zip(*line, strict=True), color="#9aa0a6", linewidth=0.7, zorder=1)
-    front = sorted((s.gain.value, s.points.value) for s in stands if s.on_front)
+    shown = [(point, point.speedup) for point in points if point.speedup is not None]
+    _set_limits(axes, shown, margin, speedup)
+    _draw_areas(axes, margin, speedup, noise)
+    for point, ratio in shown:
+        x, y = ratio, point.difference
+        bars: dict[str, Any] = {"xerr": error_bars(x), "yerr": error_bars(y), **ERROR_BARS}
+        axes.errorbar(x.value, y.value, fmt="none", ecolor=color_for(point.k), zorder=2, **bars)
+        axes.plot(x.value, y.value, **marker_style(point.k, point.subset), markersize=7, linestyle="none", zorder=3)
+    front = sorted((ratio.value, point.difference.value) for point, ratio in shown if point.on_front)
+    baseline_beaten = any(x >= 1 and y >= 0 for x, y in front)
     if front:
-        axes.step(*zip(*front, strict=True), where="pre", **FRONT, zorder=1.5)
-    axes.set_xlabel(f"gain in {axis} against k=1 at the first settings (ratio)")
+        corners = front if baseline_beaten else [(1.0, 0.0), *front]
+        axes.step(*zip(*corners, strict=True), where="pre", **FRONT_LINE, zorder=1.5)
+    axes.plot(1, 0, **marker_style(1, "first"), markersize=8, linestyle="none", zorder=4)
+    axes.set_xlabel("speed-up over k=1 (tokens/s, same documents)")
     axes.set_ylabel("accuracy difference (points)")
     axes.grid(True)
-    _pareto_legend(figure, stands)
-    named = [s.label if len(stands) <= MOST_PARETO_NAMES or s.on_front else None for s in stands]
-    place(axes, [(s.gain.value, s.points.value) for s in stands], named)
+    if accuracy is not None:
+        right = axes.secondary_yaxis("right", functions=(_shift(accuracy), _shift(-accuracy)))
+        right.set_ylabel("accuracy (%)")
+    _tradeoff_legend(figure, [point for point, _ in shown], noise)
+    labels = [point.label if len(shown) <= MAX_LABELS or point.on_front else None for point, _ in shown]
+    centers = [(ratio.value, point.difference.value) for point, ratio in shown]
+    lines = [line for point, ratio in shown for line in _error_bar_lines(ratio, point.difference)]
+    place_labels(axes, [(1.0, 0.0), *centers], ["k=1", *labels], lines)
     return figure
 
 
-def _mark(family: str) -> tuple[str, str]:
-    return MARKS.get(family, OTHER_MARK)
+def _shift(by: float) -> Callable[[Any], Any]:
+    return lambda value: value + by
 
 
-def _style(family: str) -> dict[str, Any]:
-    colour, marker = _mark(family)
-    hollow = "white" if family in JOINED or family in ("block cache", "several decode settings") else colour
-    return {"marker": marker, "color": colour, "markerfacecolor": hollow, "markeredgecolor": colour}
+def _set_limits(axes: Axes, shown: Sequence[tuple[Point, Estimate]], margin: float, speedup: float) -> None:
+    xs = [end for _, ratio in shown for end in finite_ends(ratio)]
+    ys = [end for point, _ in shown for end in finite_ends(point.difference)]
+    left, right = min([0.95, *xs]), max([speedup * 1.06, *xs])
+    low, high = min([-margin * 1.25, *ys]), max([1.0, *ys])
+    axes.set_xlim(left - 0.04 * (right - left), right + 0.06 * (right - left))
+    axes.set_ylim(low - 0.06 * (high - low), high + 0.08 * (high - low))
 
 
-def _pareto_legend(figure: Figure, stands: Sequence[Stand]) -> None:
-    present = sorted({s.family for s in stands}, key=family_order)
-    entries = [Line2D([], [], **_style(family), linestyle="none", markersize=6.5, label=family) for family in present]
-    entries.append(Line2D([], [], **FRONT, label="Pareto front"))
+def _draw_areas(axes: Axes, margin: float, speedup: float, noise: Estimate | None) -> None:
+    right, top = axes.get_xlim()[1], axes.get_ylim()[1]
+    corner, width, height = (speedup, -margin), right - speedup, top + margin
+    axes.add_patch(Rectangle(corner, width, height, **SUCCESS_AREA, linewidth=0, zorder=0.5))
+    axes.plot([speedup, speedup, right], [top, -margin, -margin], color=SUCCESS_EDGE_COLOR, linewidth=1.1, zorder=0.8)
+    if noise is not None:
+        axes.axvspan(1 / noise.value, noise.value, facecolor=LIGHT_GRAY, alpha=0.55, linewidth=0, zorder=0.4)
+    axes.axhline(0, color=GRAY, linewidth=0.6, zorder=0.7)
+
+
+def _error_bar_lines(x: Estimate, y: Estimate) -> list[tuple[XY, XY]]:
+    xs, ys = finite_ends(x), finite_ends(y)
+    return [((xs[0], y.value), (xs[-1], y.value)), ((x.value, ys[0]), (x.value, ys[-1]))]
+
+
+def _tradeoff_legend(figure: Figure, points: Sequence[Point], noise: Estimate | None) -> None:
+    entries: list[Line2D | Patch] = []
+    for k in sorted({point.k for point in points if point.k is not None}):
+        entries.append(Line2D([], [], **marker_style(k, "first"), linestyle="none", label=f"k={k}"))
+    for subset in [name for name in ("first", "middle", "last") if any(point.subset == name for point in points)]:
+        style = marker_style(1, subset) | {"marker": "h", "color": GRAY, "markeredgecolor": GRAY}
+        entries.append(Line2D([], [], **style, linestyle="none", markersize=7, label=subset))
+    entries.append(Line2D([], [], **FRONT_LINE, label="Pareto front"))
+    entries.append(Patch(**SUCCESS_AREA, label="success"))
+    if noise is not None:
+        entries.append(Patch(facecolor=LIGHT_GRAY, alpha=0.55, label="noise (k=1 vs k=1)"))
+    columns = 5 if len(entries) > 7 else len(entries)
+    figure.legend(handles=entries, loc="outside lower center", ncols=columns, handlelength=1.8)
+
+
+def plot_accuracy_differences(points: Sequence[Point], *, margin: float) -> Figure:
+    """One row per configuration, for tasks without a speed verdict."""
+    figure = new_figure(6.6, 1.1 + 0.27 * len(points))
+    axes = figure.subplots()
+    ends = [end for point in points for end in finite_ends(point.difference)]
+    low, high = min([-margin * 1.3, *ends]), max([1.0, *ends])
+    padding = 0.05 * (high - low)
+    axes.set_xlim(low - padding, high + padding)
+    axes.axvspan(-margin, high + padding, **SUCCESS_AREA, linewidth=0, zorder=0.5)
+    axes.axvline(-margin, color=SUCCESS_EDGE_COLOR, linewidth=1.1)
+    axes.axvline(0, color=GRAY, linewidth=0.6)
+    for row, point in enumerate(points):
+        x = point.difference
+        axes.errorbar(x.value, row, xerr=error_bars(x), fmt="none", ecolor=color_for(point.k), zorder=2, **ERROR_BARS)
+        axes.plot(x.value, row, **marker_style(point.k, point.subset), markersize=6.5, linestyle="none", zorder=3)
+    axes.set_yticks(range(len(points)), [point.label for point in points])
+    axes.set_ylim(len(points) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"accuracy difference from k=1 (points); hatched: within the margin of {margin:g} points")
+    axes.grid(True, axis="x")
+    return figure
+
+
+def plot_pareto(points: Sequence[FamilyPoint], *, axis: str, margin: float) -> Figure:
+    """Policies and decode settings on the same axes, with the Pareto front of all of them."""
+    figure = new_figure(6.6, 4.4)
+    axes = figure.subplots()
+    shown = [point for point in points if point.difference.value > -FAR_BELOW_POINTS]
+    far_below = [
+        f"{point.label} ({signed(point.difference.value, 0)} points, {point.gain.value:.2f}×)"
+        for point in points
+        if point not in shown
+    ]
+    if far_below:
+        note = f"far below: {', '.join(far_below)}"
+        axes.text(0.01, 0.02, note, transform=axes.transAxes, fontsize=8, color=GRAY)
+    axes.axhspan(-margin, 0, facecolor=SUCCESS_AREA["facecolor"], linewidth=0, zorder=0.3)
+    axes.axhline(0, color=GRAY, linewidth=0.6, zorder=0.7)
+    for point in shown:
+        x, y, style = point.gain, point.difference, _family_style(point.family)
+        bars: dict[str, Any] = {"xerr": error_bars(x), "yerr": error_bars(y), "ecolor": style["color"]}
+        axes.errorbar(x.value, y.value, fmt="none", linewidth=0.7, alpha=0.5, zorder=2, **bars)
+        axes.plot(x.value, y.value, **style, markersize=6.5, linestyle="none", zorder=3)
+    for family in CONNECTED_FAMILIES:
+        members = [point for point in shown if point.family in (family, "k=1")]
+        line = sorted((point.gain.value, point.difference.value) for point in members)
+        if len({point.family for point in members}) > 1:
+            axes.plot(*zip(*line, strict=True), color="#9aa0a6", linewidth=0.7, zorder=1)
+    front = sorted((point.gain.value, point.difference.value) for point in shown if point.on_front)
+    if front:
+        axes.step(*zip(*front, strict=True), where="pre", **FRONT_LINE, zorder=1.5)
+    axes.set_xlabel(f"gain in {axis} over k=1 with the first decode settings (ratio)")
+    axes.set_ylabel("accuracy difference (points)")
+    axes.grid(True)
+    families = sorted({point.family for point in shown}, key=family_order)
+    entries = [Line2D([], [], **_family_style(name), linestyle="none", markersize=6.5, label=name) for name in families]
+    entries.append(Line2D([], [], **FRONT_LINE, label="Pareto front"))
     figure.legend(handles=entries, loc="outside lower center", ncols=min(6, len(entries)), handlelength=1.6)
+    labels = [point.label if len(shown) <= MAX_PARETO_LABELS or point.on_front else None for point in shown]
+    place_labels(axes, [(point.gain.value, point.difference.value) for point in shown], labels)
+    return figure
+
+
+def _family_style(family: str) -> dict[str, Any]:
+    color, marker = FAMILY_MARKERS.get(family, OTHER_FAMILY_MARKER)
+    face = "white" if family in HOLLOW_FAMILIES else color
+    return {"marker": marker, "color": color, "markerfacecolor": face, "markeredgecolor": color}

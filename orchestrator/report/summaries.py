@@ -1,77 +1,60 @@
-"""One summary.json for each configuration: the experiment's keys, and what it lacked. Knows no files."""
+"""One summary.json per configuration: the keys of the original experiment, and more."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.analysis import as_json
-from orchestrator.analysis.explain import flops_per_token
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
-from orchestrator.analysis.trial_facts import CounterSums, TrialFiles, trial_provenance, trials_by_configuration
-from orchestrator.report.section import Section
+from orchestrator.analysis.trial_facts import TrialFiles, trial_provenance, trials_by_configuration
+from orchestrator.core.configuration import DECODE_SETTINGS, varying_settings
+from orchestrator.report.section import ConfigurationView, Section
 
-SHORT = {"threshold": "t{:g}", "small_block": "b{}", "block_cache": "cache-{}"}
-
-
-def summaries(section: Section) -> dict[str, dict[str, Any]]:
-    """By folder name: task[_limit_N]/policy[_varying settings]."""
-    return dict(_all(section))
+RENAMED_SETTINGS = {"block_cache": "use_block_cache"}  # as the original experiment wrote them
 
 
-def _all(section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
+def configuration_summaries(section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Directory name (task[_limit_N]/configuration) and content."""
     limit = section.request.get("settings", {}).get("limit")
     trials = trials_by_configuration(section.trials)
-    for view in section.tasks:
-        task = view.task
+    for task_view in section.tasks:
+        task = task_view.task
         folder = task.task + (f"_limit_{limit}" if limit else "")
-        varying = _varying(task)
-        for result in task.configurations:
-            own = trials.get((task.task, result.configuration), {})
-            yield f"{folder}/{_name(result, varying)}", _summary(section, task, result, own)
+        varying = varying_settings(result.configuration for result in task.configurations)
+        for view in task_view.configurations:
+            configuration = view.result.configuration
+            own_trials = trials.get((task.task, configuration), {})
+            yield f"{folder}/{configuration.slug(varying)}", _summary(section, task, view, own_trials)
 
 
-def _varying(task: TaskResult) -> list[str]:
-    return [axis for axis in SHORT if len({getattr(r.configuration, axis) for r in task.configurations}) > 1]
-
-
-def _name(result: ConfigurationResult, varying: list[str]) -> str:
-    own = result.configuration
-    shown = {axis: getattr(own, axis) for axis in varying}
-    if "block_cache" in shown:
-        shown["block_cache"] = "on" if shown["block_cache"] else "off"
-    return "_".join([own.policy, *(SHORT[axis].format(value) for axis, value in shown.items())])
-
-
-def _summary(section: Section, task: TaskResult, result: ConfigurationResult, trials: TrialFiles) -> dict[str, Any]:
-    own, speed = result.configuration, result.throughput
-    counted = section.totals[task.task, own]
+def _summary(section: Section, task: TaskResult, view: ConfigurationView, trials: TrialFiles) -> dict[str, Any]:
+    result = view.result
+    own, speed = result.resolved, result.throughput
     identity = section.request["identity"]
-    made = trial_provenance(trials)
+    found = trial_provenance(trials)
     rate = speed.tokens_per_second
     return {
         "task": task.task,
         "config": own.policy,
-        "timestamp": counted.ended.isoformat(),
+        "timestamp": view.counters.ended.isoformat(),
         "accuracy": result.accuracy.value,
         "throughput": {
             "tokens_generated": speed.tokens,
             "total_time_s": speed.seconds,
             "tokens_per_s": None if rate is None else rate.value,
         },
-        "gpu_info": [{"name": device.name, **dict(device.facts)} for device in made.devices],
-        "git": {"versions": list(made.codes)},
+        "gpu_info": [{"name": device.name, **dict(device.facts)} for device in found.devices],
+        "git": {"versions": list(found.codes)},
         "environment": {
-            name: versions[0] if len(versions) == 1 else list(versions) for name, versions in made.packages
+            name: versions[0] if len(versions) == 1 else list(versions) for name, versions in found.packages
         },
         "model_args": {
             "model": identity.get("model"),
             "revision": identity.get("model_revision"),
             "dtype": identity.get("dtype"),
-            "reuse_k": result.resolved.k,
-            "layer_subset": result.resolved.subset,
-            "mode": result.resolved.mode,
-            "threshold": own.threshold,
-            "small_block": own.small_block,
-            "use_block_cache": own.block_cache,
+            "reuse_k": own.k,
+            "layer_subset": own.subset,
+            "mode": own.mode,
+            **{RENAMED_SETTINGS.get(name, name): getattr(own.configuration, name) for name in DECODE_SETTINGS},
         },
         "eval_params": {
             "limit": section.request.get("settings", {}).get("limit"),
@@ -84,12 +67,12 @@ def _summary(section: Section, task: TaskResult, result: ConfigurationResult, tr
             "documents_wanted": result.wanted,
             "repeats": result.repeats,
         },
-        "layers": list(result.resolved.layers),
+        "layers": list(own.layers),
         "intervals": _intervals(result),
         "verdict": as_json(result.comparison.verdict) if result.comparison else None,
-        "counters": _counters(counted),
-        "flops_per_token": flops_per_token(speed.positions_per_token, section.request.get("model", {})),
-        "peak_memory_bytes": section.memory.get((task.task, own)),
+        "counters": {"rows": view.counters.rows, **view.counters.sums},
+        "flops_per_token": view.flops_per_token,
+        "peak_memory_bytes": view.peak_memory_bytes,
         "gates": _gates(section, trials),
     }
 
@@ -100,21 +83,17 @@ def _intervals(result: ConfigurationResult) -> dict[str, Any]:
         "tokens_per_s": result.throughput.tokens_per_second,
         "seconds_per_document": result.throughput.seconds_per_document,
     }
-    compared = result.comparison
-    if compared is not None:
-        found["accuracy_difference_points"] = compared.difference.points
-        found["p_mcnemar"], found["p_holm"] = compared.difference.p_value, compared.difference.p_holm
-        found["speedup"] = None if compared.speedup is None else compared.speedup.tokens
-        found["speedup_documents"] = None if compared.speedup is None else compared.speedup.seconds
+    comparison = result.comparison
+    if comparison is not None:
+        found["accuracy_difference_points"] = comparison.difference.points
+        found["p_mcnemar"], found["p_holm"] = comparison.difference.p_value, comparison.difference.p_holm
+        found["speedup"] = None if comparison.speedup is None else comparison.speedup.tokens
+        found["speedup_documents"] = None if comparison.speedup is None else comparison.speedup.seconds
     return {name: as_json(value) for name, value in found.items()}
 
 
-def _counters(counted: CounterSums) -> dict[str, Any]:
-    return {"rows": counted.rows, **counted.sums}
-
-
 def _gates(section: Section, trials: TrialFiles) -> list[dict[str, Any]]:
-    """Those that held, and those that failed for this configuration's trials."""
+    """Gates that passed, and those that failed for this configuration's trials."""
     return [
         {"gate": finding.gate, "ok": finding.ok, "sentence": finding.sentence}
         for finding in section.analysis.gates

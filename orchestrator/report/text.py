@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same in page, Markdown and figures. Computes nothing."""
+"""Numbers as people read them (the same in the page, in Markdown and in figures), and what failed gates mean."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ NONE = "–"
 
 
 def signed(value: float, places: int = 1) -> str:
-    """With its sign, but for what rounds to nothing."""
+    """With its sign; a value that rounds to zero has none."""
     if not math.isfinite(value):
         return NONE
     shown = f"{value:+.{places}f}"
@@ -19,11 +19,9 @@ def signed(value: float, places: int = 1) -> str:
 
 
 def number(value: float | None, places: int = 1) -> str:
-    return (
-        NONE
-        if value is None or not math.isfinite(value)
-        else f"{value:,.{places}f}".replace("-", "−").replace(",", " ")
-    )
+    if value is None or not math.isfinite(value):
+        return NONE
+    return f"{value:,.{places}f}".replace("-", "−").replace(",", " ")
 
 
 def percent(share: float | None, places: int = 1) -> str:
@@ -34,8 +32,8 @@ def whole(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ")
 
 
-def between(estimate: Estimate | None, places: int = 1, scale: float = 1.0, *, sign: bool = False) -> str:
-    """The ends of an interval: 71.2 to 75.9."""
+def interval(estimate: Estimate | None, places: int = 1, scale: float = 1.0, *, sign: bool = False) -> str:
+    """71.2 to 75.9."""
     if estimate is None or not all(map(math.isfinite, (estimate.low, estimate.high))):
         return NONE
     show = signed if sign else number
@@ -47,22 +45,21 @@ def p_value(value: float) -> str:
 
 
 def hours(seconds: float) -> str:
-    """In figures that are not all 0 for a run of minutes."""
+    """With more places for short runs, which would be 0.00 otherwise."""
     value = seconds / 3600
     return number(value, 2 if value >= 1 else 4)
 
 
 def duration(seconds: float) -> str:
-    """With two units at most: 3 h 12 min."""
+    """3 h 12 min."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def size(count: float) -> str:
-    """Bytes."""
-    value = float(count)
+def size(byte_count: float) -> str:
+    value = float(byte_count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":
             break
@@ -70,109 +67,108 @@ def size(count: float) -> str:
     return f"{value:.0f} {unit}" if unit in ("B", "kB") else f"{value:.1f} {unit}"
 
 
-def magnitude(value: float | None, unit: str = "FLOP") -> str:
-    """With a prefix: 12.3 GFLOP."""
+def with_prefix(value: float | None) -> str:
+    """12.3 G."""
     if value is None or not math.isfinite(value):
         return NONE
     for prefix in ("", "k", "M", "G", "T"):
         if abs(value) < 1000 or prefix == "T":
             break
         value /= 1000
-    return f"{value:.3g} {prefix}{unit}"
+    return f"{value:.3g} {prefix}"
 
 
-def large(count: float) -> str:
-    """In words: 7.6 billion."""
+def in_words(count: float) -> str:
+    """7.6 billion."""
     for unit, word in ((1e9, "billion"), (1e6, "million")):
         if count >= unit:
             return f"{count / unit:.1f} {word}"
     return whole(count)
 
 
-def layers(indices: tuple[int, ...]) -> str:
-    """Runs of indices joined: 1–12, 20."""
-    parts: list[list[int]] = []
+def layer_ranges(indices: tuple[int, ...]) -> str:
+    """1–12, 20."""
+    ranges: list[list[int]] = []
     for index in sorted(indices):
-        if parts and index == parts[-1][1] + 1:
-            parts[-1][1] = index
+        if ranges and index == ranges[-1][1] + 1:
+            ranges[-1][1] = index
         else:
-            parts.append([index, index])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in parts) or NONE
+            ranges.append([index, index])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in ranges) or NONE
 
 
 def counted(count: int, noun: str) -> str:
     return f"{whole(count)} {noun}{'' if count == 1 else 's'}"
 
 
-MEANING = {
+PASSED, WARNING, FAILED = "passed", "warning", "failed"
+WHY_A_GATE_MATTERS = {
     "replay": (
-        "The counters say that layers ran which the policy wanted left out, or were left out at k=1. The "
-        "times then say nothing about reuse, and the answers are not those of the policy named. This is a "
-        "fault of the program, not of the machine: rows made before it is repaired cannot be used."
+        "According to the counters, layers ran that the policy should have skipped, or layers were skipped at k=1. "
+        "The times then say nothing about layer reuse, and the answers are not those of the named policy. This is a "
+        "bug in the program, not a problem of the machine: rows from before the fix cannot be used."
     ),
     "agreement at k=1": (
-        "All configurations at k=1 are the same computation. If their answers differ on the same type of "
-        "device, something besides the policy changes results: a cache that outlives its document, a batch "
-        "that leaks into another, arithmetic that is not repeatable. Differences of other configurations may "
-        "have the same cause."
+        "All configurations at k=1 are the same computation. If their answers differ on the same type of device, "
+        "something other than the policy changes the results: a cache that outlives its document, state that leaks "
+        "between batches, or arithmetic that is not reproducible. Differences between other configurations may have "
+        "the same cause."
     ),
     "output mode": (
-        "In output mode no layer runs in a replaying pass, so the layers a policy names cannot matter. If "
-        "they seem to, something besides the policy changes results, as above."
+        "In output mode no layer runs in a pass that replays, so the layers a policy names cannot matter. If they "
+        "seem to, something other than the policy changes the results."
     ),
     "one version": (
-        "Rows of different code or of different weights are not one experiment: a difference between two "
-        "configurations may be the difference between two versions. Run the older trials again, or report "
-        "them apart."
+        "Rows from different code or different weights are not one experiment: a difference between two "
+        "configurations may be a difference between two versions. Rerun the older trials, or report them separately."
     ),
     "settings": (
-        "Rows ran with settings other than those asked for, or do not say with which. A difference between "
-        "two configurations may then be one of threshold, precision, batch size or device."
+        "Rows ran with settings other than the requested ones, or do not record their settings. A difference between "
+        "two configurations may then come from the threshold, precision, batch size or device."
     ),
     "output length": (
-        "Tokens per second rewards repetition: a configuration that writes more, or runs to the length limit "
-        "more often, looks faster without being so. Read its seconds per document, which count every token it "
-        "took to come to an answer."
+        "Tokens per second rewards repetition: a configuration that writes more, or reaches the length limit more "
+        "often, looks faster than it is. Compare seconds per document instead, which count the whole answer."
     ),
     "every document once": (
-        "Pairs are made of the documents both sides have. Where some are missing, configurations are compared "
-        "on fewer documents than were asked for, and not all on the same ones; continue the sweep to fill "
-        "them in."
+        "Comparisons use the documents that both sides have. If some are missing, configurations are compared on fewer "
+        "documents than requested, and not all on the same ones. Continue the sweep to add the missing documents."
     ),
     "cold start": (
-        "An actor's first trial ran unlike its later ones, as without a warm-up. If it holds many of a "
-        "configuration's documents, that configuration looks slower (or, where the calibration was the cold "
-        "part, faster) than it is."
+        "An actor's first trial ran at another speed than its later ones, as if without a warm-up. If it contains many "
+        "of a configuration's documents, that configuration looks slower than it is (or faster, if the calibration "
+        "was slow)."
     ),
     "own device": (
-        "Actors that share a GPU slow each other down, and by how much depends on what the neighbour runs at the "
-        "moment. A configuration may look faster because its neighbours were idle. Accuracies are not affected; for "
-        "speeds, run the sweep with one actor on each GPU (--gpus-per-actor 1)."
+        "Actors that share a GPU slow each other down, and how much depends on what the other one is running. A "
+        "configuration may look faster because the GPU was idle otherwise. Accuracies are not affected; to measure "
+        "speed, run the sweep with one actor per GPU (--gpus-per-actor 1)."
     ),
-    "metrics": ("Rows without a finite score or time cannot enter any mean."),
+    "metrics": "Rows without a finite score or time cannot enter any mean.",
 }
-OK, WARNING, FAILED = "held", "warning", "failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GateText:
+class GateSummary:
     name: str
-    state: str
+    state: str  # PASSED, WARNING or FAILED
     sentences: tuple[str, ...]
-    meaning: str  # empty where it held
+    explanation: str  # empty if the gate passed
 
 
-def gate_texts(findings: Sequence[Finding]) -> Iterator[GateText]:
-    """One for each gate, failed ones first."""
+def summarize_gates(findings: Sequence[Finding]) -> Iterator[GateSummary]:
+    """One summary per gate, failed gates first."""
     by_gate: dict[str, list[Finding]] = {}
     for finding in findings:
         by_gate.setdefault(finding.gate, []).append(finding)
-    texts = [_text(name, found) for name, found in by_gate.items()]
-    yield from sorted(texts, key=lambda text: (FAILED, WARNING, OK).index(text.state))
+    summaries = [_summarize_gate(name, found) for name, found in by_gate.items()]
+    yield from sorted(summaries, key=lambda gate: (FAILED, WARNING, PASSED).index(gate.state))
 
 
-def _text(name: str, found: Sequence[Finding]) -> GateText:
-    failed = [finding for finding in found if not finding.ok]
-    state = OK if not failed else FAILED if any(finding.withholds_verdict for finding in failed) else WARNING
-    said = tuple(finding.sentence for finding in (failed or found))
-    return GateText(name=name, state=state, sentences=said, meaning=MEANING.get(name, "") if failed else "")
+def _summarize_gate(name: str, findings: Sequence[Finding]) -> GateSummary:
+    failed = [finding for finding in findings if not finding.ok]
+    state = PASSED if not failed else FAILED if any(finding.withholds_verdict for finding in failed) else WARNING
+    sentences = tuple(finding.sentence for finding in (failed or findings))
+    return GateSummary(
+        name=name, state=state, sentences=sentences, explanation=WHY_A_GATE_MATTERS.get(name, "") if failed else ""
+    )

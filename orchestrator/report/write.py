@@ -1,7 +1,7 @@
-"""The report of one or several folders, from rows to files. Everything is made before the first file is written.
+"""Writes the report of one or several sweeps. All content is computed before the first file is written.
 
-report.html                                     the page
-results.md                                      the experiment's tables
+report.html                                     a single page that loads nothing
+results.md                                      its tables
 figures/<name>.svg, .png
 summaries/<task>[_limit_N]/<configuration>/summary.json
 """
@@ -16,24 +16,36 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.analysis.earlier_results import read_summary
-from orchestrator.report import text
+from orchestrator.analysis.earlier_results import read_summaries, read_summary
+from orchestrator.report import tables, text
 from orchestrator.report.markdown import results_markdown
-from orchestrator.report.section import Section, beside, read_earlier, section
-from orchestrator.report.summaries import summaries
-from orchestrator.report.sweeps import gather, one_by_one, side_by_side
+from orchestrator.report.parallel import process_pool_map, sequential_map
+from orchestrator.report.section import Section, build_section, match_earlier
+from orchestrator.report.summaries import configuration_summaries
+from orchestrator.report.sweeps import read_sweeps
 from orchestrator.store import Store
 from orchestrator.store.files import DISK, make_folders, remove_quietly, write_file
 from sampler.errors import InputError
 
 PAGE = "report.html"
-LARGE = 400  # trials; of fewer, a report is written sooner than processes have started
+POOL_MIN_TRIALS = 400  # with fewer trials, starting processes takes longer than the report
+TEMPLATES = Path(__file__).with_name("templates")
+TEXT_FILTERS = ("number", "percent", "whole", "interval", "counted")
+CONTENTS = (  # id and title of the page's parts
+    ("verdict", "Verdict"),
+    ("results", "Complete results"),
+    ("gates", "Validity checks"),
+    ("figures", "Figures"),
+    ("explanations", "Where the speed-up comes from"),
+    ("regressions", "Regressions"),
+    ("earlier", "Earlier experiment"),
+    ("provenance", "Provenance"),
+    ("missing", "Missing results"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
-    """What a terminal says of a report."""
-
+class WrittenReport:
     verdicts: tuple[str, ...]
     page: Path
 
@@ -46,138 +58,108 @@ def write_report(
     margin: float | None = None,
     speedup: float | None = None,
     figures: bool = True,
-) -> Written:
-    """Writes all files. InputError, and not one file, where no report can be made.
+) -> WrittenReport:
+    """Write all files, or raise InputError and write none.
 
-    One folder's report is written into it; that of several into the first one's `merged`, if `out` does not say.
+    By default the report of one sweep is written into its directory, that of several into `merged/` of the first.
     """
-    old = None if compare is None else read_earlier(compare)
-    with side_by_side() if _is_large(folders) else nullcontext(one_by_one) as mapped:
-        materials = gather(folders, mapped)
-        prefixes = ["" if len(materials) == 1 else f"s{number}-" for number in range(1, len(materials) + 1)]
+    earlier = None if compare is None else read_summaries(compare)
+    large = sum(len(Store(folder).trial_ids()) for folder in folders) >= POOL_MIN_TRIALS
+    with process_pool_map() if large else nullcontext(sequential_map) as parallel:
+        groups = read_sweeps(folders, parallel)
+        prefixes = ["" if len(groups) == 1 else f"s{number}-" for number in range(1, len(groups) + 1)]
         sections = [
-            section(material, prefix=prefix, margin=margin, speedup=speedup, figures=figures, mapped=mapped)
-            for material, prefix in zip(materials, prefixes, strict=True)
+            build_section(data, prefix=prefix, margin=margin, speedup=speedup, figures=figures, parallel=parallel)
+            for data, prefix in zip(groups, prefixes, strict=True)
         ]
+    if earlier is not None and compare is not None:
+        sections = [replace(one, earlier=match_earlier(earlier, one.analysis.tasks, compare)) for one in sections]
     target = Path(out) if out is not None else Path(folders[0]) if len(folders) == 1 else Path(folders[0]) / "merged"
-    if old is not None and compare is not None:
-        sections = [replace(one, earlier=beside(old, one.analysis.tasks, compare)) for one in sections]
-    names = [str(folder) for folder in folders]
     files = {
-        **_figures(sections),
-        **_summaries(sections),
+        **dict(_figure_files(sections)),
+        **dict(_summary_files(sections)),
         "results.md": results_markdown(sections).encode(),
-        PAGE: render(sections, title=_title(sections), folders=names).encode(),
+        PAGE: render_page(sections, folders=[str(folder) for folder in folders]).encode(),
     }
     write_all(target, files)
-    _remove_outdated(target, files)
-    return Written(verdicts=tuple(_verdicts(sections)), page=target / PAGE)
-
-
-def _is_large(folders: Sequence[Path]) -> bool:
-    return sum(len(Store(folder).trial_ids()) for folder in folders) >= LARGE
+    _remove_outdated_summaries(target, files)
+    return WrittenReport(verdicts=tuple(_verdicts(sections)), page=target / PAGE)
 
 
 def _verdicts(sections: Sequence[Section]) -> Iterator[str]:
-    for one in sections:
-        of = f"{one.model}: " if len(sections) > 1 else ""
-        yield from (f"{of}{verdict}" for verdict in one.verdicts)
+    for section in sections:
+        prefix = f"{section.model}: " if len(sections) > 1 else ""
+        yield from (f"{prefix}{verdict}" for verdict in section.verdicts)
 
 
-def _title(sections: Sequence[Section]) -> str:
-    models = list(dict.fromkeys(one.model for one in sections))
-    return f"Layer reuse in {' and '.join(models)}"
+def _figure_files(sections: Sequence[Section]) -> Iterator[tuple[str, bytes]]:
+    for section in sections:
+        for figure in section.figures:
+            yield f"figures/{figure.name}.svg", figure.svg
+            yield f"figures/{figure.name}.png", figure.png
 
 
-def _figures(sections: Sequence[Section]) -> dict[str, bytes]:
-    files = {}
-    for one in sections:
-        for picture in one.pictures:
-            files[f"figures/{picture.name}.svg"] = picture.svg_file
-            files[f"figures/{picture.name}.png"] = picture.png_file
-    return files
-
-
-def _summaries(sections: Sequence[Section]) -> dict[str, bytes]:
-    files = {}
-    for one in sections:
-        for name, summary in summaries(one).items():
-            path = f"summaries/{one.prefix}{name}/summary.json"
-            files[path] = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    return files
-
-
-def _remove_outdated(target: Path, files: Mapping[str, bytes]) -> None:
-    """Summaries of an earlier report whose limit or varying settings were others: who reads a folder of summaries must
-    not find two of one configuration. What no report wrote stays."""
-    for path in (target / "summaries").glob("*/*/summary.json"):
-        if path.relative_to(target).as_posix() not in files and _is_ours(path):
-            remove_quietly(path)
-            for folder in (path.parent, path.parent.parent):
-                if not any(folder.iterdir()):
-                    folder.rmdir()
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return read_summary(path).ours
-    except InputError:
-        return False
+def _summary_files(sections: Sequence[Section]) -> Iterator[tuple[str, bytes]]:
+    for section in sections:
+        for name, summary in configuration_summaries(section):
+            content = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            yield f"summaries/{section.prefix}{name}/summary.json", content
 
 
 def write_all(target: Path, files: Mapping[str, bytes]) -> None:
-    """Each file whole or not at all; the page comes last, so that it never speaks of files that are not there."""
+    """Write each file completely or not at all, in this order (so the page never names files that do not exist)."""
     try:
         for name, data in files.items():
             path = target / name
             make_folders(DISK, path.parent)
             write_file(DISK, path, data)
     except OSError as problem:
-        raise InputError(f"{target} cannot be written to: {problem.strerror or problem}") from problem
+        raise InputError(f"cannot write to {target}: {problem.strerror or problem}") from problem
 
 
-TEMPLATES = Path(__file__).with_name("templates")
-FILTERS = (
-    "signed",
-    "number",
-    "percent",
-    "whole",
-    "between",
-    "p_value",
-    "size",
-    "magnitude",
-    "layers",
-    "counted",
-    "hours",
-)
-CONTENTS = (
-    ("verdict", "Verdict"),
-    ("results", "Complete results"),
-    ("gates", "Validity"),
-    ("pictures", "Pictures"),
-    ("explanations", "Why it is as fast as it is"),
-    ("breaks", "Where it breaks"),
-    ("earlier", "An earlier experiment"),
-    ("provenance", "Provenance"),
-    ("missing", "What is missing"),
-)
+def _remove_outdated_summaries(target: Path, files: Mapping[str, bytes]) -> None:
+    """Remove summaries of an earlier report that had other directory names (another limit, other varying settings).
+
+    A reader of all summaries would find a configuration twice. Files that no report wrote stay.
+    """
+    for path in (target / "summaries").glob("*/*/summary.json"):
+        if path.relative_to(target).as_posix() not in files and _is_from_a_report(path):
+            remove_quietly(path)
+            for folder in (path.parent, path.parent.parent):
+                if not any(folder.iterdir()):
+                    folder.rmdir()
 
 
-def render(sections: Sequence[Section], *, title: str, folders: Sequence[str]) -> str:
+def _is_from_a_report(path: Path) -> bool:
+    try:
+        return read_summary(path).ours
+    except InputError:
+        return False
+
+
+def render_page(sections: Sequence[Section], *, folders: Sequence[str]) -> str:
+    """One HTML page that loads nothing.
+
+    jinja2 escapes everything that a model or a dataset wrote. The content security policy allows only the page's own
+    style sheet and script, by their hashes, and images in data URIs.
+    """
+    models = list(dict.fromkeys(section.model for section in sections))
     css, js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     compared = any(section.earlier is not None for section in sections)
-    contents = [entry for entry in CONTENTS if entry[0] != "earlier" or compared]
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
             sections=sections,
-            title=title,
+            title=f"Layer reuse in {' and '.join(models)}",
             folders=folders,
-            contents=contents,
+            contents=[entry for entry in CONTENTS if entry[0] != "earlier" or compared],
             css=css,
             js=js,
-            policy=_policy(css, js),
+            content_security_policy=(
+                f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; img-src data:; "
+                "base-uri 'none'; form-action 'none'"
+            ),
         )
     )
 
@@ -190,16 +172,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(text, name) for name in FILTERS}
+    environment.filters |= {name: getattr(text, name) for name in TEXT_FILTERS}
+    environment.filters["data_uri"] = _svg_data_uri
+    environment.globals["tables"] = tables
     return environment
 
 
-def _policy(css: str, js: str) -> str:
-    return (
-        f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+def _svg_data_uri(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+def _hash(content: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"

@@ -1,24 +1,24 @@
 "use strict";
-// Sorts tables by a click on a column's name, and filters the documents under "Where it breaks". Loads nothing.
+// Sorts tables by column, and filters the examples under "Regressions".
 
-const valueOf = (cell) => {
-  const stated = cell.dataset.sort;
-  if (stated === undefined) return cell.textContent.trim().toLowerCase();
-  return stated === "" ? -Infinity : Number(stated);
+const sortKey = (cell) => {
+  const number = cell.dataset.sort;
+  if (number === undefined) return cell.textContent.trim().toLowerCase();
+  return number === "" ? -Infinity : Number(number);
 };
 
 const sortBy = (header) => {
-  const table = header.closest("table");
+  const body = header.closest("table").tBodies[0];
   const column = [...header.parentNode.children].indexOf(header);
-  const down = header.getAttribute("aria-sort") !== "descending";
-  const first = table.tBodies[0].rows[0];
+  const current = header.getAttribute("aria-sort");
+  const first = body.rows[0];
   const numeric = first && first.cells[column].dataset.sort !== undefined;
-  const descending = numeric ? down : header.getAttribute("aria-sort") === "ascending";
+  const descending = numeric ? current !== "descending" : current === "ascending";
   for (const other of header.parentNode.children) other.removeAttribute("aria-sort");
   header.setAttribute("aria-sort", descending ? "descending" : "ascending");
-  const rows = [...table.tBodies[0].rows].map((row) => [valueOf(row.cells[column]), row]);
+  const rows = [...body.rows].map((row) => [sortKey(row.cells[column]), row]);
   rows.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0) * (descending ? -1 : 1));
-  for (const [, row] of rows) table.tBodies[0].append(row);
+  for (const [, row] of rows) body.append(row);
 };
 
 for (const header of document.querySelectorAll("table.sortable thead th")) {
@@ -30,20 +30,21 @@ for (const header of document.querySelectorAll("table.sortable thead th")) {
 }
 
 for (const tools of document.querySelectorAll(".tools")) {
-  const breaks = [...tools.parentNode.querySelectorAll("details.break")];
-  const texts = breaks.map((one) => one.textContent.toLowerCase());
+  const examples = [...tools.parentNode.querySelectorAll("details.example")];
+  const texts = examples.map((example) => example.textContent.toLowerCase());
   const search = tools.querySelector("input[type=search]");
   const select = tools.querySelector("select");
   const count = tools.querySelector("output");
   const apply = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
-    breaks.forEach((one, place) => {
-      const fits = (!select.value || one.dataset.of === select.value) && words.every((word) => texts[place].includes(word));
-      one.hidden = !fits;
-      shown += fits;
+    examples.forEach((example, index) => {
+      const inGroup = !select.value || example.dataset.group === select.value;
+      const matches = inGroup && words.every((word) => texts[index].includes(word));
+      example.hidden = !matches;
+      shown += matches;
     });
-    count.textContent = `${shown} of ${breaks.length} shown`;
+    count.textContent = `${shown} of ${examples.length} shown`;
   };
   search.addEventListener("input", apply);
   select.addEventListener("change", apply);

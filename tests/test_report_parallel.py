@@ -1,4 +1,4 @@
-"""A large sweep's report is made in several processes: the same report, and none of them is left behind."""
+"""Large reports are written by several processes: same content, and no process is left over."""
 
 import os
 import signal
@@ -10,8 +10,9 @@ import pytest
 from simulated_sweep import Simulation, write_sweep
 
 from orchestrator.report import write
-from orchestrator.report.section import section
-from orchestrator.report.sweeps import TABLES, gather, side_by_side
+from orchestrator.report.parallel import process_pool_map
+from orchestrator.report.section import build_section
+from orchestrator.report.sweeps import TRIALS_PER_PART, read_sweeps
 from sampler.errors import InputError
 from tools.faults import damage
 from tools.processes import below, gone
@@ -19,47 +20,47 @@ from tools.processes import below, gone
 ROOT = Path(__file__).parents[1]
 WAITING = """
 import sys, time
-from orchestrator.report.sweeps import side_by_side
+from orchestrator.report.parallel import process_pool_map
 
 if __name__ == "__main__":
-    with side_by_side() as mapped:
-        list(mapped(abs, range(4)))
+    with process_pool_map() as parallel:
+        list(parallel(abs, range(4)))
         print("ready", flush=True)
         time.sleep(600)
 """
 
 
-def test_processes_give_the_same_report(tmp_path: Path) -> None:
-    """More trials than a part holds, one of them damaged."""
+def test_several_processes_give_the_same_report(tmp_path: Path) -> None:
+    """More trials than one part holds, one of them corrupted."""
     sweep = write_sweep(tmp_path / "s", Simulation(documents={"gsm8k": 160, "mmlu": 57}, shard_size=20))
     victim = damage.files(sweep, ("rows.parquet",))[70]
     victim.write_bytes(victim.read_bytes()[:-20])
-    (alone,) = gather([sweep])
-    assert len(alone.trials) > TABLES
-    with side_by_side() as mapped:
-        (together,) = gather([sweep], mapped)
-        drawn = section(together, mapped=mapped)
+    (alone,) = read_sweeps([sweep])
+    assert len(alone.trials) > TRIALS_PER_PART
+    with process_pool_map() as parallel:
+        (together,) = read_sweeps([sweep], parallel)
+        section = build_section(together, parallel=parallel)
     assert together.rows.equals(alone.rows)
-    assert together.damage == alone.damage
-    assert str(victim) in together.damage[0]
-    assert drawn.pictures == section(alone).pictures
+    assert together.reading_notices == alone.reading_notices
+    assert str(victim) in together.reading_notices[0]
+    assert section.figures == build_section(alone).figures
 
 
-def test_a_large_sweep_is_reported_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_report_uses_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = write_sweep(tmp_path / "s", Simulation(documents={"gsm8k": 20}, policies=("k1", "k2_first")))
     write.write_report([sweep], out=tmp_path / "alone")
-    monkeypatch.setattr(write, "LARGE", 2)
+    monkeypatch.setattr(write, "POOL_MIN_TRIALS", 2)
     write.write_report([sweep], out=tmp_path / "together")
     for path in (path for path in (tmp_path / "alone").rglob("*") if path.is_file()):
         assert (tmp_path / "together" / path.relative_to(tmp_path / "alone")).read_bytes() == path.read_bytes(), path
 
 
-def test_a_process_that_is_ended_is_told_in_a_sentence() -> None:
-    with pytest.raises(InputError, match="perhaps for the memory it took"), side_by_side() as mapped:
-        list(mapped(os._exit, [1]))
+def test_a_killed_process_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="memory"), process_pool_map() as parallel:
+        list(parallel(os._exit, [1]))
 
 
-def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+def test_processes_exit_with_their_parent(tmp_path: Path) -> None:
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)
     path = {"PYTHONPATH": str(ROOT)}

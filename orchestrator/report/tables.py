@@ -1,0 +1,375 @@
+"""The report's tables, declared as lists of columns. The page and results.md render the same cells.
+
+To show the mean of another row column, add its name to COUNTERS in orchestrator/analysis/trial_facts.py, and here, for
+instance to WORK_COLUMNS: Column("retries/document", lambda row: number_cell(row.per_document("retries"))).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.ranking import AXES, SPEED, Ranking
+from orchestrator.analysis.results import ConfigurationResult
+from orchestrator.analysis.speedups import Speedup
+from orchestrator.report.examples import Examples
+from orchestrator.report.section import ConfigurationView, EarlierRow, EarlierTask, TaskView
+from orchestrator.report.text import (
+    NONE,
+    hours,
+    interval,
+    layer_ranges,
+    number,
+    p_value,
+    percent,
+    signed,
+    size,
+    whole,
+    with_prefix,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    text: str
+    detail: str = ""  # an interval, for instance: a second line in the page, in parentheses in Markdown
+    sort: float | str | None = None  # the number to sort by, "" if it is missing; None sorts by text
+    badge: bool = False
+
+    @property
+    def markdown(self) -> str:
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table with one row per configuration."""
+
+    title: str
+    cell: Callable[[ConfigurationView], Cell]
+    shown: Callable[[TaskView], bool] | None = None  # None: always
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableRow:
+    cells: tuple[Cell, ...]
+    baseline: bool = False
+    on_front: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    name: str  # for screen readers
+    titles: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+
+    @property
+    def text_columns(self) -> list[bool]:
+        """Which columns hold text; the others hold numbers."""
+        return [bool(self.rows) and self.rows[0].cells[column].sort is None for column in range(len(self.titles))]
+
+
+def text_cell(text: str) -> Cell:
+    return Cell(text=text)
+
+
+def number_cell(value: float | None, places: int = 1, scale: float = 1.0, unit: str = "") -> Cell:
+    if value is None:
+        return Cell(text=NONE, sort="")
+    return Cell(text=number(value * scale, places) + unit, sort=value)
+
+
+def estimate_cell(
+    value: Estimate | None, places: int = 1, scale: float = 1.0, unit: str = "", *, sign: bool = False
+) -> Cell:
+    """A value with its interval."""
+    if value is None:
+        return Cell(text=NONE, sort="")
+    shown = signed(value.value * scale, places) if sign else number(value.value * scale, places)
+    return Cell(text=shown + unit, detail=interval(value, places, scale, sign=sign), sort=value.value)
+
+
+def configuration_table(
+    name: str, columns: Sequence[Column], view: TaskView, configurations: Iterable[ConfigurationView]
+) -> Table:
+    shown = [column for column in columns if column.shown is None or column.shown(view)]
+    rows = [
+        TableRow(
+            cells=tuple(column.cell(row) for column in shown),
+            baseline=row.result.resolved.is_baseline,
+            on_front=row.result.on_front,
+        )
+        for row in configurations
+    ]
+    return Table(name=f"{name}: {view.task.task}", titles=tuple(column.title for column in shown), rows=tuple(rows))
+
+
+def _table(name: str, titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    return Table(name=name, titles=tuple(titles), rows=tuple(TableRow(cells=tuple(cells)) for cells in rows))
+
+
+def _speedup(result: ConfigurationResult) -> Speedup | None:
+    return result.comparison.speedup if result.comparison is not None else None
+
+
+def _documents_speedup_cell(row: ConfigurationView) -> Cell:
+    speedup = _speedup(row.result)
+    return estimate_cell(None if speedup is None else speedup.seconds, 2, unit="×")
+
+
+def _difference(result: ConfigurationResult) -> Estimate | None:
+    return None if result.comparison is None else result.comparison.difference.points
+
+
+def _verdict_cell(row: ConfigurationView) -> Cell:
+    if row.result.comparison is not None:
+        return Cell(text=row.result.comparison.verdict.outcome, badge=True)
+    return text_cell("baseline" if row.result.resolved.is_baseline else "not compared")
+
+
+def _p_value_cell(row: ConfigurationView) -> Cell:
+    comparison = row.result.comparison
+    if comparison is None:
+        return Cell(text=NONE, sort="")
+    return Cell(text=p_value(comparison.difference.p_holm), sort=comparison.difference.p_holm)
+
+
+def _documents_cell(row: ConfigurationView) -> Cell:
+    result = row.result
+    wanted = f" of {whole(result.wanted)}" if result.documents < result.wanted else ""
+    repeats = f" × {result.repeats}" if result.repeats > 1 else ""
+    return Cell(text=f"{whole(result.documents)}{wanted}{repeats}", sort=result.documents)
+
+
+def _memory_cell(row: ConfigurationView) -> Cell:
+    memory = row.peak_memory_bytes
+    return Cell(text=size(memory), sort=memory) if memory else Cell(text=NONE, sort="")
+
+
+def _replayed_cell(row: ConfigurationView) -> Cell:
+    passes = row.per_document("passes_full") + row.per_document("passes_small")
+    return number_cell(row.per_document("replayed") / passes if passes else None, 0, 100, " %")
+
+
+GENERATES = attrgetter("generates")
+LENGTH_DRIFTS = attrgetter("length_drifts")
+CONFIGURATION = Column("configuration", lambda row: text_cell(row.result.label))
+
+RESULT_COLUMNS: tuple[Column, ...] = (
+    CONFIGURATION,
+    Column("verdict", _verdict_cell),
+    Column("accuracy %", lambda row: estimate_cell(row.result.accuracy, 1, 100)),
+    Column("difference, points", lambda row: estimate_cell(_difference(row.result), 1, sign=True)),
+    Column("p (Holm)", _p_value_cell),
+    Column("tokens/s", lambda row: estimate_cell(row.result.throughput.tokens_per_second), shown=GENERATES),
+    Column("speed-up", lambda row: speedup_cell(row.result), shown=GENERATES),
+    Column(
+        "s/document",
+        lambda row: estimate_cell(row.result.throughput.seconds_per_document, row.seconds_places),
+    ),
+    Column(
+        "speed-up, documents",
+        _documents_speedup_cell,
+        shown=LENGTH_DRIFTS,
+    ),
+    Column(
+        "hours",
+        lambda row: Cell(text=hours(row.result.throughput.seconds), sort=row.result.throughput.seconds),
+    ),
+)
+
+COST_COLUMNS: tuple[Column, ...] = (
+    CONFIGURATION,
+    Column("documents", _documents_cell),
+    Column("p50 s", lambda row: number_cell(row.result.throughput.p50, row.seconds_places)),
+    Column("p90 s", lambda row: number_cell(row.result.throughput.p90, row.seconds_places)),
+    Column("p99 s", lambda row: number_cell(row.result.throughput.p99, row.seconds_places)),
+    Column("steps/document", lambda row: number_cell(row.result.throughput.steps_per_document)),
+    Column(
+        "tokens/document",
+        lambda row: number_cell(row.result.throughput.tokens_per_document, 0),
+        shown=GENERATES,
+    ),
+    Column("cut off", lambda row: number_cell(row.result.throughput.truncated, 1, 100, " %"), shown=GENERATES),
+    Column("peak memory", _memory_cell),
+)
+
+WORK_COLUMNS: tuple[Column, ...] = (
+    CONFIGURATION,
+    Column("prefill passes", lambda row: number_cell(row.per_document("passes_prefill"))),
+    Column("full passes", lambda row: number_cell(row.per_document("passes_full"))),
+    Column("small passes", lambda row: number_cell(row.per_document("passes_small"))),
+    Column("commit passes", lambda row: number_cell(row.per_document("passes_commit"))),
+    Column("replayed", _replayed_cell),
+    Column("passes/token", lambda row: number_cell(row.result.throughput.passes_per_token, 2), shown=GENERATES),
+    Column("layers/token", lambda row: number_cell(row.result.throughput.layers_per_token), shown=GENERATES),
+    Column(
+        "layer-positions/token",
+        lambda row: number_cell(row.result.throughput.positions_per_token, 0),
+        shown=GENERATES,
+    ),
+    Column(
+        "FLOPs/token",
+        lambda row: Cell(text=with_prefix(row.flops_per_token), sort=row.flops_per_token or ""),
+        shown=GENERATES,
+    ),
+)
+
+# In results.md the main table has the columns of the original experiment.
+MARKDOWN_COLUMNS: tuple[Column, ...] = (
+    Column("Config", lambda row: text_cell(row.result.label)),
+    Column("Reuse K", lambda row: text_cell(str(row.result.resolved.k or NONE))),
+    Column("Layer Subset", lambda row: text_cell(row.result.resolved.subset or NONE)),
+    Column("Accuracy", lambda row: accuracy_cell(row.result)),
+    Column("Throughput (tokens/s)", lambda row: estimate_cell(row.result.throughput.tokens_per_second, 2)),
+    Column("Total Time (h)", lambda row: text_cell(hours(row.result.throughput.seconds))),
+    Column("Accuracy Drop", lambda row: drop_cell(row.result)),
+    Column("Speed-up", lambda row: speedup_cell(row.result)),
+    Column(
+        "Seconds per Document",
+        lambda row: estimate_cell(row.result.throughput.seconds_per_document, row.seconds_places),
+        shown=lambda view: view.length_drifts or not view.generates,
+    ),
+    Column(
+        "Speed-up, Documents",
+        _documents_speedup_cell,
+        shown=LENGTH_DRIFTS,
+    ),
+    Column("Notes", lambda row: _notes_cell(row.result)),
+)
+
+
+def accuracy_cell(result: ConfigurationResult) -> Cell:
+    return Cell(text=percent(result.accuracy.value, 2), detail=interval(result.accuracy, 1, 100))
+
+
+def drop_cell(result: ConfigurationResult) -> Cell:
+    points = _difference(result)
+    if points is None:
+        return text_cell("baseline" if result.resolved.is_baseline else NONE)
+    return Cell(text=f"{signed(points.value, 2)} pp", detail=interval(points, 1, sign=True))
+
+
+def speedup_cell(result: ConfigurationResult) -> Cell:
+    speedup = _speedup(result)
+    return estimate_cell(None if speedup is None else speedup.tokens, 2, unit="×")
+
+
+def _notes_cell(result: ConfigurationResult) -> Cell:
+    parts = [f"layers {layer_ranges(result.resolved.layers)}"]
+    if result.comparison is not None:
+        verdict = result.comparison.verdict
+        parts.append(verdict.outcome + (" (exploratory)" if verdict.exploratory else ""))
+    if result.documents < result.wanted:
+        parts.append(f"{result.documents} of {result.wanted} documents")
+    return text_cell(", ".join(parts))
+
+
+def _explained(row: ConfigurationView, attribute: str, unit: str = "") -> Cell:
+    return number_cell(getattr(row.explanation, attribute), 2, 1, unit)
+
+
+EXPLANATION_COLUMNS: tuple[Column, ...] = (
+    CONFIGURATION,
+    Column("layers", lambda row: text_cell(layer_ranges(row.result.resolved.layers))),
+    Column("ideal", lambda row: _explained(row, "ideal", "×")),
+    Column("measured", lambda row: _explained(row, "measured", "×")),
+    Column("= passes", lambda row: _explained(row, "passes")),
+    Column("× layers", lambda row: _explained(row, "layers")),
+    Column("× overhead", lambda row: _explained(row, "overhead")),
+    Column("× unexplained", lambda row: _explained(row, "unexplained")),
+    Column("from layer executions", lambda row: _explained(row, "from_executions", "×")),
+    Column("from layer-positions", lambda row: _explained(row, "from_positions", "×")),
+)
+
+
+def results_table(view: TaskView) -> Table:
+    return configuration_table("Results", RESULT_COLUMNS, view, view.configurations)
+
+
+def cost_table(view: TaskView) -> Table:
+    return configuration_table("Time and memory", COST_COLUMNS, view, view.configurations)
+
+
+def work_table(view: TaskView) -> Table:
+    return configuration_table("Computation", WORK_COLUMNS, view, view.configurations)
+
+
+def markdown_table(view: TaskView) -> Table:
+    return configuration_table("Results", MARKDOWN_COLUMNS, view, view.configurations)
+
+
+def explanation_table(view: TaskView) -> Table:
+    return configuration_table("Speed-up explained", EXPLANATION_COLUMNS, view, view.explained)
+
+
+def _gain_cell(ranking: Ranking, axis: str) -> Cell:
+    return estimate_cell(ranking.speed, 2, unit="×") if axis == SPEED else number_cell(ranking.gain(axis), 2, 1, "×")
+
+
+def fastest_table(view: TaskView, margin: float) -> Table:
+    """The fastest configuration of each family within the margin."""
+    rows = []
+    for one, result in view.fastest_by_family(margin):
+        cells = [text_cell(one.family), number_cell(one.tried, 0)]
+        ranking = None if result is None else result.ranking
+        if ranking is None:
+            cells += [text_cell("none"), *(number_cell(None) for _ in ("difference", *AXES))]
+        else:
+            cells += [text_cell(ranking.name), estimate_cell(ranking.points, 2, sign=True)]
+            cells += [_gain_cell(ranking, axis) for axis in AXES]
+        rows.append(cells)
+    titles = ["family", "tried", "fastest within the margin", "difference, points", *(f"gain, {axis}" for axis in AXES)]
+    return _table(f"Fastest within the margin: {view.task.task}", titles, rows)
+
+
+def ranking_table(view: TaskView) -> Table:
+    """Every configuration against k=1 with the first decode settings, and which one beats it."""
+    titles = ["configuration", "family", "accuracy %", "difference, points", "steps/document"]
+    titles += [title for axis in AXES for title in (f"gain, {axis}", "beaten by")]
+    rows = []
+    for result in view.task.configurations:
+        if result.ranking is not None:
+            ranking = result.ranking
+            cells = [text_cell(ranking.name), text_cell(ranking.family), number_cell(result.accuracy.value, 2, 100)]
+            cells += [estimate_cell(ranking.points, 2, sign=True), number_cell(result.throughput.steps_per_document)]
+            for axis, beaten_by in zip(AXES, ranking.beaten_by, strict=True):
+                cells += [_gain_cell(ranking, axis), text_cell(beaten_by or "on the front")]
+            rows.append(cells)
+    return _table(f"Policies and decode settings: {view.task.task}", titles, rows)
+
+
+def regressions_table(groups: Sequence[Examples]) -> Table:
+    rows = [
+        (text_cell(one.label), text_cell(one.task), *(number_cell(n, 0) for n in (one.lost, one.won, len(one.shown))))
+        for one in groups
+    ]
+    return _table("Documents lost and won", ("configuration", "task", "lost", "won", "shown"), rows)
+
+
+def earlier_table(task: EarlierTask) -> Table:
+    """An earlier experiment next to ours, if we ran the task."""
+    titles = ["configuration", "accuracy %, then", "drop, then", "tokens/s, then", "speed-up, then"]
+    titles += ["accuracy %, ours", "difference, ours", "tokens/s, ours", "speed-up, ours"] if task.in_ours else []
+    return _table(f"Earlier results: {task.name}", titles, [_earlier_cells(row)[: len(titles)] for row in task.rows])
+
+
+def _earlier_cells(row: EarlierRow) -> list[Cell]:
+    old, ours = row.old, row.ours
+    stated = old.summary.reported_drop  # computed by the experiment from rounded accuracies
+    speedup = None if ours is None else _speedup(ours)
+    drop = Cell(text=NONE, sort="")
+    if old.drop is not None:
+        detail = "" if stated is None else f"stated {signed(stated, 1)}"
+        drop = Cell(text=signed(old.drop, 2), detail=detail, sort=old.drop)
+    return [
+        text_cell(old.summary.config),
+        number_cell(old.summary.accuracy, 2, 100),
+        drop,
+        number_cell(old.summary.tokens_per_second, 2),
+        number_cell(old.speed_ratio, 2, 1, "×"),
+        estimate_cell(None if ours is None else ours.accuracy, 1, 100),
+        estimate_cell(None if ours is None else _difference(ours), 1, sign=True),
+        estimate_cell(None if ours is None else ours.throughput.tokens_per_second, 1),
+        estimate_cell(None if speedup is None else speedup.tokens, 2, unit="×"),
+    ]
