@@ -17,7 +17,7 @@ from simulated_sweep import QuickDisk, Simulation, write_sweep
 from test_tasks_sources import gsm8k_folder
 
 from orchestrator.cli.console import run_command
-from orchestrator.cli.results import export
+from orchestrator.cli.reports import export
 from orchestrator.report.lm_eval_export import export_lm_eval
 from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import DOCUMENTS, ROWS

@@ -18,7 +18,7 @@ import pytest
 from simulated_sweep import NINE, Simulation, write_sweep
 
 from orchestrator.cli.console import run_command
-from orchestrator.cli.results import report
+from orchestrator.cli.reports import report
 from orchestrator.report import write_report
 from orchestrator.report.examples import AFTER, BEFORE, ELLIPSIS, HEAD, TAIL, first_difference, mark_difference
 from orchestrator.report.text import signed

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.cli.slurm import parse_submission
 from orchestrator.slurm.job import Job, script_of, seconds
-from orchestrator.slurm.status import lines, queue, submitted
+from orchestrator.slurm.job_status import lines, queue, submitted
 from orchestrator.slurm.submit import RayToken, submit
 from sampler.errors import InputError
 

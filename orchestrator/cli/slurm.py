@@ -137,9 +137,9 @@ def _status_folder(arguments: Sequence[str]) -> Path:
 
 
 def print_job_status(folder: Path) -> None:
-    from orchestrator.cli.results import print_status
+    from orchestrator.cli.reports import print_status
     from orchestrator.progress.status import read_status
-    from orchestrator.slurm.status import lines, queue, submitted
+    from orchestrator.slurm.job_status import lines, queue, submitted
     from orchestrator.store.reader import read_request
 
     jobs = submitted(folder)

@@ -34,7 +34,7 @@ def sweep(arguments: Sequence[str]) -> None:
         else:
             check_listening(address)
             environment.prepare(local=only_on_loopback(address), token=is_this_machine(address))
-        from orchestrator.run import run  # imports torch and Ray: not before the flags are checked
+        from orchestrator.cli.run_sweep import run  # imports torch and Ray: not before the flags are checked
 
         failed = run(command, list(arguments), stop)
     except KeyboardInterrupt:  # Interrupted, or what Ray turns it into

@@ -371,7 +371,7 @@ def single_value(name: str) -> Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepCommand:
-    """A parsed command line: the command line creates it, `orchestrator.run` reads it."""
+    """A parsed command line: the command line creates it, `orchestrator.cli.run_sweep` reads it."""
 
     settings: SweepSettings
     dry_run: bool = False

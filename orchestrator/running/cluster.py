@@ -31,7 +31,7 @@ from orchestrator.running.autoscaler import AutoscalerReport, Prospect, print_no
 from orchestrator.running.dashboard import MAX_TRIALS, TrialBoard
 from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, TUNE_VARIABLES
 from orchestrator.running.nodes import FailedSetup, Node, failure_sentences
-from orchestrator.running.results import Results
+from orchestrator.running.result_actor import Results
 from orchestrator.running.stop import Aborted
 from orchestrator.store import StoreError
 from sampler.errors import InputError

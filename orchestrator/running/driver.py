@@ -27,7 +27,7 @@ from orchestrator.running.cluster import usable_nodes
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.environment import AccessTokens
 from orchestrator.running.nodes import FailedSetup, Node, NodeHealth
-from orchestrator.running.results import WorkerFailure
+from orchestrator.running.result_actor import WorkerFailure
 from orchestrator.running.scheduling import (
     ElasticGridSearch,
     KeepLoadingActors,
