@@ -133,9 +133,7 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(f"{path}: row {number} is not valid JSON ({error.msg})") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{path}: row {number} is not a JSON object")
-        yield row
+        yield _json_object(path, number, row)
 
 
 def _read_json(path: Path) -> Iterator[Row]:
@@ -149,9 +147,13 @@ def _read_json(path: Path) -> Iterator[Row]:
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not valid JSON ({error.msg} at line {error.lineno})") from None
     for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise InputError(f"{path}: row {number} is not a JSON object")
-        yield row
+        yield _json_object(path, number, row)
+
+
+def _json_object(path: Path, number: int, row: Any) -> Row:
+    if not isinstance(row, dict):
+        raise InputError(f"{path}: row {number} is not a JSON object")
+    return row
 
 
 def _read_csv(path: Path) -> Iterator[Row]:

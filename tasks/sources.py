@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import datasets
 from huggingface_hub import DatasetInfo, HfApi, constants, get_token, hf_hub_download
@@ -31,24 +30,6 @@ BUNDLED = Path(__file__).with_name("bundled")
 DATASETS_URL = "https://huggingface.co/datasets/"
 
 
-class Source(Protocol):
-    """Loads the splits of datasets."""
-
-    kind: str  # hub, folder or bundled
-
-    def load(
-        self, dataset: str, configuration: str | None, splits: Sequence[str], check_row: CheckRow
-    ) -> Mapping[str, datasets.Dataset]: ...
-
-    def has(self, dataset: str, configuration: str | None) -> bool: ...
-
-    def revision(self, dataset: str) -> str: ...
-
-    def check(self, dataset: str, *, gated: bool) -> None:
-        """Raise an InputError if the dataset is not available."""
-        ...
-
-
 def resolve_data(data: str, model: str) -> str:
     """Replace `auto` by the bundled documents for the bundled model, by the Hub for others."""
     if data != "auto":
@@ -56,7 +37,7 @@ def resolve_data(data: str, model: str) -> str:
     return "bundled" if model == BUNDLED_MODEL else "hub"
 
 
-def choose_source(data: str, revisions: Mapping[str, str] | None = None) -> Source:
+def choose_source(data: str, revisions: Mapping[str, str] | None = None) -> "Source":
     """The source for `TaskOptions.data`. `revisions` maps datasets on the Hub to commits."""
     if data == "hub":
         return Hub(revisions)
@@ -138,10 +119,6 @@ class Hub:
         if gated and get_token() is None and not self._cached(dataset):
             raise _no_access(dataset)
         self._commit(dataset, gated=gated)
-
-    def has(self, dataset: str, configuration: str | None) -> bool:
-        del configuration
-        return bool(self._commit(dataset))
 
     def revision(self, dataset: str) -> str:
         return self._commit(dataset)[0]
@@ -231,3 +208,6 @@ def _no_access(dataset: str) -> InputError:
         f"{dataset} is gated: accept its terms at {DATASETS_URL}{dataset}, then provide a token with access "
         f"in HF_TOKEN or with `hf auth login`{offline}"
     )
+
+
+Source = Folder | Hub

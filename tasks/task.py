@@ -28,7 +28,7 @@ from sampler.hub import hub_problem, retry_hub
 from tasks import lookup, sandbox
 from tasks.catalog import GENERATE, TaskSpec, check_requirements, require_sandbox
 from tasks.documents import Description, Document, Provenance, TaskOptions, select_documents
-from tasks.sources import Source, choose_source
+from tasks.sources import Folder, Source, choose_source
 
 FEWSHOT_SEED = 1234  # lm-eval's; reset for every document, so its examples do not depend on the documents before it
 BOOTSTRAP_ITERATIONS = 100_000
@@ -259,8 +259,8 @@ def _load_stock_tasks(spec: TaskSpec, overrides: Mapping[str, Any], source: Sour
     for name in spec.subtasks:
         config = lookup.load_stock_config(paths[name][1])
         dataset = config.get("dataset_path")
-        if source.kind == "bundled" and spec.is_group and not source.has(str(dataset), config.get("dataset_name")):
-            continue  # the bundled documents cover some of the subjects
+        if not _has_subject(source, spec, config):
+            continue
         # lm-eval applies overrides to a stock task only where it is a member of a group.
         member = {"task": name, **overrides, **_documents_override(spec, config, source)}
         group = {"group": f"{name}_alone", "task": [member]}
@@ -279,6 +279,13 @@ def _load_stock_tasks(spec: TaskSpec, overrides: Mapping[str, Any], source: Sour
     if not loaded:
         raise InputError(f"the {source.kind} documents include none for task {spec.name}")
     return loaded
+
+
+def _has_subject(source: Source, spec: TaskSpec, config: Mapping[str, Any]) -> bool:
+    """False for the subjects of a group that the bundled documents leave out."""
+    if not isinstance(source, Folder) or source.kind != "bundled" or not spec.is_group:
+        return True
+    return source.has(str(config.get("dataset_path")), config.get("dataset_name"))
 
 
 def _documents_override(spec: TaskSpec, config: Mapping[str, Any], source: Source) -> dict[str, Any]:

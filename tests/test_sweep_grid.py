@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from orchestrator.core.configuration import Configuration
 from orchestrator.core.trial import Trial
 from orchestrator.planning.grid import SweepIdentity, assign_shards, plan_trials
 from orchestrator.planning.settings import SweepSettings
+from tasks.documents import Document
 
 IDENTITY = SweepIdentity(
     model="owner/name",
@@ -36,16 +37,6 @@ SETTINGS = SweepSettings(tasks=("gsm8k", "mmlu"))
 SHARDS = {"gsm8k": [0, 1, 2], "mmlu": [0, 1, 2, 3, 4]}
 
 
-@dataclass(frozen=True)
-class Doc:
-    subtask: str
-    index: int
-
-    @property
-    def doc_id(self) -> str:
-        return f"{self.subtask}/{self.index}"
-
-
 def plan(identity: SweepIdentity = IDENTITY, shards: Any = SHARDS, **changes: Any) -> list[Trial]:
     return plan_trials(identity, replace(SETTINGS, **changes), shards)
 
@@ -55,8 +46,12 @@ def ids(trials: list[Trial]) -> set[str]:
     return {trial.trial_id for trial in trials}
 
 
-def documents(sizes: dict[str, int], limit: int | None = None) -> list[Doc]:
-    return [Doc(name, index) for name, size in sizes.items() for index in range(min(size, limit or size))]
+def documents(sizes: dict[str, int], limit: int | None = None) -> list[Document]:
+    return [
+        Document(doc_id=f"{name}/{index}", subtask=name, index=index, doc_hash="")
+        for name, size in sizes.items()
+        for index in range(min(size, limit or size))
+    ]
 
 
 def test_ids_do_not_change_between_versions() -> None:
