@@ -332,6 +332,7 @@ def test_a_fetch_killed_20_times_is_complete_in_the_end(url: str, tmp_path: Path
             assert not there.exists() or Store(there).read_request() is None or local_files(there) == local_files(here)
     opened(url, there)
     assert local_files(there) == local_files(here)
+    upload(url, there)  # also removes temporary files that killed processes left
     assert remote_files(url) == local_files(here)
 
 

@@ -28,7 +28,7 @@ from orchestrator.store.files import (
     write_file,
     write_json,
 )
-from orchestrator.store.schema import ARROW_COPY, ROWS
+from orchestrator.store.schema import ARROW_COPY, ROWS, SCHEMA_VERSION
 from orchestrator.store.trial_files import (
     ROWS_FILE,
     TOTALS_KEY,
@@ -187,7 +187,7 @@ class TrialWriter:
         """Replaces trial.json; the copy in memory changes only after the file has."""
         at_trial = {key: facts[key] for key in TRIAL_LEVEL_KEYS if key in facts}
         at_attempt = {key: value for key, value in facts.items() if key not in TRIAL_LEVEL_KEYS}
-        record = {**self._record, **state, TOTALS_KEY: None, **at_trial}
+        record = {**self._record, "schema": SCHEMA_VERSION, **state, TOTALS_KEY: None, **at_trial}
         *others, last = record["attempts"]
         record["attempts"] = [*others, {**last, **at_attempt}]
         write_json(self._disk, self._folder / TRIAL_FILE, record)

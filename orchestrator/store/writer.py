@@ -78,8 +78,7 @@ class StoreWriter(Store):
 
     def write_request(self, request: Mapping[str, Any]) -> None:
         """Writes sweep.json twice, since no other file holds the same information."""
-        value = {"schema": SCHEMA_VERSION, **request}
-        assert value["schema"] == SCHEMA_VERSION, value["schema"]
+        value = {"schema": SCHEMA_VERSION, **request} | {"schema": SCHEMA_VERSION}  # also for an older request
         with self._reporting_errors(f"write {REQUEST_FILE}"):
             for name in (REQUEST_FILE, REQUEST_COPY):
                 write_json(self._disk, self.folder / name, value)
