@@ -1,7 +1,6 @@
-"""Exact block-diffusion decoding and scoring under a layer-reuse policy. Knows torch; never Ray, lm-eval or Arrow.
+"""Block-diffusion decoding and scoring under a layer-reuse policy.
 
-The names below are looked up when they are first used: a program that only reads results takes InputError or a policy's
-name from here and does not wait for torch.
+The names below are imported on first use, so that programs that only need InputError or a policy do not load torch.
 """
 
 from importlib import import_module
@@ -30,8 +29,8 @@ __all__ = [
     "score_pairs",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
-    _HOME = {
+if not TYPE_CHECKING:  # type checkers would accept any attribute of a module with __getattr__
+    _MODULES = {
         "decode": ("decode_prompts",),
         "errors": ("InputError",),
         "loading": ("LoadedModel", "load_model"),
@@ -41,7 +40,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
     }
 
     def __getattr__(name):
-        for module, names in _HOME.items():
+        for module, names in _MODULES.items():
             if name in names:
                 return getattr(import_module(f"sampler.{module}"), name)
         raise AttributeError(f"module 'sampler' has no attribute {name!r}")

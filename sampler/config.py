@@ -1,4 +1,4 @@
-"""Reads a checkpoint's config.json as a Qwen2 configuration, whatever its model_type says. Knows no weights."""
+"""Reads a checkpoint's config.json as a Qwen2 configuration, whatever its model_type. Does not import torch."""
 
 import json
 import sys
@@ -9,8 +9,11 @@ from typing import Any
 
 from sampler.errors import InputError
 
-# What Fast-dLLM v2 checkpoints mean where their config.json and tokenizer leave it unsaid.
+# The values of Fast-dLLM v2 checkpoints that neither config.json nor the tokenizer may state.
 FAST_DLLM_V2 = {"bd_size": 32, "mask_token_id": 151665, "eos_token_id": 151645, "pad_token_id": 151645}
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,15 +34,16 @@ class ModelConfig:
     mask_token_id: int
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
-    max_positions: int = 32_768  # a sequence is no longer than this
+    max_positions: int = 32_768  # the longest sequence
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise InputError(
-                f"config.json: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads"
+                f"config.json: the number of attention heads ({self.num_heads}) must be a multiple of the number of "
+                f"key/value heads ({self.num_kv_heads})"
             )
         if self.head_dim % 2:
-            raise InputError(f"config.json: head size {self.head_dim} is odd; rotary positions need an even one")
+            raise InputError(f"config.json: the head size must be even for rotary positions (got {self.head_dim})")
         for token in (self.mask_token_id, self.pad_token_id, *self.eos_token_ids):
             if token >= self.vocab_size:
                 raise InputError(f"config.json: token id {token} is outside the vocabulary of {self.vocab_size}")
@@ -48,24 +52,43 @@ class ModelConfig:
 
     @property
     def layer_weights(self) -> tuple[int, int]:
-        """Weights in the matrices of one layer: of its attention, and of its MLP."""
+        """Number of matrix weights in one layer: of its attention, and of its MLP."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         return attention, 3 * self.hidden_size * self.intermediate_size
 
 
+def expected_shapes(config: ModelConfig) -> Shapes:
+    """Name and shape of every tensor that a checkpoint with this configuration must have."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    if not config.tied_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        layer = f"model.layers.{index}."
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            shapes[f"{layer}self_attn.{name}_proj.weight"] = (rows, hidden)
+            shapes[f"{layer}self_attn.{name}_proj.bias"] = (rows,)
+        shapes[f"{layer}self_attn.o_proj.weight"] = (hidden, queries)
+        shapes[f"{layer}mlp.gate_proj.weight"] = shapes[f"{layer}mlp.up_proj.weight"] = (ffn, hidden)
+        shapes[f"{layer}mlp.down_proj.weight"] = (hidden, ffn)
+        shapes[f"{layer}input_layernorm.weight"] = shapes[f"{layer}post_attention_layernorm.weight"] = (hidden,)
+    return shapes
+
+
 def read_config(folder: Path, tokenizer_ids: Callable[[], Mapping[str, int | None]]) -> ModelConfig:
-    """`tokenizer_ids` is asked, and the tokenizer loaded, only for ids that config.json does not give."""
+    """`tokenizer_ids` loads the tokenizer, so it is only called for ids that config.json does not give."""
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{folder} has no config.json; a model folder holds config.json and *.safetensors") from None
+        raise InputError(f"{folder} has no config.json; a model needs config.json and *.safetensors") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); a readable file is needed") from None
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}); fetch the file again") from None
+        raise InputError(f"{path} is not valid JSON ({error}); download it again") from None
     if not isinstance(raw, dict):
-        raise InputError(f"{path} holds no JSON object; fetch the file again")
+        raise InputError(f"{path} is not a JSON object; download it again")
     return _Fields(path, raw, tokenizer_ids).config()
 
 
@@ -76,72 +99,72 @@ class _Fields:
     tokenizer_ids: Callable[[], Mapping[str, int | None]]
 
     def config(self) -> ModelConfig:
-        self._refuse_what_is_not_computed()
-        hidden, heads = self._count("hidden_size"), self._count("num_attention_heads")
+        self._check_supported()
+        hidden, heads = self._positive_int("hidden_size"), self._positive_int("num_attention_heads")
         if self.raw.get("head_dim") is None and hidden % heads:
             raise InputError(f"{self.path}: hidden size {hidden} is not a multiple of {heads} attention heads")
-        eos = self._ids("eos_token_id", self._said("eos_token_id"))
+        eos = self._token_ids("eos_token_id", self._value_or_fallback("eos_token_id"))
         return ModelConfig(
-            num_layers=self._count("num_hidden_layers"),
+            num_layers=self._positive_int("num_hidden_layers"),
             hidden_size=hidden,
-            intermediate_size=self._count("intermediate_size"),
+            intermediate_size=self._positive_int("intermediate_size"),
             num_heads=heads,
-            num_kv_heads=self._count("num_key_value_heads", heads),
-            head_dim=self._count("head_dim", hidden // heads),
-            vocab_size=self._count("vocab_size"),
-            rms_norm_eps=self._positive("rms_norm_eps", self.raw.get("rms_norm_eps", 1e-6)),
-            rope_theta=self._positive("rope_theta", self._rope().get("rope_theta", 10000.0)),
+            num_kv_heads=self._positive_int("num_key_value_heads", heads),
+            head_dim=self._positive_int("head_dim", hidden // heads),
+            vocab_size=self._positive_int("vocab_size"),
+            rms_norm_eps=self._positive_float("rms_norm_eps", self.raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=self._positive_float("rope_theta", self._rope().get("rope_theta", 10000.0)),
             tied_embeddings=self._flag("tie_word_embeddings"),
-            block_size=self._count("bd_size", self._said("bd_size")),
-            mask_token_id=self._id("mask_token_id", self._said("mask_token_id")),
+            block_size=self._positive_int("bd_size", self._value_or_fallback("bd_size")),
+            mask_token_id=self._token_id("mask_token_id", self._value_or_fallback("mask_token_id")),
             eos_token_ids=eos,
-            pad_token_id=self._id("pad_token_id", self._said("pad_token_id", eos[0])),
-            max_positions=self._count("max_position_embeddings", 32_768),
+            pad_token_id=self._token_id("pad_token_id", self._value_or_fallback("pad_token_id", eos[0])),
+            max_positions=self._positive_int("max_position_embeddings", 32_768),
         )
 
-    def _refuse_what_is_not_computed(self) -> None:
+    def _check_supported(self) -> None:
         rope, layers = self._rope().get("rope_type", "default"), self.raw.get("layer_types") or []
-        refused = {
+        supported = {
             "hidden_act": (self.raw.get("hidden_act", "silu"), "silu"),
             "use_sliding_window": (self._flag("use_sliding_window"), False),
             "layer_types": (layers, ["full_attention"] * len(layers) if isinstance(layers, list) else []),
             "rope_type": (rope, "default"),
             "quantization_config": (self.raw.get("quantization_config"), None),
         }
-        for key, (value, computed) in refused.items():
-            if value != computed:
-                raise InputError(f"{self.path}: {key} {value!r} is not something this sampler computes")
+        for key, (value, only) in supported.items():
+            if value != only:
+                raise InputError(f"{self.path}: {key} {value!r} is not supported")
 
     def _rope(self) -> dict[str, Any]:
-        """Rotary settings in either spelling: rope_theta and rope_scaling, or transformers 5's rope_parameters."""
+        """Rotary settings: rope_theta and rope_scaling, or rope_parameters as written by transformers 5."""
         rope = {} if self.raw.get("rope_theta") is None else {"rope_theta": self.raw["rope_theta"]}
         for key in ("rope_scaling", "rope_parameters"):
             given = self.raw.get(key) or {}
             if not isinstance(given, dict):
-                raise InputError(f"{self.path}: {key} is {given!r}, an object was expected")
+                raise InputError(f"{self.path}: {key} must be an object (got {given!r})")
             rope |= ({"rope_type": given["type"]} if "type" in given else {}) | given
         return rope
 
-    def _count(self, key: str, default: int | None = None) -> int:
+    def _positive_int(self, key: str, default: int | None = None) -> int:
         value = self.raw.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{self.path}: {key} is {value!r}, a positive whole number was expected")
+            raise InputError(f"{self.path}: {key} must be a positive whole number (got {value!r})")
         return value
 
-    def _positive(self, key: str, value: object) -> float:
+    def _positive_float(self, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise InputError(f"{self.path}: {key} is {value!r}, a positive number was expected")
+            raise InputError(f"{self.path}: {key} must be a positive number (got {value!r})")
         return float(value)
 
     def _flag(self, key: str) -> bool:
         value = self.raw.get(key)
         if value is not None and not isinstance(value, bool):
-            raise InputError(f"{self.path}: {key} is {value!r}, true or false was expected")
+            raise InputError(f"{self.path}: {key} must be true or false (got {value!r})")
         return bool(value)
 
-    def _said(self, key: str, default: int | None = None) -> Any:
-        """config.json, else the tokenizer, else Fast-dLLM v2's own value if this is one of its checkpoints."""
+    def _value_or_fallback(self, key: str, default: int | None = None) -> Any:
+        """From config.json, else from the tokenizer, else Fast-dLLM v2's value if this is one of its checkpoints."""
         value = self.raw.get(key)
         if value is None and key != "bd_size":
             value = self.tokenizer_ids().get(key)
@@ -149,42 +172,17 @@ class _Fields:
             value = FAST_DLLM_V2[key]
         value = default if value is None else value
         if value is None:
-            raise InputError(f"{self.path} gives no {key}, nor does the tokenizer; add it to config.json")
+            raise InputError(f"{self.path} has no {key}, and neither has the tokenizer; add it to config.json")
         return value
 
-    def _ids(self, key: str, value: object) -> tuple[int, ...]:
+    def _token_ids(self, key: str, value: object) -> tuple[int, ...]:
         """One token id or a list of them."""
         ids = tuple(value) if isinstance(value, list) else (value,)
         if not ids:
-            raise InputError(f"{self.path}: {key} is an empty list, a token id was expected")
-        return tuple(self._id(key, i) for i in ids)
+            raise InputError(f"{self.path}: {key} must not be an empty list")
+        return tuple(self._token_id(key, i) for i in ids)
 
-    def _id(self, key: str, value: object) -> int:
+    def _token_id(self, key: str, value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InputError(f"{self.path}: {key} is {value!r}, a token id was expected")
+            raise InputError(f"{self.path}: {key} must be a token id (got {value!r})")
         return value
-
-
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-
-
-Shapes = dict[str, tuple[int, ...]]
-
-
-def expected_shapes(config: ModelConfig) -> Shapes:
-    """Every tensor a checkpoint of this configuration must hold, and no other."""
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
-    if not config.tied_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
-    for index in range(config.num_layers):
-        block = f"model.layers.{index}."
-        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"{block}self_attn.{name}_proj.weight"] = (rows, hidden)
-            shapes[f"{block}self_attn.{name}_proj.bias"] = (rows,)
-        shapes[f"{block}self_attn.o_proj.weight"] = (hidden, queries)
-        shapes[f"{block}mlp.gate_proj.weight"] = shapes[f"{block}mlp.up_proj.weight"] = (ffn, hidden)
-        shapes[f"{block}mlp.down_proj.weight"] = (hidden, ffn)
-        shapes[f"{block}input_layernorm.weight"] = shapes[f"{block}post_attention_layernorm.weight"] = (hidden,)
-    return shapes

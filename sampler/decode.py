@@ -1,4 +1,7 @@
-"""The block loop: denoises blocks of token ids. Knows nothing of tensors, text, tasks or Ray."""
+"""Decoding: denoises block after block of each prompt, and reveals tokens from the logits of each pass.
+
+Shapes: N positions, V vocabulary. The mask id is never predicted, but its probability stays in the softmax.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,33 +11,33 @@ import torch
 from torch import Tensor
 
 from sampler.config import ModelConfig
-from sampler.engine import Clock, Engine, Measured, Pass, Prefill, Row
+from sampler.engine import Engine, GetMeasurements, Pass, Prefill, Row, Stopwatch
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
-from sampler.plan import LayerPlan, PassKind, PastPass, Policy, StepContext, compute_all, resolve
+from sampler.plan import BoundPolicy, LayerPlan, PassKind, PastPass, StepContext, compute_all, resolve
 from sampler.records import DecodeSettings, Generated, Prompt
 from sampler.text import StopStrings, check_stop, cut, decode
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The token a position would take and how sure the model is of it."""
+    """The predicted token of a position, and its probability."""
 
     token: int
     probability: float
 
 
 def reveal(predictions: Sequence[Prediction], threshold: float) -> list[int]:
-    """Indices to reveal: all strictly above the threshold, and always the most probable (ties: the lowest)."""
+    """Indices to reveal: all strictly above the threshold, and always the most probable one (ties: the lowest)."""
     best = max(range(len(predictions)), key=lambda i: predictions[i].probability)
     return [i for i, p in enumerate(predictions) if p.probability > threshold or i == best]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predictor:
-    """Reads predictions off logits: the argmax at temperature 0, else a draw from the nucleus.
+    """Predicts a token per row of logits: the argmax at temperature 0, else a sample from the nucleus.
 
-    A draw uses the uniform number that comes with each position, so a row's tokens never depend on its batch.
+    Each sample uses the uniform number that comes with its position, so a row's tokens never depend on its batch.
     """
 
     mask_token_id: int
@@ -42,8 +45,8 @@ class Predictor:
     top_p: float = 1.0
 
     def __call__(self, logits_NV: Tensor, uniforms: Sequence[float]) -> list[Prediction]:
-        probability_N, token_N = self._drawn(logits_NV, uniforms) if self.temperature else self._greedy(logits_NV)
-        # One transfer, and so one synchronisation; float64 holds every token id exactly.
+        probability_N, token_N = self._sample(logits_NV, uniforms) if self.temperature else self._greedy(logits_NV)
+        # One transfer, hence one synchronisation; float64 represents every token id exactly.
         probabilities, tokens = torch.stack((probability_N.double(), token_N.double())).tolist()
         return [Prediction(int(token), p) for token, p in zip(tokens, probabilities, strict=True)]
 
@@ -51,16 +54,17 @@ class Predictor:
         probability_NV = self._without_mask(torch.softmax(logits_NV, -1))
         return probability_NV.max(-1)
 
-    def _drawn(self, logits_NV: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def _sample(self, logits_NV: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
         probability_NV = self._without_mask(torch.softmax(logits_NV / self.temperature, -1))
         sorted_NV, token_NV = probability_NV.sort(stable=True, dim=-1, descending=True)
         before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
-        kept_NV = torch.where(before_NV < self.top_p, sorted_NV.double(), 0.0)
-        reached_NV = kept_NV.cumsum(-1)
-        goal_N1 = torch.tensor(uniforms, dtype=torch.float64, device=logits_NV.device)[:, None] * reached_NV[:, -1:]
-        drawn_N1 = (reached_NV > goal_N1).int().argmax(-1, keepdim=True)
-        chance_N1 = kept_NV.gather(-1, drawn_N1) / reached_NV[:, -1:]
-        return chance_N1[:, 0], token_NV.gather(-1, drawn_N1)[:, 0]
+        nucleus_NV = torch.where(before_NV < self.top_p, sorted_NV.double(), 0.0)
+        cumulative_NV = nucleus_NV.cumsum(-1)
+        total_N1 = cumulative_NV[:, -1:]
+        target_N1 = torch.tensor(uniforms, dtype=torch.float64, device=logits_NV.device)[:, None] * total_N1
+        chosen_N1 = (cumulative_NV > target_N1).int().argmax(-1, keepdim=True)
+        probability_N1 = nucleus_NV.gather(-1, chosen_N1) / total_N1
+        return probability_N1[:, 0], token_NV.gather(-1, chosen_N1)[:, 0]
 
     def _without_mask(self, probability_NV: Tensor) -> Tensor:
         probability_NV[:, self.mask_token_id] = 0
@@ -69,15 +73,15 @@ class Predictor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one denoising pass asked for, did and left behind, for those who watch."""
+    """One denoising pass, as passed to the `on_step` callback."""
 
     document: int
     block: int
     small_block: int
-    context: StepContext  # the facts before the pass
+    context: StepContext  # before the pass
     requested: LayerPlan
     done: PastPass
-    tokens: tuple[int, ...]  # the block after the step
+    tokens: tuple[int, ...]  # the block after the pass
 
     @property
     def kind(self) -> PassKind:
@@ -89,9 +93,9 @@ class Step:
 
 
 class Bindable(Protocol):
-    """Whatever becomes a policy when it is told a model's depth: a `ReusePolicy`, or somebody who looks on."""
+    """Anything that becomes a policy for a model of known depth, such as a `ReusePolicy`."""
 
-    def bind(self, depth: int, subset_size: int | None = None) -> Policy: ...
+    def bind(self, depth: int, subset_size: int | None = None) -> BoundPolicy: ...
 
 
 def decode_prompts(
@@ -105,7 +109,7 @@ def decode_prompts(
     with_text: bool = True,
     on_step: Callable[[Step], None] | None = None,
 ) -> Iterator[tuple[int, Generated]]:
-    """Continues every prompt; yields (index of the prompt, continuation) as each is finished."""
+    """Continues every prompt; yields (index of the prompt, continuation) in order of completion."""
     config = model.config
     bound = policy.bind(config.num_layers, subset_size)
     check_batch_size(batch_size)
@@ -115,7 +119,7 @@ def decode_prompts(
     predictor = Predictor(mask_token_id=config.mask_token_id, temperature=settings.temperature, top_p=settings.top_p)
     engine: Engine[_Continuation] = Engine(
         model.network,
-        keeps=bound.keeps,
+        cache_spec=bound.cache_spec,
         slots=min(batch_size, max(1, len(prompts))),
         capacity=-(-longest // config.block_size) * config.block_size,
         reader=predictor,
@@ -128,16 +132,16 @@ def decode_prompts(
             config=config,
             policy=bound,
             settings=settings,
-            stops=StopStrings(model.tokenizer if prompt.stop else None, prompt.stop),
-            clock=engine.clock,
+            stop_strings=StopStrings(model.tokenizer if prompt.stop else None, prompt.stop),
+            stopwatch=engine.stopwatch,
             on_step=on_step,
         ).denoise()
         for document, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
     )
     for done in engine.run(rows):
         ids, stopped = done.result
-        readable = with_text and model.has_tokenizer
-        text = cut(decode(model.tokenizer, ids), prompts[done.index].stop) if readable else None
+        has_text = with_text and model.has_tokenizer
+        text = cut(decode(model.tokenizer, ids), prompts[done.index].stop) if has_text else None
         yield (
             done.index,
             Generated(
@@ -154,7 +158,7 @@ def decode_prompts(
 def check_prompts(prompts: Sequence[Prompt], settings: DecodeSettings, config: ModelConfig) -> None:
     if config.block_size % settings.small_block:
         raise InputError(
-            f"small block {settings.small_block} does not divide the model's block of {config.block_size} tokens"
+            f"small block must divide the model's block size of {config.block_size} (got {settings.small_block})"
         )
     for prompt in prompts:
         check_ids(prompt.ids, config, "prompt")
@@ -164,29 +168,29 @@ def check_prompts(prompts: Sequence[Prompt], settings: DecodeSettings, config: M
 
 def check_ids(ids: Sequence[int], config: ModelConfig, what: str) -> None:
     if not ids:
-        raise InputError(f"a {what} is empty; at least one token is needed")
+        raise InputError(f"a {what} is empty; it needs at least one token")
     wrong = [i for i in ids if not 0 <= i < config.vocab_size]
     if wrong:
         raise InputError(f"token id {wrong[0]} in a {what} is outside the vocabulary, 0 to {config.vocab_size - 1}")
     if config.mask_token_id in ids:
-        raise InputError(f"a {what} contains the mask token id {config.mask_token_id}, which only decoding may place")
+        raise InputError(f"a {what} contains the mask token id {config.mask_token_id}, which is reserved for decoding")
 
 
 def check_length(length: int, config: ModelConfig) -> None:
     if length > config.max_positions:
-        raise InputError(f"{length} tokens, old and new, do not fit the model's {config.max_positions} positions")
+        raise InputError(f"{length} tokens, prompt and new, exceed the model's {config.max_positions} positions")
 
 
 def check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
-        raise InputError(f"batch size {batch_size}: at least 1 is allowed")
+        raise InputError(f"batch size must be at least 1 (got {batch_size})")
 
 
 _Continuation = tuple[tuple[int, ...], bool]  # new tokens, and whether a stop ended them
 
 
 class _Sequence:
-    """One row being continued. `tokens` is the truth about it: prompt, revealed tokens, masks to the block's end."""
+    """One prompt being continued. `tokens` holds the prompt, revealed tokens, and masks up to the end of the block."""
 
     def __init__(
         self,
@@ -195,14 +199,14 @@ class _Sequence:
         prompt: Prompt,
         limit: int,
         config: ModelConfig,
-        policy: Policy,
+        policy: BoundPolicy,
         settings: DecodeSettings,
-        stops: StopStrings,
-        clock: Clock,
+        stop_strings: StopStrings,
+        stopwatch: Stopwatch,
         on_step: Callable[[Step], None] | None,
     ) -> None:
         self.document, self.config, self.policy, self.settings = document, config, policy, settings
-        self.stops, self.clock, self.on_step = stops, clock, on_step
+        self.stop_strings, self.stopwatch, self.on_step = stop_strings, stopwatch, on_step
         self.tokens = list(prompt.ids)
         self.prompt_length, self.limit = len(prompt.ids), limit
         self.known = len(prompt.ids)  # every position before this one is revealed
@@ -210,12 +214,12 @@ class _Sequence:
         self.random = torch.Generator().manual_seed(prompt.seed)
 
     def denoise(self) -> Row[_Continuation]:
-        """Prefill, then block after block until a stop stands or the limit is reached."""
+        """Prefills the prompt, then denoises block after block until a stop is revealed or the limit is reached."""
         size = self.config.block_size
         start = self.prompt_length // size * size
         if start:
-            hands_over = 1 if start == self.prompt_length else 0
-            self._append((yield Prefill(tokens=self.tokens[:start], asks=self._draws(hands_over))))
+            predictions = 1 if start == self.prompt_length else 0
+            self._append((yield Prefill(tokens=self.tokens[:start], queries=self._uniforms(predictions))))
         while not self._finished():
             self.tokens += [self.config.mask_token_id] * (start + size - len(self.tokens))
             yield from self._denoise_block(start)
@@ -227,7 +231,7 @@ class _Sequence:
                 tokens=self.tokens[start:],
                 plan=compute_all(self.config.num_layers),
                 read=(size - 1,),
-                asks=self._draws(1),
+                queries=self._uniforms(1),
             )
             self._append((yield commit))
             start += size
@@ -242,7 +246,7 @@ class _Sequence:
             while masked := self._masked(first, first + small):
                 if self._finished():
                     return
-                kind = self._kind(step, first)
+                kind = self._pass_kind(step, first)
                 begin, width = (first, small) if kind is PassKind.SMALL else (start, self.config.block_size)
                 context = StepContext(
                     step=step,
@@ -261,20 +265,30 @@ class _Sequence:
                     opens_block=step == 0,
                     eligible=requested.replays,
                     read=tuple(position - 1 - begin for position in masked),
-                    asks=self._draws(len(masked)),
+                    queries=self._uniforms(len(masked)),
                 )
-                done = PastPass(window=context.window, plan=executed, moved=(yield Measured()))
+                done = PastPass(window=context.window, plan=executed, measured=(yield GetMeasurements()))
                 past += (done,)
                 for i in reveal(predictions, self.settings.threshold):
                     self.tokens[masked[i]] = predictions[i].token
                     revealed_at[masked[i] - start] = step
-                self._look_ahead()
+                self._update_known()
                 step += 1
                 if self.on_step:
-                    self._report(start, first, context, requested, done)
+                    self.on_step(
+                        Step(
+                            document=self.document,
+                            block=start // self.config.block_size,
+                            small_block=(first - start) // small,
+                            context=context,
+                            requested=requested,
+                            done=done,
+                            tokens=tuple(self.tokens[start : start + self.config.block_size]),
+                        )
+                    )
 
-    def _kind(self, step: int, first: int) -> PassKind:
-        """A small pass needs the block's keys, and the state before its first position if that is still masked."""
+    def _pass_kind(self, step: int, first: int) -> PassKind:
+        """A full pass if the block has no keys yet, or if the logit before a masked first position is needed."""
         needs_block = step == 0 or self.tokens[first] == self.config.mask_token_id
         return PassKind.FULL if needs_block or not self.settings.block_cache else PassKind.SMALL
 
@@ -283,40 +297,25 @@ class _Sequence:
 
     def _append(self, predictions: Sequence[Prediction]) -> None:
         self.tokens += [prediction.token for prediction in predictions]
-        self._look_ahead()
+        self._update_known()
 
-    def _look_ahead(self) -> None:
-        """Moves `known` over what now stands revealed, up to a stop or the limit."""
+    def _update_known(self) -> None:
+        """Moves `known` past the revealed positions, up to a stop or the limit."""
         end = min(len(self.tokens), self.limit)
         while self.known < end and not self.stopped and self.tokens[self.known] != self.config.mask_token_id:
             self.stopped = self.tokens[self.known] in self.config.eos_token_ids
             self.known += 1
-        if self.stops.stop:
-            with self.clock.standing():
-                answered = self.stops.end(self.tokens[self.prompt_length : self.known])
-            if answered is not None:
-                self.stopped, self.known = True, self.prompt_length + answered
+        if self.stop_strings.stop:
+            with self.stopwatch.paused():
+                length = self.stop_strings.end(self.tokens[self.prompt_length : self.known])
+            if length is not None:
+                self.stopped, self.known = True, self.prompt_length + length
 
     def _finished(self) -> bool:
         return self.stopped or self.known == self.limit
 
-    def _draws(self, count: int) -> tuple[float, ...]:
-        """A uniform number per position to be predicted, from this document's own generator."""
+    def _uniforms(self, count: int) -> tuple[float, ...]:
+        """One uniform number per predicted position, from this document's own generator."""
         if not self.settings.temperature:
             return (0.0,) * count
         return tuple(torch.rand(count, generator=self.random, dtype=torch.float64).tolist())
-
-    def _report(self, start: int, first: int, context: StepContext, requested: LayerPlan, done: PastPass) -> None:
-        assert self.on_step is not None
-        size = self.config.block_size
-        self.on_step(
-            Step(
-                document=self.document,
-                block=start // size,
-                small_block=(first - start) // self.settings.small_block,
-                context=context,
-                requested=requested,
-                done=done,
-                tokens=tuple(self.tokens[start : start + size]),
-            )
-        )

@@ -1,7 +1,7 @@
-"""How far each layer's contribution moves from step to step, by what has become of a position. Draws nothing.
+"""Drift profiles: how much each layer's contribution changes between steps, by state of the position.
 
-A profile decodes at k=1 and changes nothing: every pass computes every layer, keeps its contribution, and measures
-how far that moved since the position was last forwarded.
+Profiling decodes at k=1 and does not change the tokens: every pass computes every layer, caches its contribution, and
+measures how much that changed since the position was last forwarded.
 """
 
 import math
@@ -12,21 +12,21 @@ from pathlib import Path
 from sampler.decode import Step, decode_prompts
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
-from sampler.plan import Keeps, LayerPlan, StepContext, compute_all
-from sampler.policy import parse_indices, print_indices
+from sampler.plan import CacheSpec, LayerPlan, StepContext, compute_all
+from sampler.policy import format_indices, parse_indices
 from sampler.records import DecodeSettings, Prompt
 
 MASKED, REVEALED, SETTLED = "masked", "just revealed", "settled"
 GROUPS = (MASKED, REVEALED, SETTLED)
-LAST_STEP = 16  # later steps of a block are counted with this one
+LAST_STEP = 16  # includes all later steps of a block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Watching:
-    """Computes every layer and keeps every contribution, to be compared with the next."""
+class BoundProfiler:
+    """Computes every layer and caches every contribution, to compare it with the next one."""
 
     compute: LayerPlan
-    keeps: Keeps
+    cache_spec: CacheSpec
     period: int = 1
 
     def plan(self, context: StepContext) -> LayerPlan:
@@ -34,17 +34,18 @@ class Watching:
         return self.compute
 
 
-class Watch:
-    """What `decode_prompts` takes in place of a policy's name."""
+class Profiler:
+    """Passed to `decode_prompts` in place of a policy."""
 
-    def bind(self, depth: int, subset_size: int | None = None) -> Watching:
+    def bind(self, depth: int, subset_size: int | None = None) -> BoundProfiler:
         del subset_size
-        return Watching(compute=compute_all(depth), keeps=Keeps(tuple(range(depth)), drifts=True))
+        spec = CacheSpec(tuple(range(depth)), measures_contributions=True)
+        return BoundProfiler(compute=compute_all(depth), cache_spec=spec)
 
 
 @dataclass(slots=True)
 class Sums:
-    """L1 norms summed over positions: of how far contributions moved, what they were, and the residual stream."""
+    """L1 norms summed over positions: of changes, of previous contributions, and of the residual stream."""
 
     change: float = 0.0
     size: float = 0.0
@@ -57,7 +58,7 @@ class Sums:
 
     @property
     def of_stream(self) -> float | None:
-        """What a replay would have left wrong in the residual stream behind the layer."""
+        """The error that a replay would have left in the residual stream after the layer."""
         return self.change / self.stream if self.stream else None
 
     def add(self, change: float, size: float, stream: float, positions: int = 1) -> None:
@@ -75,17 +76,17 @@ class Profile:
     cells: dict[tuple[int, int, str], Sums] = field(default_factory=dict)
     passes: int = 0
 
-    def note(self, step: Step) -> None:
-        """Adds what a pass measured; the first of a block has nothing to compare with."""
-        now, moved = step.context, step.done.moved
-        groups = [group_of(now.revealed_at[position], now.step) for position in now.window]
-        for layer, norms in moved.items():
+    def add(self, step: Step) -> None:
+        """Adds the measurements of a pass; the first pass of a block has none."""
+        context, measured = step.context, step.done.measured
+        groups = [group_of(context.revealed_at[position], context.step) for position in context.window]
+        for layer, norms in measured.items():
             for group, (change, size, stream) in zip(groups, norms, strict=True):
-                self.cells.setdefault((layer, min(now.step, LAST_STEP), group), Sums()).add(change, size, stream)
-        self.passes += bool(moved)
+                self.cells.setdefault((layer, min(context.step, LAST_STEP), group), Sums()).add(change, size, stream)
+        self.passes += bool(measured)
 
     def of(self, layer: int, *, step: int | None = None, group: str | None = None) -> Sums:
-        """The sum over all cells of a layer, or of one step or group of it."""
+        """The sum over all cells of a layer, or over one step or group."""
         total = Sums()
         for (at, when, which), norms in self.cells.items():
             if at == layer and step in (None, when) and group in (None, which):
@@ -97,14 +98,14 @@ class Profile:
         return sorted({step for _, step, _ in self.cells})
 
     def suggestion(self, size: int) -> str:
-        """The `size` layers whose contribution moves least against the stream it is added to, as the grid names them.
+        """A k2 policy with the `size` layers whose contribution changes least relative to the residual stream.
 
-        Against the stream and not against itself: a small contribution may change altogether and matter little. Layer
-        0 is left out: it turns embeddings into states, and a revealed token comes in through it.
+        Not relative to itself: a small contribution may change completely and matter little. Layer 0 is left out
+        because a newly revealed token enters through it.
         """
-        wrong = {layer: self.of(layer).of_stream for layer in range(1, self.depth)}
-        known = sorted((value, layer) for layer, value in wrong.items() if value is not None)
-        return f"k2_{print_indices(tuple(sorted(layer for _, layer in known[:size])))}"
+        errors = {layer: self.of(layer).of_stream for layer in range(1, self.depth)}
+        known = sorted((value, layer) for layer, value in errors.items() if value is not None)
+        return f"k2_{format_indices(tuple(sorted(layer for _, layer in known[:size])))}"
 
     def as_json(self, size: int) -> dict[str, object]:
         layers = [
@@ -124,23 +125,23 @@ class Profile:
 
 
 def group_of(revealed_at: int | None, step: int) -> str:
-    """What a position is in a pass: masked, revealed by the pass before it, or settled longer ago."""
+    """The state of a position in a pass: masked, revealed by the previous pass, or settled before that."""
     if revealed_at is None:
         return MASKED
     return REVEALED if revealed_at == step - 1 and step > 0 and revealed_at >= 0 else SETTLED
 
 
 def profile(model: LoadedModel, prompts: Sequence[Prompt], *, settings: DecodeSettings, batch_size: int = 1) -> Profile:
-    """Decodes the prompts at k=1 and looks on."""
+    """Decodes the prompts at k=1 and measures."""
     found = Profile(depth=model.config.num_layers)
     for _ in decode_prompts(
         model,
         prompts,
-        policy=Watch(),
+        policy=Profiler(),
         settings=settings,
         batch_size=batch_size,
         with_text=False,
-        on_step=found.note,
+        on_step=found.add,
     ):
         pass
     return found
@@ -150,7 +151,7 @@ FIGURE_FORMATS = (".svg", ".png")
 
 
 def draw(profile: Profile, suggested: str, path: Path) -> None:
-    """Writes the figure as .svg or .png; the suggested layers are marked below the panels."""
+    """Writes a heat map of layers × steps for each group of positions; marks the suggested layers."""
     from matplotlib.figure import Figure  # slow to import, and needed only here
 
     check_path(path)
@@ -158,27 +159,27 @@ def draw(profile: Profile, suggested: str, path: Path) -> None:
     panels = figure.subplots(len(GROUPS), 1, sharex=True)
     tables = [_table(profile, group) for group in GROUPS]
     values = sorted(v for table in tables for row in table for v in row if not math.isnan(v))
-    top = values[int(0.98 * (len(values) - 1))] if values else 1.0  # a few wild cells must not pale the others
+    top = values[int(0.98 * (len(values) - 1))] if values else 1.0  # a few outliers must not wash out the others
     for axes, group, table in zip(panels, GROUPS, tables, strict=True):
-        drawn = axes.imshow(table, aspect="auto", origin="upper", cmap="viridis", vmin=0, vmax=top)
+        image = axes.imshow(table, aspect="auto", origin="upper", cmap="viridis", vmin=0, vmax=top)
         axes.set_title(f"{group} positions", loc="left", fontsize=9)
         axes.set_yticks(range(len(profile.steps)), [str(step) for step in profile.steps], fontsize=6)
         axes.set_ylabel("step")
     for layer in parse_indices(suggested.partition("_")[2]):
         panels[-1].plot(layer, len(profile.steps) - 0.35, marker="^", color="#d55e00", clip_on=False, markersize=5)
     panels[-1].set_xlabel(f"layer; marked: {suggested}")
-    figure.colorbar(drawn, ax=panels, label="relative change of the contribution (L1)")
+    figure.colorbar(image, ax=panels, label="relative change of the contribution (L1)")
     try:
         figure.savefig(path, format=path.suffix[1:], dpi=160)
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); another --figure is needed") from None
+        raise InputError(f"{path} cannot be written ({error.strerror}); choose another --figure") from None
 
 
 def check_path(path: Path) -> None:
     if path.suffix not in FIGURE_FORMATS:
-        raise InputError(f"figure {path}: a name that ends in {' or '.join(FIGURE_FORMATS)} is allowed")
+        raise InputError(f"figure {path} must end in {' or '.join(FIGURE_FORMATS)}")
     if not path.parent.is_dir():
-        raise InputError(f"figure {path}: there is no folder {path.parent}")
+        raise InputError(f"figure {path}: directory {path.parent} does not exist")
 
 
 def _table(profile: Profile, group: str) -> list[list[float]]:

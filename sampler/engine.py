@@ -1,7 +1,8 @@
-"""Runs many rows as batches: rows say which pass they want next, the engine groups, runs and answers them.
+"""Runs many rows as batches.
 
-A row (see `commands`) sees no other row, so its tokens cannot depend on its batch mates; a finished row's slot goes to
-the next one waiting. Knows nothing of policies, thresholds or targets.
+A row is a generator: it yields a command and receives the answer. The engine groups the passes that rows wait for, runs
+one group at a time, and gives the slot of a finished row to the next one. A row never sees other rows, so its tokens
+cannot depend on its batch.
 """
 
 import time
@@ -14,82 +15,81 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from sampler.cache import Kept, ReuseCache, Rows
-from sampler.model import Part, Transformer, Work
-from sampler.plan import Keeps, LayerPlan, Movements, PassKind, compute_all
-from sampler.records import Counters, rounded
+from sampler.cache import ReuseCache, ReuseView, Rows
+from sampler.model import Selection, Transformer, Work
+from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind, compute_all
+from sampler.records import Counters
 
 Result = TypeVar("Result")
+# Answers one query per row of logits, such as "which token?" or "the log-probabilities of these tokens?"
+LogitReader = Callable[[Tensor, Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefill:
-    """Put the keys and values of complete clean blocks into the row's slot; `asks` are put to the last position."""
+    """Caches keys and values of complete blocks of known tokens; `queries` are about the last position."""
 
     tokens: Sequence[int]
-    asks: tuple[Any, ...] = ()
+    queries: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """Forward `tokens` at positions from `start` on, and put each of `asks` to the position in `read`."""
+    """Forwards `tokens` at positions from `start` on; `queries` are about the positions in `read`, one each."""
 
     kind: PassKind
     start: int
     tokens: Sequence[int]
     plan: LayerPlan
-    opens_block: bool = False  # nothing cached in an earlier block may be replayed from here on
-    eligible: bool = False  # the policy asked for a replay
+    opens_block: bool = False  # from here on, nothing cached in an earlier block may be replayed
+    eligible: bool = False  # the policy requested a replay
     read: tuple[int, ...] = ()
-    asks: tuple[Any, ...] = ()
+    queries: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
-    """Answered with a copy of the row's state in the block that begins at `start`."""
+class SaveBlock:
+    """Returns a copy of the row's caches for the block that begins at `start`."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
-    """Puts back what a `Save` was answered with."""
+class RestoreBlock:
+    """Restores what a `SaveBlock` returned."""
 
     start: int
     saved: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Answered with the movements that the row's last pass measured; none if it opened a block."""
+class GetMeasurements:
+    """Returns the measurements of the row's last pass; empty if the pass opened a block."""
 
 
-Command = Prefill | Pass | Save | Restore | Measured
+Command = Prefill | Pass | SaveBlock | RestoreBlock | GetMeasurements
 Row = Generator[Command, Any, Result]
 
 
-Reader = Callable[[Tensor, Sequence[Any]], list[Any]]  # logits and what is asked of each position → answers
-
-
-class Clock:
-    """Seconds spent in the engine: it stands while results are being consumed, or text is looked at."""
+class Stopwatch:
+    """Seconds spent in the engine; paused while the caller handles results or text is decoded."""
 
     def __init__(self) -> None:
-        self.paused = 0.0
+        self.paused_seconds = 0.0
 
     def now(self) -> float:
-        return time.perf_counter() - self.paused
+        return time.perf_counter() - self.paused_seconds
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.paused += time.perf_counter() - began
+        self.paused_seconds += time.perf_counter() - began
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Generic[Result]):
-    """A row's result and its share of the work; `started` and `seconds` are the engine's clock."""
+class FinishedRow(Generic[Result]):
+    """A row's result and its share of the work; times are on the engine's stopwatch."""
 
     index: int
     result: Result
@@ -99,9 +99,7 @@ class Finished(Generic[Result]):
 
 
 @dataclass(kw_only=True, eq=False)
-class _Seat(Generic[Result]):
-    """A row at work in its slot."""
-
+class _ActiveRow(Generic[Result]):
     index: int
     slot: int
     row: Row[Result]
@@ -109,178 +107,180 @@ class _Seat(Generic[Result]):
     counters: Counters = field(default_factory=Counters)
     waiting_for: Pass | None = None
     rounds_waited: int = 0
-    moved: Movements = field(default_factory=dict)
+    measured: Measurements = field(default_factory=dict)
 
 
 class Engine(Generic[Result]):
-    """The caches of one call and the rows that use them. `share_prefixes` prefills common blocks once."""
+    """The caches of one call and the rows that use them. With `share_prefixes`, common blocks are prefilled once."""
 
     def __init__(
         self,
         network: Transformer,
         *,
-        keeps: Keeps,
+        cache_spec: CacheSpec,
         slots: int,
         capacity: int,
-        reader: Reader,
+        reader: LogitReader,
         share_prefixes: bool = False,
     ) -> None:
         self.network, self.reader, self.share_prefixes = network, reader, share_prefixes
         self.block = network.config.block_size
-        self.cache = network.new_cache(slots, capacity)
-        self.reuse = ReuseCache(keeps, network.config, slots, dtype=network.dtype, device=network.device)
-        self.resident: list[Sequence[int]] = [()] * slots  # the clean blocks each slot holds
-        self.clock = Clock()
+        self.keys_values = network.new_cache(slots, capacity)
+        self.reuse = ReuseCache(cache_spec, network.config, slots, dtype=network.dtype, device=network.device)
+        self.prefilled: list[Sequence[int]] = [()] * slots  # the tokens of the complete blocks in each slot
+        self.stopwatch = Stopwatch()
 
-    def run(self, rows: Iterable[Row[Result]]) -> Iterator[Finished[Result]]:
-        """Results in order of completion. Passes that were to replay layers, and no replay at all, are a fault."""
+    def run(self, rows: Iterable[Row[Result]]) -> Iterator[FinishedRow[Result]]:
+        """Yields results in order of completion. Raises if replays were requested but none happened."""
         total = Counters()
         for finished in self._rounds(enumerate(rows)):
             total += finished.counters
-            with self.clock.standing():
+            with self.stopwatch.paused():
                 yield finished
         if total.eligible and not total.replayed:
-            raise RuntimeError(f"{total.eligible} passes were to replay layers and none did: reuse is not working")
+            raise RuntimeError(f"{total.eligible} passes should have replayed layers, but none did: reuse is broken")
 
     @torch.inference_mode()
-    def _rounds(self, waiting: Iterator[tuple[int, Row[Result]]]) -> Iterator[Finished[Result]]:
-        """Each round seats rows that wait for a free slot or, with none to seat, runs one group's passes."""
-        free = list(range(len(self.resident)))
-        seats: list[_Seat[Result]] = []
+    def _rounds(self, waiting: Iterator[tuple[int, Row[Result]]]) -> Iterator[FinishedRow[Result]]:
+        """Each round gives free slots to waiting rows or, if there are none, runs the passes of one group."""
+        free = list(range(len(self.prefilled)))
+        active: list[_ActiveRow[Result]] = []
         while True:
-            group = [_Seat(index=index, slot=slot, row=row) for slot, (index, row) in zip(free, waiting, strict=False)]
+            group = [
+                _ActiveRow(index=index, slot=slot, row=row) for slot, (index, row) in zip(free, waiting, strict=False)
+            ]
             answers: list[Any] = [None] * len(group)
             if group:
                 del free[: len(group)]
-                seats += group
-            elif seats:
-                group = self._most_pressing(seats)
-                answers = self._run(group)
+                active += group
+            elif active:
+                group = self._next_group(active)
+                answers = self._run_group(group)
             else:
                 return
-            for seat, answer in zip(group, answers, strict=True):
-                finished = self._advance(seat, answer)
+            for row, answer in zip(group, answers, strict=True):
+                finished = self._advance(row, answer)
                 if finished is not None:
-                    seats.remove(seat)
-                    free.append(seat.slot)
+                    active.remove(row)
+                    free.append(row.slot)
                     yield finished
 
-    def _advance(self, seat: _Seat[Result], answer: Any) -> Finished[Result] | None:
-        """Sends a row its answer and serves it until it wants a pass, which may be shared, or has finished."""
-        if seat.started is None:
-            seat.started = self._synchronised_now()
+    def _advance(self, active: _ActiveRow[Result], answer: Any) -> FinishedRow[Result] | None:
+        """Sends a row its answer and executes its commands until it waits for a pass or is finished."""
+        if active.started is None:
+            active.started = self._synchronised_now()
         try:
             while True:
-                command = seat.row.send(answer)
+                command = active.row.send(answer)
                 match command:
                     case Pass():
-                        seat.waiting_for, seat.rounds_waited = command, 0
+                        active.waiting_for, active.rounds_waited = command, 0
                         return None
                     case Prefill():
-                        answer = self._prefill(seat, command)
-                    case Measured():
-                        answer = seat.moved
-                    case Save(start):
-                        answer = self.cache.block(seat.slot, start).clone(), self.reuse.save(seat.slot)
-                    case Restore(start, (keys_values, contributions)):
-                        self.cache.block(seat.slot, start).copy_(keys_values)
-                        self.reuse.restore(seat.slot, contributions)
+                        answer = self._prefill(active, command)
+                    case GetMeasurements():
+                        answer = active.measured
+                    case SaveBlock(start):
+                        answer = self.keys_values.block(active.slot, start).clone(), self.reuse.save(active.slot)
+                    case RestoreBlock(start, (keys_values, contributions)):
+                        self.keys_values.block(active.slot, start).copy_(keys_values)
+                        self.reuse.restore(active.slot, contributions)
                         answer = None
         except StopIteration as stop:
-            seconds = self.clock.now() - seat.started
-            return Finished(seat.index, stop.value, seat.counters, seat.started, seconds)
+            seconds = self.stopwatch.now() - active.started
+            return FinishedRow(active.index, stop.value, active.counters, active.started, seconds)
 
-    def _prefill(self, seat: _Seat[Result], command: Prefill) -> list[Any]:
+    def _prefill(self, active: _ActiveRow[Result], command: Prefill) -> list[Any]:
         tokens = command.tokens
-        start = self._already_there(seat.slot, tokens, needs_last=bool(command.asks))
-        self.resident[seat.slot] = tuple(tokens)
+        start = self._copy_shared_prefix(active.slot, tokens, needs_last=bool(command.queries))
+        self.prefilled[active.slot] = tuple(tokens)
         if start == len(tokens):
             return []
-        window = self.cache.window(Rows([seat.slot], [range(start, len(tokens))]), clean_blocks=True)
+        view = self.keys_values.view(Rows([active.slot], [range(start, len(tokens))]), clean_blocks=True)
         plan = compute_all(self.network.config.num_layers)
-        states_ND, work = self.network.forward(self._tensor(tokens[start:]), window, plan)
-        self._count(seat.counters, PassKind.PREFILL, work, len(tokens) - start)
-        seat.counters.prefill_tokens += len(tokens) - start
-        return self.reader(self.network.logits(states_ND[-1:]), command.asks) if command.asks else []
+        states_ND, work = self.network.forward(self._tensor(tokens[start:]), view, plan)
+        self._count(active.counters, PassKind.PREFILL, work, len(tokens) - start)
+        active.counters.prefill_tokens += len(tokens) - start
+        return self.reader(self.network.logits(states_ND[-1:]), command.queries) if command.queries else []
 
-    def _already_there(self, slot: int, tokens: Sequence[int], *, needs_last: bool) -> int:
-        """How many leading tokens some slot holds in whole blocks; they are brought into this one."""
+    def _copy_shared_prefix(self, slot: int, tokens: Sequence[int], *, needs_last: bool) -> int:
+        """Copies the longest prefix of whole blocks that any slot holds; returns its number of tokens."""
         if not self.share_prefixes:
             return 0
         limit = len(tokens) // self.block - needs_last
-        common = [_common_blocks(tokens, held, self.block, limit) for held in self.resident]
+        common = [_common_blocks(tokens, held, self.block, limit) for held in self.prefilled]
         source = max(range(len(common)), key=lambda other: (common[other], other == slot))
         length = common[source] * self.block
         if source != slot and length:
-            self.cache.copy_prefix(source, slot, length)
+            self.keys_values.copy_prefix(source, slot, length)
         return length
 
-    def _most_pressing(self, seats: list[_Seat[Result]]) -> list[_Seat[Result]]:
-        """The group of rows that can run together and has waited longest, all in all: mostly the largest one.
+    def _next_group(self, active: list[_ActiveRow[Result]]) -> list[_ActiveRow[Result]]:
+        """The rows that can run together and have waited for the most rounds in total: usually the largest group.
 
-        Running one group a round lets the others grow; counting rounds keeps a lone row from waiting for ever.
+        Running one group per round lets the others grow; counting rounds keeps a single row from waiting forever.
         """
-        groups: dict[object, list[_Seat[Result]]] = {}
-        for seat in sorted(seats, key=lambda seat: seat.slot):
-            wanted = seat.waiting_for
+        groups: dict[object, list[_ActiveRow[Result]]] = {}
+        for row in sorted(active, key=lambda row: row.slot):
+            wanted = row.waiting_for
             assert wanted is not None
-            seat.rounds_waited += 1
-            key = wanted.plan.shape, self._leaves_traces(wanted)
-            groups.setdefault(key, []).append(seat)
-        return max(groups.values(), key=lambda group: sum(seat.rounds_waited for seat in group))
+            row.rounds_waited += 1
+            key = wanted.plan.batch_key, self._uses_reuse_cache(wanted)
+            groups.setdefault(key, []).append(row)
+        return max(groups.values(), key=lambda group: sum(row.rounds_waited for row in group))
 
-    def _leaves_traces(self, wanted: Pass) -> bool:
-        """Whether a pass fills the reuse cache; a commit belongs to no later step, so it never does."""
+    def _uses_reuse_cache(self, wanted: Pass) -> bool:
+        """Commit passes do not: no later pass of the block replays them."""
         return bool(self.reuse.row_of) and wanted.kind is not PassKind.COMMIT
 
-    def _run(self, group: list[_Seat[Result]]) -> list[list[Any]]:
-        """One forward for all rows of a group; each gets the answers to what it asked."""
-        passes = [seat.waiting_for for seat in group if seat.waiting_for is not None]
-        for seat, wanted in zip(group, passes, strict=True):
+    def _run_group(self, group: list[_ActiveRow[Result]]) -> list[list[Any]]:
+        """One forward for all rows of a group; returns the answers to each row's queries."""
+        passes = [row.waiting_for for row in group if row.waiting_for is not None]
+        for row, wanted in zip(group, passes, strict=True):
             if wanted.opens_block:
-                self.reuse.reset(seat.slot)
+                self.reuse.reset(row.slot)
         windows = [range(wanted.start, wanted.start + len(wanted.tokens)) for wanted in passes]
-        rows = Rows([seat.slot for seat in group], windows)
-        kept = self.reuse.at(rows) if self._leaves_traces(passes[0]) else None
-        states_ND, work = self._forward(rows, passes, kept)
-        for seat, wanted in zip(group, passes, strict=True):
-            self._count(seat.counters, wanted.kind, work, len(wanted.tokens), len(wanted.plan.selected))
-            seat.counters.eligible += wanted.eligible
-            seat.counters.replayed += work.replays > 0
-            seat.moved = {}
+        rows = Rows([row.slot for row in group], windows)
+        reuse = self.reuse.view(rows) if self._uses_reuse_cache(passes[0]) else None
+        states_ND, work = self._forward(rows, passes, reuse)
+        for row, wanted in zip(group, passes, strict=True):
+            self._count(row.counters, wanted.kind, work, len(wanted.tokens), len(wanted.plan.selected))
+            row.counters.eligible += wanted.eligible
+            row.counters.replayed += work.replays > 0
+            row.measured = {}
         answers = self._read(states_ND, passes)
-        if kept is not None and kept.moved:
-            _note_movements(group, passes, kept.moved)
+        if reuse is not None and reuse.measured:  # after reading the logits, so as not to synchronise twice
+            _distribute_measurements(group, passes, reuse.measured)
         return answers
 
-    def _forward(self, rows: Rows, passes: Sequence[Pass], kept: Kept | None) -> tuple[Tensor, Work]:
+    def _forward(self, rows: Rows, passes: Sequence[Pass], reuse: ReuseView | None) -> tuple[Tensor, Work]:
         plan = passes[0].plan
         if plan.stale:
-            assert kept is not None
-            return self.network.repeat(kept)
+            assert reuse is not None
+            return self.network.repeat_final_states(reuse)
         ids_N = self._tensor([token for wanted in passes for token in wanted.tokens])
-        part = self._part(rows, passes) if plan.selected else None
-        return self.network.forward(ids_N, self.cache.window(rows), plan, kept, part)
+        selection = self._selection(rows, passes) if plan.selected else None
+        return self.network.forward(ids_N, self.keys_values.view(rows), plan, reuse, selection)
 
     def _read(self, states_ND: Tensor, passes: Sequence[Pass]) -> list[list[Any]]:
         rows = [first + i for first, wanted in zip(_first_rows(passes), passes, strict=True) for i in wanted.read]
         if not rows:
             return [[] for _ in passes]
-        asks = [ask for wanted in passes for ask in wanted.asks]
-        answers = iter(self.reader(self.network.logits(states_ND[self._tensor(rows)]), asks))
+        queries = [query for wanted in passes for query in wanted.queries]
+        answers = iter(self.reader(self.network.logits(states_ND[self._tensor(rows)]), queries))
         return [[next(answers) for _ in wanted.read] for wanted in passes]
 
-    def _part(self, rows: Rows, passes: Sequence[Pass]) -> Part:
-        """The positions that partial layers compute; a plan counts them from the block's start."""
+    def _selection(self, rows: Rows, passes: Sequence[Pass]) -> Selection:
+        """The positions that partial layers compute; in a plan they count from the block's start."""
         starts = [wanted.start // self.block * self.block for wanted in passes]
-        selected = [[start + p for p in wanted.plan.selected] for start, wanted in zip(starts, passes, strict=True)]
-        places = [
+        positions = [[start + p for p in wanted.plan.selected] for start, wanted in zip(starts, passes, strict=True)]
+        state_rows = [
             first + position - wanted.start
-            for first, wanted, positions in zip(_first_rows(passes), passes, selected, strict=True)
-            for position in positions
+            for first, wanted, selected in zip(_first_rows(passes), passes, positions, strict=True)
+            for position in selected
         ]
-        chosen = Rows(rows.slots, selected)
-        return Part(self.cache.window(chosen), self.reuse.at(chosen), self._tensor(places))
+        selected_rows = Rows(rows.slots, positions)
+        return Selection(self.keys_values.view(selected_rows), self.reuse.view(selected_rows), self._tensor(state_rows))
 
     def _count(self, counters: Counters, kind: PassKind, work: Work, positions: int, selected: int = 0) -> None:
         setattr(counters, kind.value, getattr(counters, kind.value) + 1)
@@ -290,8 +290,8 @@ class Engine(Generic[Result]):
         counters.layer_positions += (work.computed - work.partial - halves) * positions + work.partial * selected
         if halves:
             attention, mlp = self.network.config.layer_weights
-            weighed = (work.attention_only * attention + work.mlp_only * mlp) * positions
-            counters.layer_positions += rounded(weighed, attention + mlp)
+            weighted = (work.attention_only * attention + work.mlp_only * mlp) * positions
+            counters.layer_positions += _rounded_quotient(weighted, attention + mlp)
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self.network.device)
@@ -299,20 +299,24 @@ class Engine(Generic[Result]):
     def _synchronised_now(self) -> float:
         if self.network.device.type == "cuda":
             torch.cuda.synchronize(self.network.device)
-        return self.clock.now()
+        return self.stopwatch.now()
 
 
 def _first_rows(passes: Sequence[Pass]) -> list[int]:
-    """Where each pass's states begin among those of the whole group."""
+    """The first row of each pass in the states of the whole group."""
     return [0, *accumulate(len(wanted.tokens) for wanted in passes[:-1])]
 
 
-def _note_movements(seats: Sequence[_Seat[Any]], passes: Sequence[Pass], moved: Mapping[int, Tensor]) -> None:
-    """Each seat gets its own positions' movements; behind the predictions, so that nothing waits for the device."""
-    values = [norms.tolist() for norms in moved.values()]
-    for seat, wanted, first in zip(seats, passes, _first_rows(passes), strict=True):
+def _distribute_measurements(
+    group: Sequence[_ActiveRow[Any]], passes: Sequence[Pass], measured: Mapping[int, Tensor]
+) -> None:
+    """Gives each row the measurements of its own positions."""
+    values = [norms.tolist() for norms in measured.values()]
+    for row, wanted, first in zip(group, passes, _first_rows(passes), strict=True):
         own = slice(first, first + len(wanted.tokens))
-        seat.moved = {} if wanted.opens_block else {key: rows[own] for key, rows in zip(moved, values, strict=True)}
+        row.measured = (
+            {} if wanted.opens_block else {key: rows[own] for key, rows in zip(measured, values, strict=True)}
+        )
 
 
 def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit: int) -> int:
@@ -320,3 +324,8 @@ def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit
     while blocks < limit and tuple(tokens[blocks * block :][:block]) == tuple(held[blocks * block :][:block]):
         blocks += 1
     return blocks
+
+
+def _rounded_quotient(part: int, whole: int) -> int:
+    """part ÷ whole, rounded to the nearest integer without floating point."""
+    return (2 * part + whole) // (2 * whole)

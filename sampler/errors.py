@@ -1,8 +1,8 @@
-"""User errors. Any other exception is a bug in this project."""
+"""Errors that a user can fix. Any other exception is a bug."""
 
 
 class InputError(ValueError):
-    """The user gave a wrong value; the message says what is wrong and what would be right."""
+    """A wrong value given by the user; the message says what is wrong and what would be right."""
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -1,8 +1,10 @@
 """Calls to the Hugging Face Hub: retries with one time budget, and a phrase for each way a call can fail.
 
-huggingface_hub retries some requests itself and others not at all. Where it does, it sleeps as long as the Hub's
-Retry-After header says, and some requests have no timeout. Inside `retry_hub` a failed request raises an error that the
-library does not retry, so that this loop alone decides how long to wait.
+huggingface_hub retries some requests itself and others not at all. Where it retries, it sleeps as long as the Hub's
+Retry-After header demands, and some requests have no timeout. Inside `retry_hub` a failed request raises an error that
+the library does not retry, so that only the loop here decides how long to wait. To do this, `send` of the current
+client is wrapped for the duration of a call. huggingface_hub.set_client_factory would replace a client that the user
+configured, such as one with a proxy, and there is no way to get that one back.
 """
 
 import importlib
@@ -24,7 +26,7 @@ REQUEST_TIMEOUT_SECONDS = 10.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 8.0
 BUDGET_SECONDS = 30.0  # of one call, if the Hub does not say when to try again
 LONGEST_RETRY_AFTER_SECONDS, RETRY_AFTER_BUDGET_SECONDS = 60.0, 120.0  # of one pause and of one call, if it does
-RETRY_AFTER_JITTER_SECONDS = 2.0  # so that the workers of a sweep do not return at the same moment
+RETRY_AFTER_JITTER_SECONDS = 2.0  # so that the workers of a sweep do not all retry at the same moment
 
 UNREACHABLE = "the Hub cannot be reached"
 RATE_LIMIT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")  # RateLimit: "api";r=0;t=55
@@ -37,14 +39,14 @@ _client_lock = threading.RLock()
 
 
 class Clock(Protocol):
-    """What the module `time` offers."""
+    """The functions of the module `time` that are used here; tests pass a fake."""
 
     def monotonic(self) -> float: ...
     def sleep(self, seconds: float, /) -> None: ...
 
 
 class HubBusy(Exception):
-    """The Hub failed to answer, and may answer soon. Not an HTTPError or OSError: huggingface_hub must not catch it."""
+    """The Hub failed to answer but may answer soon. Not an HTTPError or OSError, which huggingface_hub would catch."""
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
         super().__init__(reason)
@@ -52,7 +54,7 @@ class HubBusy(Exception):
 
 
 class HubUnreachable(ConnectionError):
-    """No network, no such host, or nobody listens there."""
+    """No network, unknown host, or connection refused."""
 
 
 class HubGaveUp(ConnectionError):
@@ -60,19 +62,19 @@ class HubGaveUp(ConnectionError):
 
 
 def retry_hub(call: Callable[[], T], *, clock: Clock = time) -> T:
-    """The call's result. Repeats it while the Hub answers 429 or 5xx, times out or drops connections; then HubGaveUp.
+    """Repeats a call while the Hub answers 429 or 5xx, times out or drops connections; finally raises HubGaveUp.
 
-    All other errors are the caller's: not found, no permission, and a Hub that cannot be reached at all, because a
-    machine without a network must not wait. Time spent downloading does not count against the budget.
+    All other errors are raised at once: not found, no permission, and a Hub that cannot be reached at all, because a
+    machine without a network should not wait. Time spent downloading does not count against the budget.
     """
     spent, budget, back_off = 0.0, BUDGET_SECONDS, FIRST_PAUSE_SECONDS
     while True:
         began = clock.monotonic()
         try:
-            with _busy_raises():
+            with _requests_tried_once():
                 return call()
         except (HubBusy, HTTPError, OSError) as error:
-            busy = _busy(error)
+            busy = _as_busy(error)
             if busy is None:
                 raise
         spent += min(clock.monotonic() - began, REQUEST_TIMEOUT_SECONDS)
@@ -83,16 +85,16 @@ def retry_hub(call: Callable[[], T], *, clock: Clock = time) -> T:
             budget = RETRY_AFTER_BUDGET_SECONDS
             pause = min(busy.retry_after, LONGEST_RETRY_AFTER_SECONDS) + random.uniform(0, RETRY_AFTER_JITTER_SECONDS)
         if spent >= budget:
-            raise HubGaveUp(f"the Hub {busy.reason} for {budget:.0f} s")  # the same sentence on every node
+            raise HubGaveUp(f"the Hub {busy.reason} for {budget:.0f} s")  # the same message on every node
         pause = min(pause, budget - spent)
-        logger.warning("the Hub %s; trying again in %.0f s", busy.reason, pause)
+        logger.warning("the Hub %s; retrying in %.0f s", busy.reason, pause)
         clock.sleep(pause)
         spent += pause
 
 
 def hub_problem(error: Exception) -> str:
-    """Why a call failed, for the end of a sentence. Holds nothing of the error's own text, which may hold a token."""
-    number = _os_error(error)
+    """Why a call failed, as the end of a sentence. Does not include the error's own text, which may contain a token."""
+    number = _os_errno(error)
     if number is not None:
         return (
             f"the Hub cache {constants.HF_HUB_CACHE} cannot be written ({os.strerror(number)}); "
@@ -108,8 +110,8 @@ def hub_problem(error: Exception) -> str:
     return UNREACHABLE
 
 
-def _os_error(error: Exception) -> int | None:
-    """The errno of a disk's error. Xet downloads report it in the text of a RuntimeError."""
+def _os_errno(error: Exception) -> int | None:
+    """The errno of a file system error. Xet downloads report it in the text of a RuntimeError."""
     if isinstance(error, RuntimeError):
         found = XET_OS_ERROR.search(str(error))
         return int(found[1]) if found else None
@@ -118,8 +120,8 @@ def _os_error(error: Exception) -> int | None:
     return None
 
 
-def _busy(error: BaseException | None) -> HubBusy | None:
-    """Whether the error, or one that it was raised from, is worth another try."""
+def _as_busy(error: BaseException | None) -> HubBusy | None:
+    """A HubBusy if the error, or one in its chain of causes, is worth a retry."""
     while error is not None:
         if isinstance(error, HubBusy):
             return error
@@ -134,8 +136,8 @@ def _busy(error: BaseException | None) -> HubBusy | None:
 
 
 @contextmanager
-def _busy_raises() -> Iterator[None]:
-    """Inside, each request of huggingface_hub has a timeout, and one that fails raises what it does not retry."""
+def _requests_tried_once() -> Iterator[None]:
+    """Gives each request of huggingface_hub a timeout, and lets failed ones raise errors that it does not retry."""
     with _client_lock:
         client: Any = get_session()
         send = client.send
@@ -145,7 +147,7 @@ def _busy_raises() -> Iterator[None]:
             try:
                 response = send(request, **options)
             except httpx.TransportError as error:
-                raise _busy(error) or HubUnreachable(UNREACHABLE) from error
+                raise _as_busy(error) or HubUnreachable(UNREACHABLE) from error
             _raise_if_busy(response)
             return response
 
@@ -156,13 +158,9 @@ def _busy_raises() -> Iterator[None]:
             client.send = send
 
 
-def _request_timeout() -> float:
-    """Seconds; longer if the user asked for it."""
-    return max(REQUEST_TIMEOUT_SECONDS, constants.HF_HUB_ETAG_TIMEOUT, constants.HF_HUB_DOWNLOAD_TIMEOUT)
-
-
 def _limit_timeout(request: Any) -> None:
-    longest = _request_timeout()
+    """The limit is REQUEST_TIMEOUT_SECONDS, or longer if the user configured huggingface_hub so."""
+    longest = max(REQUEST_TIMEOUT_SECONDS, constants.HF_HUB_ETAG_TIMEOUT, constants.HF_HUB_DOWNLOAD_TIMEOUT)
     limits = request.extensions.get("timeout") or {}
     names = ("connect", "read", "write", "pool")
     request.extensions["timeout"] = {name: min(limits.get(name) or longest, longest) for name in names}
@@ -176,7 +174,7 @@ def _raise_if_busy(response: Any) -> None:
 
 
 def _retry_after(headers: Any) -> float | None:
-    """Seconds until the Hub wants to be asked again: from Retry-After (a number or a date) or from RateLimit."""
+    """Seconds to wait before the next request, from Retry-After (a number or a date) or from RateLimit."""
     value = headers.get("retry-after", "").strip()
     if value.isdecimal():
         return float(value)

@@ -1,4 +1,7 @@
-"""Finds a model (bundled, folder or Hub id), picks dtype and device, loads it. Never runs remote code or pickles."""
+"""Finds a model (bundled, local folder or Hub id), and loads its safetensors into a `Transformer`.
+
+Remote code and pickles are never loaded.
+"""
 
 import hashlib
 import json
@@ -16,7 +19,7 @@ from huggingface_hub import model_info, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HFValidationError,
-    HTTPError,  # of the HTTP library that this version of the Hub's client uses
+    HTTPError,  # of the HTTP library that the installed huggingface_hub uses
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -31,15 +34,20 @@ from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 from sampler.tiny import BUNDLED_MODEL
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-DESCRIPTION = ["*.json", "*.txt", "*.jinja"]
-FILES = [*DESCRIPTION, "*.safetensors"]  # no Python, no pickles
+STORED_DTYPES = ("F32", "BF16", "F16", "F64")
+METADATA_FILES = ["*.json", "*.txt", "*.jinja"]
+FILES = [*METADATA_FILES, "*.safetensors"]  # no Python, no pickles
 BUNDLED_FOLDER = Path(__file__).resolve().parent / "tiny"
+WEIGHTS_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-    """A model that was found but not loaded. `revision` is the resolved commit of a Hub model, or a short hash of the
-    bundled model's weights: trained anew, it is another model."""
+    """A model that was found but not loaded.
+
+    `revision` is the commit of a Hub model, or a short hash of the bundled model's weights.
+    """
 
     source: str
     revision: str | None
@@ -57,7 +65,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(ModelFiles):
-    """A model ready to decode."""
+    """A model that is ready to decode."""
 
     network: Transformer
 
@@ -71,19 +79,20 @@ class LoadedModel(ModelFiles):
 
 
 def load_model(source: str | ModelFiles, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
-    """`source` is "tiny", a folder or a Hub id with an optional @revision, or what `find_model` made of it."""
+    """`source` is "tiny", a folder, a Hub id with an optional @revision, or the result of `find_model`."""
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
     files = source if isinstance(source, ModelFiles) else find_model(source)
-    network = load_weights(files.folder, files.config, dtype=chosen_dtype, device=chosen_device)
+    read_tensor = _open_checkpoint(files.folder, files.config)
+    network = build_transformer(read_tensor, files.config, dtype=chosen_dtype, device=chosen_device)
     return LoadedModel(
         source=files.source, revision=files.revision, folder=files.folder, config=files.config, network=network
     )
 
 
 def find_model(source: str, *, weights: bool = True, clock: Clock = time) -> ModelFiles:
-    """The model's files, downloaded if needed, and its configuration. Without `weights` only the small files."""
-    folder, revision = _find_folder(source, FILES if weights else DESCRIPTION, clock)
+    """Locates the model's files, downloading them if needed, and reads its configuration."""
+    folder, revision = _find_folder(source, FILES if weights else METADATA_FILES, clock)
     config = read_config(folder, cache(lambda: tokenizer_ids(folder)))
     return ModelFiles(source=source, revision=revision, folder=folder, config=config)
 
@@ -92,68 +101,68 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", name):
-        raise InputError(f"unknown device {name!r}: auto, cpu, cuda or cuda:N are allowed")
+        raise InputError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N")
     kind, _, index = name.partition(":")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices")
+        raise InputError(f"device {name!r} does not exist: this machine has {torch.cuda.device_count()} CUDA devices")
     return torch.device(kind, int(index)) if index else torch.device(kind)
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """bfloat16 from compute capability 8 on, float16 on 7.x, else float32."""
+    """auto: bfloat16 from compute capability 8 on, float16 on 7.x, float32 otherwise."""
     if name == "auto":
         capability = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
         return torch.bfloat16 if capability >= 8 else torch.float16 if capability == 7 else torch.float32
     if name not in DTYPES:
-        raise InputError(f"unknown dtype {name!r}: auto, {', '.join(DTYPES)} are allowed")
+        raise InputError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
     if name == "float16" and device.type == "cpu":
         raise InputError("dtype float16 is not supported on a CPU: use float32 or bfloat16")
     return DTYPES[name]
 
 
 def _find_folder(source: str, files: list[str], clock: Clock) -> tuple[Path, str | None]:
-    """A folder here wins over a Hub repository of the same name; `tiny` is the bundled model, `./tiny` a folder."""
+    """A local folder has priority over a Hub repository of the same name; `tiny` is the bundled model."""
     if source == BUNDLED_MODEL:
-        return BUNDLED_FOLDER, _weights_hash(BUNDLED_FOLDER / SINGLE)
+        return BUNDLED_FOLDER, _short_hash(BUNDLED_FOLDER / WEIGHTS_FILE)
     repo, at, revision = source.partition("@")
     if source and os.path.isdir(source):
         return Path(source).resolve(), None
     if os.path.exists(source):
-        raise InputError(f"model {source!r} is a file; a folder or a Hub id is allowed")
+        raise InputError(f"model {source!r} is a file; give a folder or a Hub id")
     if at and not revision:
-        raise InputError(f"model {source!r} ends in an empty revision; a branch, tag or commit is allowed after @")
+        raise InputError(f"model {source!r} has an empty revision; write a branch, tag or commit after @")
     if os.path.isdir(repo):
-        raise InputError(f"model {source!r}: {repo!r} is a folder here, and only Hub ids have an @revision")
+        raise InputError(f"model {source!r}: {repo!r} is a local folder, and only Hub ids can have an @revision")
     path = _download(source, repo, revision or None, files, clock)
     return path, path.name
 
 
-def _weights_hash(path: Path) -> str:
+def _short_hash(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:
         raise InputError(
-            f"the bundled model {BUNDLED_MODEL!r} is not there ({path}); make train-tiny makes it"
+            f"the bundled model {BUNDLED_MODEL!r} is missing ({path}); create it with make train-tiny"
         ) from None
 
 
 def _download(source: str, repo: str, revision: str | None, files: list[str], clock: Clock) -> Path:
-    """The snapshot's folder. If the Hub does not answer, an earlier download in the cache is used."""
+    """The folder of the downloaded snapshot. If the Hub does not answer, an earlier download is used."""
     fetch = partial(snapshot_download, repo, revision=revision, allow_patterns=files, ignore_patterns=["*/*"])
     try:
         try:  # model_info first: snapshot_download would try an unreachable Hub for half a minute
             retry_hub(lambda: model_info(repo, revision=revision, timeout=REQUEST_TIMEOUT_SECONDS), clock=clock)
             return Path(retry_hub(lambda: fetch(local_files_only=False), clock=clock))
         except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: from Xet downloads
-            refusal = error
+            failure = error
         return Path(fetch(local_files_only=True))
     except HFValidationError:
         raise InputError(f"model {source!r} is neither a local folder nor a Hub id such as owner/name") from None
     except (HTTPError, OSError):
-        raise _refused(source, refusal) from None
+        raise _download_error(source, failure) from None
 
 
-def _refused(source: str, error: Exception) -> InputError:
+def _download_error(source: str, error: Exception) -> InputError:
     model = f"model {source!r}"
     if isinstance(error, GatedRepoError):
         return InputError(
@@ -175,34 +184,25 @@ def _refused(source: str, error: Exception) -> InputError:
     return InputError(f"{model} cannot be downloaded: {problem}")
 
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-READ_DTYPES = ("F32", "BF16", "F16", "F64")
-
-
-def load_weights(folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Transformer:
-    """Each tensor is read once, straight into the fused matrix it belongs to, in the wanted dtype."""
-    return build_transformer(_open_checkpoint(folder, config), config, dtype=dtype, device=device)
-
-
 def build_transformer(
-    read: Callable[[str], Tensor], config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    read_tensor: Callable[[str], Tensor], config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> Transformer:
-    """A transformer from anything that reads tensors by their Qwen2 names."""
-    fold = dtype is torch.float32 and device.type == "cpu"  # in half precision folding would round the weights again
+    """Reads each tensor once, by its Qwen2 name, straight into the fused matrix it belongs to."""
+    fold = dtype is torch.float32 and device.type == "cpu"  # in half precision, folding would round the weights again
 
     def fused(names: Iterable[str], norm: Tensor | None = None) -> Tensor:
-        whole = torch.cat([order_projection(name, read(name), config).to(device=device, dtype=dtype) for name in names])
+        parts = [_reorder(name, read_tensor(name), config).to(device=device, dtype=dtype) for name in names]
+        whole = torch.cat(parts)
         return whole.mul_(norm * config.hidden_size**0.5) if fold and norm is not None else whole
 
     def norm(weight: Tensor, folded: bool = fold) -> Norm:
         return Norm(config.hidden_size, config.rms_norm_eps, None if folded else weight)
 
     def layer(index: int) -> Layer:
-        block = f"model.layers.{index}."
-        before_attention = fused([block + "input_layernorm.weight"])
-        before_mlp = fused([block + "post_attention_layernorm.weight"])
-        qkv = [f"{block}self_attn.{name}_proj" for name in "qkv"]
+        prefix = f"model.layers.{index}."
+        before_attention = fused([prefix + "input_layernorm.weight"])
+        before_mlp = fused([prefix + "post_attention_layernorm.weight"])
+        qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
         return Layer(
             index=index,
             attention_norm=norm(before_attention),
@@ -211,11 +211,11 @@ def build_transformer(
                 fused([f"{name}.bias" for name in qkv]),
             ),
             qkv_pairs=(config.num_heads * config.head_dim // 2, config.num_kv_heads * config.head_dim),
-            attention_out=make_linear(fused([block + "self_attn.o_proj.weight"])),
+            attention_out=make_linear(fused([prefix + "self_attn.o_proj.weight"])),
             mlp_norm=norm(before_mlp),
-            gate_up=make_linear(fused([block + "mlp.gate_proj.weight", block + "mlp.up_proj.weight"], before_mlp)),
+            gate_up=make_linear(fused([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"], before_mlp)),
             gate_up_sizes=(config.intermediate_size, config.intermediate_size),
-            down=make_linear(fused([block + "mlp.down_proj.weight"])),
+            down=make_linear(fused([prefix + "mlp.down_proj.weight"])),
         )
 
     tied = config.tied_embeddings
@@ -229,20 +229,45 @@ def build_transformer(
     )
 
 
+def _reorder(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Reorders the rows of an attention projection (weight or bias), so that no pass has to copy them.
+
+    The two halves of each query and key head are interleaved: a rotated pair is adjacent and can be viewed as a complex
+    number, and the products of queries and keys do not change. Query heads are ordered by their position in the group
+    that shares a key head, then by key head: queries and attention output are views, and keys are never repeated.
+    """
+
+    def interleave_halves(projection: Tensor) -> Tensor:
+        halves = projection.view(-1, 2, config.head_dim // 2, *projection.shape[1:])
+        return halves.transpose(1, 2).reshape(projection.shape)
+
+    def group_heads(projection: Tensor) -> Tensor:
+        groups = projection.reshape(config.num_kv_heads, -1, config.head_dim, *projection.shape[1:])
+        return groups.transpose(0, 1).reshape(projection.shape)
+
+    if "q_proj" in name:
+        return group_heads(interleave_halves(tensor))
+    if "k_proj" in name:
+        return interleave_halves(tensor)
+    if "o_proj" in name:
+        return group_heads(tensor.t()).t()
+    return tensor
+
+
 def _open_checkpoint(folder: Path, config: ModelConfig) -> Callable[[str], Tensor]:
-    """A reader of tensors by name. Names and shapes of all files are checked before a single tensor is read."""
-    paths = [folder / SINGLE] if (folder / SINGLE).is_file() else _shards(folder)
+    """A function that reads a tensor by name. Names and shapes in all files are checked before any tensor is read."""
+    paths = [folder / WEIGHTS_FILE] if (folder / WEIGHTS_FILE).is_file() else _shards(folder)
     files: dict[str, Path] = {}
     found: Shapes = {}
     for path in paths:
-        for name, shape in _header(path).items():
+        for name, shape in _shapes_in(path).items():
             if name in files:
                 raise InputError(f"{folder}: tensor {name} is in both {files[name].name} and {path.name}")
             files[name], found[name] = path, shape
     expected = expected_shapes(config)
     if config.tied_embeddings and HEAD in found:
         expected[HEAD] = expected[EMBEDDING]
-    _compare(folder, expected, found)
+    _check_shapes(folder, expected, found)
 
     def read(name: str) -> Tensor:
         with safe_open(files[name], framework="pt") as file:
@@ -254,71 +279,51 @@ def _open_checkpoint(folder: Path, config: ModelConfig) -> Callable[[str], Tenso
     return read
 
 
-def _compare(folder: Path, expected: Shapes, found: Shapes) -> None:
+def _check_shapes(folder: Path, expected: Shapes, found: Shapes) -> None:
     missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing:
-        raise InputError(f"{folder}: tensor {missing[0]} is missing ({len(missing)} in all); fetch the weights again")
+        raise InputError(f"{folder}: tensor {missing[0]} is missing ({len(missing)} in all); download it again")
     if unexpected:
-        raise InputError(f"{folder}: tensor {unexpected[0]} ({len(unexpected)} in all) has no place in a Qwen2 model")
+        raise InputError(f"{folder}: tensor {unexpected[0]} ({len(unexpected)} in all) is not part of a Qwen2 model")
     for name, shape in expected.items():
         if found[name] != shape:
-            raise InputError(f"{folder}: tensor {name} has shape {found[name]}, config.json asks for {shape}")
+            raise InputError(f"{folder}: tensor {name} has shape {found[name]}, but config.json requires {shape}")
 
 
 def _shards(folder: Path) -> list[Path]:
+    index = folder / WEIGHTS_INDEX
     try:
-        named = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except FileNotFoundError:
         raise InputError(_no_weights(folder)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InputError(f"{folder / INDEX} is not a safetensors index; fetch the file again") from None
-    for name in sorted(named, key=str):
+        raise InputError(f"{index} is not a safetensors index; download it again") from None
+    for name in sorted(names, key=str):
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise InputError(f"{folder / INDEX} names {name!r}, which is no safetensors file of this folder")
+            raise InputError(f"{index} lists {name!r}, which is not a safetensors file in this folder")
         if not (folder / name).is_file():
-            raise InputError(f"{folder}: weight file {name} is missing; fetch the weights again")
-    return [folder / name for name in sorted(named)]
+            raise InputError(f"{folder}: weight file {name} is missing; download the weights again")
+    return [folder / name for name in sorted(names)]
 
 
 def _no_weights(folder: Path) -> str:
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
-        return f"{folder} holds the pickle checkpoint {pickles[0]}, which is never opened; only *.safetensors are read"
-    return f"{folder} holds no weights; expected {SINGLE}, or {INDEX} with its files"
+        return f"{folder} has a pickle checkpoint, {pickles[0]}, which is not safe to open; only *.safetensors are read"
+    return f"{folder} has no weights; expected {WEIGHTS_FILE}, or {WEIGHTS_INDEX} with the files it lists"
 
 
-def _header(path: Path) -> Shapes:
+def _shapes_in(path: Path) -> Shapes:
     shapes: Shapes = {}
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 tensor = file.get_slice(name)
                 shapes[name] = tuple(tensor.get_shape())
-                if tensor.get_dtype() not in READ_DTYPES:
+                if tensor.get_dtype() not in STORED_DTYPES:
                     raise InputError(
-                        f"{path}: tensor {name} is stored as {tensor.get_dtype()}; {', '.join(READ_DTYPES)} are read"
+                        f"{path}: tensor {name} has dtype {tensor.get_dtype()}; supported: {', '.join(STORED_DTYPES)}"
                     )
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is damaged or cut short ({error}); fetch the file again") from None
+        raise InputError(f"{path} is corrupted or truncated ({error}); download it again") from None
     return shapes
-
-
-def order_projection(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
-    """A checkpoint's attention projection, weight or bias, in the order used here; other tensors as they are."""
-    if "q_proj" in name:
-        return _by_place_in_group(_pairs(tensor, config), config)
-    if "k_proj" in name:
-        return _pairs(tensor, config)
-    if "o_proj" in name:
-        return _by_place_in_group(tensor.t(), config).t()
-    return tensor
-
-
-def _pairs(projection: Tensor, config: ModelConfig) -> Tensor:
-    halves = projection.view(-1, 2, config.head_dim // 2, *projection.shape[1:])
-    return halves.transpose(1, 2).reshape(projection.shape)
-
-
-def _by_place_in_group(projection: Tensor, config: ModelConfig) -> Tensor:
-    groups = projection.reshape(config.num_kv_heads, -1, config.head_dim, *projection.shape[1:])
-    return groups.transpose(0, 1).reshape(projection.shape)

@@ -1,7 +1,7 @@
-"""Times passes, decoding, prefill and scoring of one model. Knows nothing of how the figures are shown.
+"""Warm-up of a model, and the times of its passes, decoding, prefill and scoring.
 
-Everything is measured by turns in one run, so ratios hold on a noisy machine. The floor of a pass is its matrix
-products alone, each of the model's own matrices by a plain `F.linear`.
+Alternatives are timed in alternation within one run, so that ratios hold on a noisy machine. The floor of a pass is the
+time of its matrix products alone: a plain `F.linear` for each matrix of the model.
 """
 
 import statistics
@@ -18,25 +18,29 @@ from sampler.config import ModelConfig, expected_shapes
 from sampler.decode import Predictor, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import LoadedModel
-from sampler.plan import INPUT, PARTIAL, Keeps, LayerPlan, PassKind, PastPass, StepContext, compute_all
+from sampler.plan import PARTIAL, WATCHED_INPUT, CacheSpec, LayerPlan, PassKind, PastPass, StepContext, compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import Counters, DecodeSettings, Pair, Prompt, Scored
 from sampler.scoring import score_pairs
 
-RECENT = 3  # rounds that must bring nothing
-GAIN = 0.9  # what counts as getting faster still
-MOST_ROUNDS = 40
-MOST_SECONDS = 60.0
-PROMPT_BLOCKS = 4
-SMALL = 8
+SETTINGS = DecodeSettings()
+PROMPT_TOKENS = 200
+LATE_STEP = 16  # the step at which deciding is timed: few blocks take more
+UNCOUNTED_ROUNDS = 3
+FLOOR_WEIGHT_BYTES = 512 << 20
+WARM_UP_PROMPT_BLOCKS = 4
+SETTLED_ROUNDS = 3  # a warm-up ends when this many rounds brought no improvement
+IMPROVEMENT = 0.9  # a round must take less than this share of the best time to count as an improvement
+MAX_WARM_UP_ROUNDS = 40
+MAX_WARM_UP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUp:
-    """What a warm-up took, and the work it did."""
+    """The duration and the work of a warm-up."""
 
     seconds: float
-    rounds: tuple[float, ...]  # seconds of each
+    rounds: tuple[float, ...]  # seconds per round
     settled: bool
     counters: Counters
 
@@ -46,15 +50,18 @@ def warm_up(
     *,
     batch_size: int = 1,
     clock: Callable[[], float] = time.perf_counter,
-    most_seconds: float = MOST_SECONDS,
+    max_seconds: float = MAX_WARM_UP_SECONDS,
 ) -> WarmUp:
-    """Rounds of prefill, full, small, replaying and commit passes until three in a row are no faster than before."""
+    """Runs rounds of all kinds of passes until they get no faster, so that no measured document pays for it.
+
+    The passes and tokens are fixed; they do not depend on what the model predicts.
+    """
     network, config = model.network, model.config
     bound = ReusePolicy.parse("k2_middle").bind(config.num_layers)
-    blocks = max(1, min(PROMPT_BLOCKS, config.max_positions // config.block_size - 1))
+    blocks = max(1, min(WARM_UP_PROMPT_BLOCKS, config.max_positions // config.block_size - 1))
     engine: Engine[None] = Engine(
         network,
-        keeps=bound.keeps,
+        cache_spec=bound.cache_spec,
         slots=batch_size,
         capacity=(blocks + 1) * config.block_size,
         reader=Predictor(mask_token_id=config.mask_token_id),
@@ -63,9 +70,9 @@ def warm_up(
     counters = Counters()
     rounds: list[float] = []
     began = clock()
-    while not (done := settled(rounds)) and len(rounds) < MOST_ROUNDS and clock() - began < most_seconds:
+    while not (done := settled(rounds)) and len(rounds) < MAX_WARM_UP_ROUNDS and clock() - began < max_seconds:
         started = clock()
-        for finished in engine.run(_row(config, blocks, replay) for _ in range(batch_size)):
+        for finished in engine.run(_warm_up_row(config, blocks, replay) for _ in range(batch_size)):
             counters += finished.counters
         if network.device.type == "cuda":
             torch.cuda.synchronize(network.device)
@@ -74,19 +81,20 @@ def warm_up(
 
 
 def settled(rounds: list[float]) -> bool:
-    """The best of the last rounds is hardly better than the best before them; a single slow one proves nothing."""
-    return len(rounds) > RECENT and min(rounds[-RECENT:]) >= GAIN * min(rounds[:-RECENT])
+    """Whether the best of the last rounds is hardly better than the best round before them."""
+    recent, earlier = rounds[-SETTLED_ROUNDS:], rounds[:-SETTLED_ROUNDS]
+    return bool(earlier) and min(recent) >= IMPROVEMENT * min(earlier)
 
 
-def _row(config: ModelConfig, blocks: int, replay: LayerPlan) -> Row[None]:
-    """One sequence's way through a block: clean blocks, denoising with and without replay, commit."""
+def _warm_up_row(config: ModelConfig, blocks: int, replay: LayerPlan) -> Row[None]:
+    """One sequence through one block: prefill, denoising with and without replay, commit."""
     size = config.block_size
-    small = SMALL if size % SMALL == 0 else size
+    small = SETTINGS.small_block if size % SETTINGS.small_block == 0 else size
     start = blocks * size
     special = (config.mask_token_id, *config.eos_token_ids)
     token = next(token for token in range(config.vocab_size) if token not in special)
     compute = compute_all(config.num_layers)
-    yield Prefill(tokens=[token] * start, asks=(0.0,))
+    yield Prefill(tokens=[token] * start, queries=(0.0,))
     for kind, plan, width in (
         (PassKind.FULL, compute, size),
         (PassKind.FULL, replay, size),
@@ -101,21 +109,13 @@ def _row(config: ModelConfig, blocks: int, replay: LayerPlan) -> Row[None]:
             plan=plan,
             opens_block=plan is compute and kind is PassKind.FULL,
             read=tuple(range(width)),
-            asks=(0.0,) * width,
+            queries=(0.0,) * width,
         )
-
-
-PROMPT = 200
-SMALL_BLOCK = 8
-THRESHOLD = 0.95
-LATE = 16  # passes that a block has behind it when deciding is timed: more than most ever get
-WARM_UP = 3  # rounds that are run and not counted
-FLOOR_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassTimes:
-    """Median milliseconds of one pass, measured by turns: computed, replayed by a policy, and parts of it alone."""
+    """Median milliseconds of one pass: computed, replayed, its bare matrix products, and its head."""
 
     computed: float
     replayed: float
@@ -123,36 +123,38 @@ class PassTimes:
     head: float
 
     def reuse_ratio(self, share: float) -> float:
-        """A replaying pass against its ideal: the share of layer-positions it computes, plus the head."""
+        """A replaying pass relative to the ideal: the share of layer-positions it computes, plus the head."""
         return self.replayed / (share * (self.computed - self.head) + self.head)
 
 
 class Bench:
-    """Measures one model. Prompts are random and seeded; nothing here depends on what the model says."""
+    """Measures one model on random, seeded prompts; nothing depends on what the model predicts."""
 
     def __init__(self, model: LoadedModel, *, rounds: int, new_tokens: int, questions: int) -> None:
         self.model, self.config = model, model.config
         self.rounds, self.new_tokens, self.questions = rounds, new_tokens, questions
-        self.start = PROMPT // self.config.block_size * self.config.block_size  # of the block being denoised
+        self.start = PROMPT_TOKENS // self.config.block_size * self.config.block_size  # of the denoised block
         self.end = self.start + self.config.block_size
         self.predictor = Predictor(mask_token_id=self.config.mask_token_id)
 
     def pass_times(self, kind: PassKind, batch: int = 1, policy: str = "k1") -> PassTimes:
-        """A denoising pass right after the prompt, seven of eight positions of its small block still masked."""
+        """A denoising pass right after the prompt, with one position of its small block revealed."""
         bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
-        begin, width = (PROMPT, SMALL_BLOCK) if kind is PassKind.SMALL else (self.start, self.config.block_size)
-        read = tuple(range(PROMPT - begin, PROMPT - begin + SMALL_BLOCK - 1))
+        begin, width = (
+            (PROMPT_TOKENS, SETTINGS.small_block) if kind is PassKind.SMALL else (self.start, self.config.block_size)
+        )
+        read = tuple(range(PROMPT_TOKENS - begin, PROMPT_TOKENS - begin + SETTINGS.small_block - 1))
         plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(self.context(kind))}
-        alone = self._alone(rows=batch * width, predictions=batch * len(read))
-        spent: dict[str, list[float]] = {name: [] for name in (*plans, *alone)}
+        parts = self._parts(rows=batch * width, predictions=batch * len(read))
+        spent: dict[str, list[float]] = {name: [] for name in (*plans, *parts)}
 
         def row(number: int) -> Row[None]:
             tokens = self._tokens(number, self.end)
             yield Prefill(tokens=tokens[: self.start])
             yield Pass(kind=PassKind.FULL, start=self.start, tokens=tokens[self.start :], plan=plans["computed"])
-            for _ in range(self.rounds + WARM_UP):
+            for _ in range(self.rounds + UNCOUNTED_ROUNDS):
                 for name, plan in plans.items():
-                    if number == batch - 1:  # the last row to say what it wants: the pass runs next
+                    if number == batch - 1:  # the last row to request a pass: it runs next
                         spent[name].append(-self._now())
                     yield Pass(
                         kind=kind,
@@ -160,38 +162,40 @@ class Bench:
                         tokens=tokens[begin : begin + width],
                         plan=plan,
                         read=read,
-                        asks=(0.0,) * len(read),
+                        queries=(0.0,) * len(read),
                     )
-                    if number == 0:  # the first row to be answered
+                    if number == 0:  # the first row to get its answer
                         spent[name][-1] += self._now()
                 if number == 0:
-                    for name, part in alone.items():
+                    for name, part in parts.items():
                         spent[name].append(-self._now())
                         part()
                         spent[name][-1] += self._now()
 
         engine: Engine[None] = Engine(
-            self.model.network, keeps=bound.keeps, slots=batch, capacity=self.end, reader=self.predictor
+            self.model.network, cache_spec=bound.cache_spec, slots=batch, capacity=self.end, reader=self.predictor
         )
         for _ in engine.run(row(number) for number in range(batch)):
             pass
-        return PassTimes(**{name: statistics.median(times[WARM_UP:]) * 1e3 for name, times in spent.items()})
+        return PassTimes(**{name: statistics.median(times[UNCOUNTED_ROUNDS:]) * 1e3 for name, times in spent.items()})
 
     def context(self, kind: PassKind) -> StepContext:
-        """The facts before the second pass of a block: the first computed everything and revealed one token."""
-        first, block = PROMPT - self.start, self.config.block_size
+        """The state before the second pass of a block, when the first has revealed one token."""
+        first, block = PROMPT_TOKENS - self.start, self.config.block_size
         norms = torch.rand((block, 2), generator=torch.Generator().manual_seed(0)).tolist()
-        opening = PastPass(window=range(block), plan=compute_all(self.config.num_layers), moved={INPUT: norms})
+        opening = PastPass(
+            window=range(block), plan=compute_all(self.config.num_layers), measured={WATCHED_INPUT: norms}
+        )
         return StepContext(
             step=1,
             kind=kind,
-            window=range(first, first + SMALL_BLOCK) if kind is PassKind.SMALL else range(block),
+            window=range(first, first + SETTINGS.small_block) if kind is PassKind.SMALL else range(block),
             revealed_at=(*[-1] * first, 0, *[None] * (block - first - 1)),
             past=(opening,),
         )
 
     def share(self, policy: str, kind: PassKind) -> float:
-        """Of the layer-positions of a pass, those that run when the policy replays; half a layer by its weights."""
+        """Share of a pass's layer-positions that run when the policy replays; half a layer counts by its weights."""
         context = self.context(kind)
         plan = ReusePolicy.parse(policy).bind(self.config.num_layers).plan(context)
         attention, mlp = (part / sum(self.config.layer_weights) for part in self.config.layer_weights)
@@ -200,43 +204,43 @@ class Bench:
         return 0.0 if plan.stale else sum(costs) / len(costs)
 
     def deciding(self, policy: str) -> float:
-        """Median milliseconds of what a full pass takes only because the policy decides: measuring and planning."""
+        """Median milliseconds that a full pass spends on the policy's decision: measuring and planning."""
         bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
         context = self.context(PassKind.FULL)
-        late = replace(context, step=LATE, past=context.past * LATE)
+        late = replace(context, step=LATE_STEP, past=context.past * LATE_STEP)
         network, spent = self.model.network, []
-        cache = ReuseCache(bound.keeps, self.config, 1, dtype=network.dtype, device=network.device)
+        cache = ReuseCache(bound.cache_spec, self.config, 1, dtype=network.dtype, device=network.device)
         states = torch.randn((self.config.block_size, self.config.hidden_size), dtype=network.dtype).to(network.device)
-        for _ in range(self.rounds + WARM_UP):
+        for _ in range(self.rounds + UNCOUNTED_ROUNDS):
             began = self._now()
             bound.plan(late)
-            if bound.keeps.watched is not None:
-                kept = cache.at(Rows([0], [context.window]))
-                kept.store(INPUT, states)
-                torch.stack(list(kept.moved.values())).tolist()
+            if bound.cache_spec.watched_layer is not None:
+                view = cache.view(Rows([0], [context.window]))
+                view.store(WATCHED_INPUT, states)
+                torch.stack(list(view.measured.values())).tolist()
             spent.append(self._now() - began)
-        return statistics.median(spent[WARM_UP:]) * 1e3
+        return statistics.median(spent[UNCOUNTED_ROUNDS:]) * 1e3
 
     def prefill_tokens_per_second(self) -> float:
         spent = []
 
         def row() -> Row[None]:
-            for number in range(self.rounds // 4 + 1 + WARM_UP):
+            for number in range(self.rounds // 4 + 1 + UNCOUNTED_ROUNDS):
                 spent.append(-self._now())
-                yield Prefill(tokens=self._tokens(number, self.start), asks=(0.0,))
+                yield Prefill(tokens=self._tokens(number, self.start), queries=(0.0,))
                 spent[-1] += self._now()
 
         engine: Engine[None] = Engine(
-            self.model.network, keeps=Keeps(), slots=1, capacity=self.end, reader=self.predictor
+            self.model.network, cache_spec=CacheSpec(), slots=1, capacity=self.end, reader=self.predictor
         )
         for _ in engine.run([row()]):
             pass
-        return self.start / statistics.median(spent[WARM_UP:])
+        return self.start / statistics.median(spent[UNCOUNTED_ROUNDS:])
 
     def decode(self, documents: int, batch: int = 1, policy: str = "k1") -> tuple[float, Counters]:
         """Tokens per second, and the work done."""
-        prompts = [Prompt(ids=tuple(self._tokens(number, PROMPT))) for number in range(documents)]
-        settings = DecodeSettings(threshold=THRESHOLD, small_block=SMALL_BLOCK, max_new_tokens=self.new_tokens)
+        prompts = [Prompt(ids=tuple(self._tokens(number, PROMPT_TOKENS))) for number in range(documents)]
+        settings = replace(SETTINGS, max_new_tokens=self.new_tokens)
         results = [
             generated
             for _, generated in decode_prompts(
@@ -248,21 +252,23 @@ class Bench:
         return tokens / seconds, sum((g.counters for g in results), Counters())
 
     def scoring(self) -> dict[str, float]:
-        """Four-option questions behind one 400-token prefix: all in one call, against each option on its own."""
-        shared = self._tokens(0, 400)
+        """Questions with four options after a shared prefix of 400 tokens: scored in one call, and each on its own."""
+        prefix = self._tokens(0, 400)
         pairs = [
-            Pair(prefix=(*shared, *self._tokens(1 + question, 60)), target=(option,))
+            Pair(prefix=(*prefix, *self._tokens(1 + question, 60)), target=(option,))
             for question in range(self.questions)
             for option in range(4)
         ]
-        together, together_seconds = self._score([pairs])
-        apart, apart_seconds = self._score([[pair] for pair in pairs])
-        positions = [sum(s.counters.layer_positions for s in scored) for scored in (together, apart)]
+        shared_scores, shared_seconds = self._score([pairs])
+        single_scores, single_seconds = self._score([[pair] for pair in pairs])
+        positions = [sum(s.counters.layer_positions for s in scored) for scored in (shared_scores, single_scores)]
         return {
             "questions": self.questions,
             "token_forwards_ratio": positions[0] / positions[1],
-            "seconds_ratio": together_seconds / apart_seconds,
-            "largest_difference": max(abs(a.score - b.score) for a, b in zip(together, apart, strict=True)),
+            "seconds_ratio": shared_seconds / single_seconds,
+            "largest_difference": max(
+                abs(a.score - b.score) for a, b in zip(shared_scores, single_scores, strict=True)
+            ),
         }
 
     def _score(self, calls: Sequence[Sequence[Pair]]) -> tuple[list[Scored], float]:
@@ -271,8 +277,8 @@ class Bench:
         scored = [dict(score_pairs(self.model, pairs, policy=k1)) for pairs in calls]
         return [results[i] for results in scored for i in range(len(results))], self._now() - began
 
-    def _alone(self, rows: int, predictions: int) -> dict[str, Callable[[], object]]:
-        """The pass's bare products, and its head with the predictions read off it."""
+    def _parts(self, rows: int, predictions: int) -> dict[str, Callable[[], object]]:
+        """The pass's bare matrix products, and its head with the predictions read from it."""
         network, config = self.model.network, self.config
 
         def random(*shape: int) -> Tensor:
@@ -280,8 +286,8 @@ class Bench:
 
         shapes = [shape for name, shape in expected_shapes(config).items() if ".0." in name and len(shape) == 2]
         layer_bytes = sum(m * k for m, k in shapes) * network.dtype.itemsize
-        # As many distinct layers as outgrow every cache, but no second copy of a large model.
-        distinct = min(config.num_layers, 1 + FLOOR_BYTES // layer_bytes)
+        # Enough distinct layers to exceed every CPU cache, but not a second copy of a large model.
+        distinct = min(config.num_layers, 1 + FLOOR_WEIGHT_BYTES // layer_bytes)
         layers = [[random(*shape) for shape in shapes] for _ in range(distinct)]
         inputs = {k: random(rows, k) for _, k in shapes}
         states = random(predictions, config.hidden_size)

@@ -1,7 +1,7 @@
-"""What one denoising pass does in each layer: plans as values. Knows no tensors, no policy names, no model.
+"""Plans: what each layer does in one denoising pass, and the facts a policy decides on.
 
-A policy looks at a `StepContext` and asks for a `LayerPlan`; `resolve` applies the rules that no policy may
-break; the layer loop obeys. Plans are hashable, so rows of a batch that share one run together.
+Before each pass a policy gets a `StepContext` and returns a `LayerPlan`; `resolve` applies the rules that no policy may
+break, and the forward pass executes the result. Plans are hashable, so that rows with equal plans can share a batch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class PassKind(Enum):
-    """Prefill and commit write clean tokens into the prefix cache; full and small passes denoise."""
+    """Prefill and commit passes write finished tokens into the prefix cache; full and small passes denoise."""
 
     PREFILL = "prefill"
     FULL = "full"
@@ -20,14 +20,14 @@ class PassKind(Enum):
 
 
 class LayerStep(Enum):
-    """One layer's part in a pass: what its attention and its MLP do."""
+    """What one layer does in a pass."""
 
     COMPUTE = "compute"
     REPLAY = "replay"
     REPLAY_ATTENTION = "replay attention, compute the MLP"
     REPLAY_MLP = "compute attention, replay the MLP"
     PARTIAL = "compute the plan's selected positions, replay the others"
-    SKIP = "hand the input on"
+    SKIP = "return the input unchanged"
 
     @property
     def runs_attention(self) -> bool:
@@ -44,9 +44,9 @@ REPLAY_ATTENTION, REPLAY_MLP = LayerStep.REPLAY_ATTENTION, LayerStep.REPLAY_MLP
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """Per layer what to do; `selected` are the positions in the block that partial layers compute.
+    """One step per layer. `selected` lists the positions in the block that partial layers compute.
 
-    A `stale` plan runs no layer at all: each position's final state is that of the last pass that computed it.
+    A `stale` plan runs no layer: each position keeps the final state of the last pass that computed it.
     """
 
     steps: tuple[LayerStep, ...]
@@ -54,15 +54,15 @@ class LayerPlan:
     stale: bool = False
 
     def __post_init__(self) -> None:
-        assert (PARTIAL in self.steps) == bool(self.selected), "selected positions belong to partial layers"
+        assert (PARTIAL in self.steps) == bool(self.selected), "selected positions require partial layers"
 
     @property
     def replays(self) -> bool:
         return self.stale or any(step is not COMPUTE for step in self.steps)
 
     @property
-    def shape(self) -> tuple[object, ...]:
-        """Equal for plans that can run as one batch; which positions are selected, and how many, may differ."""
+    def batch_key(self) -> tuple[object, ...]:
+        """Equal for plans that can run in one batch; their selected positions may differ."""
         return self.steps, self.stale
 
 
@@ -71,12 +71,12 @@ def compute_all(depth: int) -> LayerPlan:
 
 
 def in_layers(step: LayerStep, layers: Collection[int], depth: int, selected: tuple[int, ...] = ()) -> LayerPlan:
-    """The plan that does `step` in these layers and computes the others; with no layers it computes everything."""
+    """A plan that applies `step` to the given layers and computes all others."""
     return LayerPlan(tuple(step if layer in layers else COMPUTE for layer in range(depth)), selected=selected)
 
 
 class Unit(Enum):
-    """Whose contribution to the residual stream is cached and replayed."""
+    """The part of a layer whose contribution to the residual stream is cached and replayed."""
 
     LAYER = "layer"
     ATTENTION = "attention"
@@ -84,78 +84,55 @@ class Unit(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Keeps:
-    """What passes must leave behind for a policy's later replays, and what is to be measured on the way."""
+class CacheSpec:
+    """What passes must cache for a policy's later replays, and what they must measure."""
 
     layers: tuple[int, ...] = ()
     unit: Unit = Unit.LAYER
     final_states: bool = False
-    watched: int | None = None  # the layer before which each pass measures how far its input moved
-    drifts: bool = False  # measure too how far the contribution of each of `layers` moved
+    watched_layer: int | None = None  # each pass measures how much the input of this layer changed
+    measures_contributions: bool = False  # also measure how much the contribution of each of `layers` changed
 
 
-INPUT = -2  # the key under which movements have the watched layer's input; contributions have their layer's index
-# L1 norms at one position: of the change since it was last forwarded, of what was there, and behind a contribution's
-# layer of the residual stream.
+WATCHED_INPUT = -2  # key of the watched layer's input in `Measurements`; contributions have their layer's index
+# L1 norms at one position: of the change since the position was last forwarded, of the previous value and, for a
+# contribution, of the residual stream after its layer.
 Norms = Sequence[float]
-Movements = Mapping[int, Sequence[Norms]]  # of the positions of a pass; empty where nothing is measured
+Measurements = Mapping[int, Sequence[Norms]]  # norms at each position of a pass; empty if nothing is measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastPass:
-    """A denoising pass of the block that has run: its positions, its plan as executed, and what it measured."""
+    """A completed denoising pass of the block: its positions, the executed plan, and its measurements."""
 
     window: range
     plan: LayerPlan
-    moved: Movements = field(default_factory=dict)
+    measured: Measurements = field(default_factory=dict)
+
+    @property
+    def input_change(self) -> float:
+        """Relative L1 change of the watched input over all positions; 0 if it was not measured."""
+        norms = self.measured.get(WATCHED_INPUT, ())
+        before = sum(size for _, size in norms)
+        return sum(change for change, _ in norms) / before if before else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
-    """The facts of a row's block before a denoising pass; positions count from the block's start."""
+    """What is known about a block before a denoising pass. Positions count from the block's start."""
 
-    step: int  # denoising passes of this block so far, full and small alike
+    step: int  # number of denoising passes of this block so far, full and small
     kind: PassKind
-    window: range  # the positions this pass forwards
-    revealed_at: tuple[int | None, ...]  # per position: after which step its token stood (-1: given), None: masked
-    past: tuple[PastPass, ...] = ()  # the block's passes so far, the last one at the end
-
-
-class Policy(Protocol):
-    """A policy bound to a model's depth: facts in, a plan out, no memory of its own.
-
-    `period` is None where steps do not follow a fixed rhythm.
-    """
-
-    @property
-    def keeps(self) -> Keeps: ...
-
-    @property
-    def period(self) -> int | None: ...
-
-    def plan(self, context: StepContext) -> LayerPlan: ...
-
-
-def resolve(requested: LayerPlan, context: StepContext, layers: int) -> LayerPlan:
-    """The plan that is executed: the first pass of a block has nothing cached, so it computes everything.
-
-    Prefill and commit passes never ask a policy; they compute everything by construction.
-    """
-    return compute_all(layers) if context.step == 0 else requested
-
-
-def input_change(done: PastPass) -> float:
-    """The relative L1 change of the watched input over a pass's positions together; 0 where nothing was measured."""
-    norms = done.moved.get(INPUT, ())
-    before = sum(size for _, size in norms)
-    return sum(change for change, _ in norms) / before if before else 0.0
+    window: range  # the positions that this pass forwards
+    revealed_at: tuple[int | None, ...]  # step that revealed each position; -1: part of the prompt, None: masked
+    past: tuple[PastPass, ...] = ()  # earlier passes of this block, oldest first
 
 
 def input_changes(past: Sequence[PastPass]) -> dict[int, float]:
-    """The relative L1 change at each position, as measured in the last pass that forwarded it a second time."""
+    """Relative L1 change of the watched input at each position, from the last pass that measured it."""
     found: dict[int, float] = {}
     for done in past:
-        for position, (change, size) in zip(done.window, done.moved.get(INPUT, ()), strict=False):
+        for position, (change, size) in zip(done.window, done.measured.get(WATCHED_INPUT, ()), strict=False):
             found[position] = change / size if size else 0.0
     return found
 
@@ -167,3 +144,24 @@ def computed_at(past: Sequence[PastPass]) -> dict[int, int]:
         for position in done.plan.selected if done.plan.replays else done.window:
             found[position] = step
     return found
+
+
+class BoundPolicy(Protocol):
+    """A policy for a model of known depth. It is stateless: the plan depends on the context only."""
+
+    @property
+    def cache_spec(self) -> CacheSpec: ...
+
+    @property
+    def period(self) -> int | None:
+        """Passes from one fully computed pass to the next; None if there is no fixed period."""
+
+    def plan(self, context: StepContext) -> LayerPlan: ...
+
+
+def resolve(requested: LayerPlan, context: StepContext, depth: int) -> LayerPlan:
+    """The plan to execute: the first pass of a block has nothing cached, so it computes every layer.
+
+    Prefill and commit passes always compute every layer and are never planned by a policy.
+    """
+    return compute_all(depth) if context.step == 0 else requested

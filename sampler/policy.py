@@ -1,13 +1,13 @@
-"""Reuse policies and their names: `rule_layers[.option]`, safe in a shell and as a folder. Knows no tensors.
+"""Reuse policies by name: `rule_layers[.option]`, safe in a shell and as a directory name. Does not import torch.
 
 k1                       every pass computes every layer
-k2_middle                every second pass replays the middle layers' cached residuals
-k3_last.output           every pass but each third repeats the last logits; no layer runs
+k2_middle                every second pass replays the cached contributions of the middle layers
+k3_last.output           two of three passes repeat the last logits; no layer runs
 k2_4-9+20.small          layers 4 to 9 and 20; only small passes replay
-adaptive=0.2_middle.3    replays until the middle layers' input has drifted by 0.2, three times in a row at most
-trim=0.25_middle         the middle layers run for changed positions and a quarter of the others; .random: by lot
+adaptive=0.2_middle.3    replays until the middle layers' input has drifted by 0.2, at most three times in a row
+trim=0.25_middle         the middle layers run for changed positions and a quarter of the others; .random: at random
 mlp=2_middle             every second pass replays the MLPs of the middle layers; attn=2_middle: their attention
-skip_middle              every pass but a block's first leaves the middle layers out
+skip_middle              every pass of a block except the first skips the middle layers
 stale=2                  every second pass repeats the last logits
 """
 
@@ -15,12 +15,12 @@ import re
 from dataclasses import dataclass
 
 from sampler.errors import InputError
-from sampler.plan import Policy
+from sampler.plan import BoundPolicy
 from sampler.policies import RULES
 from sampler.policies.base import Rule
 from sampler.policies.periodic import PeriodicRule
 
-SUBSET_SIZE = 12
+DEFAULT_SUBSET_SIZE = 12
 SUBSETS = ("first", "middle", "last", "all")
 GRAMMAR = (
     "a policy is rule_layers[.option], such as k1, k2_middle, k3_last.output, k2_4-9+20.small, adaptive=0.2_middle.3, "
@@ -31,7 +31,7 @@ GRAMMAR = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReusePolicy:
-    """A policy by name, not yet tied to a model. `str` and `parse` are inverse."""
+    """A policy that is not yet bound to a model. `str` and `parse` are inverse."""
 
     rule: Rule
     layers: str | None = None
@@ -40,13 +40,13 @@ class ReusePolicy:
         if self.layers is None and self.rule.needs_layers:
             raise InputError(f"policy {self.rule} needs layers, such as {self.rule}_middle; {GRAMMAR}")
         if self.layers is not None and self.layers not in SUBSETS:
-            object.__setattr__(self, "layers", print_indices(parse_indices(self.layers)))
+            object.__setattr__(self, "layers", format_indices(parse_indices(self.layers)))
         if self.layers is not None and not self.rule.takes_layers:
-            raise InputError(f"policy {self}: {self.rule} runs no layer on a reuse step and names none")
+            raise InputError(f"policy {self}: {self.rule} takes no layers, because no layer runs on a reuse step")
 
     @classmethod
     def grid(cls, *, k: int, layers: str | None = None, mode: str = "residual") -> "ReusePolicy":
-        """One of the fixed grid's policies, from its parts."""
+        """A policy of the fixed grid."""
         try:
             rule = PeriodicRule(k=k, output=mode == "output")
         except InputError as error:
@@ -55,10 +55,9 @@ class ReusePolicy:
 
     @classmethod
     def parse(cls, name: str) -> "ReusePolicy":
-        """The policy called `name`; an unknown name is an error that says what is allowed."""
         head, underscore, tail = name.partition("_")
         layers, *options = tail.split(".")
-        if not underscore and "=" not in head:  # a number behind = may have a decimal point
+        if not underscore and "=" not in head:  # a number after = may have a decimal point
             head, *options = head.split(".")
         period = re.fullmatch(r"k(0|[1-9][0-9]{0,5})", head)
         word, _, value = ("k", "", period[1]) if period else head.partition("=")
@@ -76,53 +75,49 @@ class ReusePolicy:
 
     @property
     def k(self) -> int | None:
-        """The period of the fixed grid; None for policies beyond it."""
+        """The period of a policy of the fixed grid; None for other policies."""
         return self.rule.grid_period
 
     @property
     def mode(self) -> str:
         return self.rule.mode
 
-    def bind(self, depth: int, subset_size: int | None = None) -> Policy:
-        """This policy on a model of `depth` layers."""
+    def bind(self, depth: int, subset_size: int | None = None) -> BoundPolicy:
+        """This policy for a model with `depth` layers."""
         return self.rule.bind(self.layer_indices(depth, subset_size), depth)
 
     def check_scoring(self) -> None:
-        """Refuses what log-likelihoods cannot be scored under, and says why."""
-        if self.rule.unscored is not None:
+        """Raises InputError if log-likelihoods cannot be scored under this policy."""
+        if self.rule.no_scoring_reason is not None:
             raise InputError(
-                f"policy {self} cannot score log-likelihoods: {self.rule.unscored}; "
-                "k1, k2_middle, mlp=2_middle, attn=2_middle, skip_middle, stale=2 and their like are allowed"
+                f"policy {self} cannot score log-likelihoods: {self.rule.no_scoring_reason}; "
+                "use a kK, mlp=K, attn=K, skip or stale=K policy"
             )
 
     def layer_indices(self, depth: int, subset_size: int | None = None) -> tuple[int, ...]:
-        """The layers this policy names in a model of `depth` layers; every subset has the same size."""
+        """The layers that this policy names in a model with `depth` layers."""
         if self.layers is None:
             return ()
         if self.layers in SUBSETS:
-            return tuple(subset(self.layers, depth, checked_subset_size(depth, subset_size)))
+            return tuple(_subset_layers(self.layers, depth, resolve_subset_size(depth, subset_size)))
         indices = parse_indices(self.layers)
         if indices[-1] >= depth:
-            raise InputError(
-                f"policy {self}: layer {indices[-1]} is outside the model, whose layers are 0 to {depth - 1}"
-            )
+            raise InputError(f"policy {self}: layer {indices[-1]} is outside the model's layers 0 to {depth - 1}")
         return indices
 
 
-def subset(name: str, depth: int, size: int) -> range:
-    """Layer 0 is never in `first`: it turns embeddings into states and has no earlier state to stand on."""
+def _subset_layers(name: str, depth: int, size: int) -> range:
+    """`first` starts at layer 1: layer 0 turns embeddings into states, so there is no earlier state to reuse."""
     start = {"first": 1, "middle": (depth - size) // 2, "last": depth - size}
     return range(depth) if name == "all" else range(start[name], start[name] + size)
 
 
-def checked_subset_size(depth: int, requested: int | None = None) -> int:
-    """Layers in each of first, middle, last: as requested, else 12, else a third of a stack too shallow for 12."""
+def resolve_subset_size(depth: int, requested: int | None = None) -> int:
+    """Number of layers in each of first, middle and last: as requested, else 12, or a third of a shallow model."""
     if requested is None:
-        return SUBSET_SIZE if depth > SUBSET_SIZE else max(1, depth // 3)
+        return DEFAULT_SUBSET_SIZE if depth > DEFAULT_SUBSET_SIZE else max(1, depth // 3)
     if not 1 <= requested < depth:
-        raise InputError(
-            f"subset size {requested} does not fit a model of {depth} layers; 1 to {depth - 1} are allowed"
-        )
+        raise InputError(f"subset size must be between 1 and {depth - 1} for {depth} layers (got {requested})")
     return requested
 
 
@@ -131,17 +126,17 @@ def parse_indices(text: str) -> tuple[int, ...]:
     for part in text.split("+"):
         matched = re.fullmatch(r"(0|[1-9][0-9]{0,5})(?:-(0|[1-9][0-9]{0,5}))?", part)
         if not matched:
-            raise InputError(f"unknown layers {text!r}: {', '.join(SUBSETS)} or indices such as 4-9+20 are allowed")
+            raise InputError(f"unknown layers {text!r}: use {', '.join(SUBSETS)} or indices such as 4-9+20")
         low, high = int(matched[1]), int(matched[2] or matched[1])
         if high < low:
-            raise InputError(f"layers {text!r}: the range {part} runs backwards; write {high}-{low}")
+            raise InputError(f"layers {text!r}: the range {part} is reversed; write {high}-{low}")
         indices.extend(range(low, high + 1))
     if len(set(indices)) < len(indices):
-        raise InputError(f"layers {text!r}: a layer is named twice; name each layer once, as in 4-9+20")
+        raise InputError(f"layers {text!r}: a layer is repeated; list each layer once, as in 4-9+20")
     return tuple(sorted(indices))
 
 
-def print_indices(indices: tuple[int, ...]) -> str:
+def format_indices(indices: tuple[int, ...]) -> str:
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""What goes into the sampler and what comes out: requests, settings, results, counters. Checked at birth."""
+"""Inputs and outputs of the sampler: prompts, decode settings, results, counters. Does not import torch."""
 
 import hashlib
 import math
@@ -9,60 +9,55 @@ from sampler.errors import InputError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeSettings:
-    """How a block is denoised. `threshold` 1 reveals one token per pass; temperature 0 is greedy."""
+    """How blocks are denoised. The defaults below are the defaults of every command."""
 
-    threshold: float = 0.95
+    threshold: float = 0.95  # confidence above which a token is revealed; 1 reveals one token per pass
     small_block: int = 8
-    block_cache: bool = True
+    block_cache: bool = True  # run small passes where possible
     max_new_tokens: int = 256
-    temperature: float = 0.0
+    temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
-            raise InputError(f"threshold {self.threshold}: a number above 0 and at most 1 is allowed")
+            raise InputError(f"threshold must be above 0 and at most 1 (got {self.threshold})")
         if self.small_block < 1:
-            raise InputError(f"small block {self.small_block}: a divisor of the model's block is allowed")
+            raise InputError(f"small block must be a divisor of the model's block size (got {self.small_block})")
         if self.max_new_tokens < 1:
-            raise InputError(f"max new tokens {self.max_new_tokens}: at least 1 is allowed")
+            raise InputError(f"max new tokens must be at least 1 (got {self.max_new_tokens})")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise InputError(f"temperature {self.temperature}: 0 (greedy) or a positive number is allowed")
+            raise InputError(f"temperature must be 0 (greedy) or a positive number (got {self.temperature})")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top-p {self.top_p}: a number above 0 and at most 1 is allowed")
+            raise InputError(f"top-p must be above 0 and at most 1 (got {self.top_p})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One document to continue. `stop` strings and the seed belong to the document, not to the batch."""
+    """A document to continue. Stop strings and seed belong to the document, not to the batch."""
 
     ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
     seed: int = 0
-    max_new_tokens: int | None = None  # None: as in the settings
+    max_new_tokens: int | None = None  # None: the value in the decode settings
 
 
 def document_seed(seed: int, document: object) -> int:
-    """A seed for one document, the same whatever else is decoded beside or before it."""
+    """A seed for one document that does not depend on the other documents or their order."""
     digest = hashlib.sha256(f"{seed}:{document}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """One (prefix, target) whose log-likelihood is wanted."""
+    """A prefix and a target whose log-likelihood is to be scored."""
 
     prefix: tuple[int, ...]
     target: tuple[int, ...]
 
 
-def rounded(part: int, whole: int) -> int:
-    """part ÷ whole as the nearest whole number, without a detour through floating point."""
-    return (2 * part + whole) // (2 * whole)
-
-
 @dataclass(kw_only=True, slots=True)
 class Counters:
-    """The work done for one sequence. Filled from what the layer loop reports, never from what was planned."""
+    """The work done for one sequence, as reported by the forward passes (not as planned)."""
 
     prefill: int = 0
     full: int = 0
@@ -70,16 +65,16 @@ class Counters:
     commit: int = 0
     layers_computed: int = 0
     layers_reused: int = 0
-    layer_positions: int = 0  # layers × positions that really ran; half a layer counts by its share of the weights
+    layer_positions: int = 0  # layers × positions that ran; half a layer counts by its share of the weights
     prefill_tokens: int = 0
-    eligible: int = 0  # denoising passes in which the policy asked for a replay
+    eligible: int = 0  # denoising passes in which the policy requested a replay
     replayed: int = 0  # denoising passes in which something was replayed
 
     def __add__(self, other: "Counters") -> "Counters":
         return Counters(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def as_json(self) -> dict[str, object]:
-        """The counters as the commands print them."""
+        """The counters in the form that the commands print."""
         return {
             "passes": {kind: getattr(self, kind) for kind in ("prefill", "full", "small", "commit")},
             "layers": {
@@ -96,20 +91,20 @@ class Generated:
     """A finished continuation: `ids` up to and including the stop token, `text` cut before a stop string."""
 
     ids: tuple[int, ...]
-    text: str | None  # None where the model has no tokenizer
+    text: str | None  # None if the model has no tokenizer
     finish: str  # "stop" or "length"
     counters: Counters
-    started: float  # on the clock of the call, which stands while nothing is decoded
-    seconds: float  # synchronised device, first forward to last token
+    started: float  # on the call's stopwatch, which is paused while the caller handles results
+    seconds: float  # on a synchronised device, from the first forward to the last token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """A target's log-likelihood. A forward that several pairs share is counted for the first of them."""
+    """A target's log-likelihood. A forward shared by several pairs is counted for the first of them."""
 
     score: float
-    greedy: bool  # every target token was the argmax where it was read
-    rewound: int  # known positions masked again before the replay; 0 where reuse cannot act
+    greedy: bool  # every target token was the argmax at its position
+    rewound: int  # known positions that were masked again before the replay; 0 where reuse has no effect
     counters: Counters
     started: float
     seconds: float

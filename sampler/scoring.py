@@ -1,9 +1,9 @@
-"""Log-likelihood of targets after prefixes, on the same forward and plans as decoding. Knows nothing of text.
+"""Log-likelihoods of targets after prefixes, with the same forward passes and plans as decoding.
 
-Chain scoring sums over the target's tokens from left to right: where token i is read, the tokens before it stand
-revealed, it and the later ones are masked, and the end-of-text after the target is visible. Reference scoring reads
-the first token only, with the later ones visible. Under a policy of period K a state is rewound and replayed, so that
-it is read at the staleness that decoding would have had.
+Chain scoring sums over the target's tokens from left to right: where token i is read, the tokens before it are
+revealed, it and the later ones are masked, and the end-of-text token after the target is visible. Reference scoring
+reads the first token only, with the later ones visible. Under a policy of period K the state is rewound and replayed,
+so that it is as stale as it would be in decoding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from sampler.config import ModelConfig
 from sampler.decode import check_batch_size, check_ids, check_length
-from sampler.engine import Engine, Finished, Pass, Prefill, Restore, Row, Save
+from sampler.engine import Engine, FinishedRow, Pass, Prefill, RestoreBlock, Row, SaveBlock
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
-from sampler.plan import Keeps, LayerPlan, PassKind, Policy, StepContext, compute_all, resolve
+from sampler.plan import BoundPolicy, CacheSpec, LayerPlan, PassKind, StepContext, compute_all, resolve
 from sampler.policy import ReusePolicy
 from sampler.records import Counters, Pair, Scored
 
-Answer = tuple[dict[int, float], int]  # log-probabilities of the tokens asked for, and the argmax
+Answer = tuple[dict[int, float], int]  # log-probabilities of the queried tokens, and the argmax
 
 METHODS = ("chain", "reference")
-REWIND_PER_STEP = 2  # about what one denoising step reveals
+REWOUND_TOKENS_PER_STEP = 2  # about as many as one denoising step reveals
 
 
 def score_pairs(
@@ -37,30 +37,30 @@ def score_pairs(
     batch_size: int = 1,
     subset_size: int | None = None,
 ) -> Iterator[tuple[int, Scored]]:
-    """Scores every pair; yields (index of the pair, score) as each is known.
+    """Scores every pair; yields (index of the pair, score) in order of completion.
 
-    Consecutive pairs with the same prefix are one question: what they share is forwarded once, and counted for the
-    first of them. Leading prompt blocks that questions share are prefilled once.
+    Consecutive pairs with the same prefix form one question: what they share is forwarded once and counted for the
+    first of them. Leading blocks that questions share are prefilled once.
     """
     config = model.config
     bound = policy.bind(config.num_layers, subset_size)
     check_batch_size(batch_size)
     if method not in METHODS:
-        raise InputError(f"unknown scoring {method!r}: {' or '.join(METHODS)} is allowed")
+        raise InputError(f"unknown scoring {method!r}: use {' or '.join(METHODS)}")
     policy.check_scoring()
     check_pairs(pairs, config)
     questions = _questions(pairs)
     longest = max((len(pair.prefix) + len(pair.target) + 1 for pair in pairs), default=0)
-    engine: Engine[list[_Reading]] = Engine(
+    engine: Engine[list[_TargetScore]] = Engine(
         model.network,
-        keeps=bound.keeps,
+        cache_spec=bound.cache_spec,
         slots=min(batch_size, max(1, len(questions))),
         capacity=-(-longest // config.block_size) * config.block_size,
         reader=LogProbabilities(config.mask_token_id),
         share_prefixes=True,
     )
     rows = (
-        _Question(pairs[members[0]].prefix, [pairs[i].target for i in members], config, bound, method).read()
+        _Question(pairs[members[0]].prefix, [pairs[i].target for i in members], config, bound, method).score()
         for members in questions
     )
     for done in engine.run(rows):
@@ -85,14 +85,14 @@ def _questions(pairs: Sequence[Pair]) -> list[list[int]]:
     return questions
 
 
-def _results(members: Sequence[int], done: "Finished[list[_Reading]]") -> Iterator[tuple[int, Scored]]:
-    for place, (index, reading) in enumerate(zip(members, done.result, strict=True)):
+def _results(members: Sequence[int], done: "FinishedRow[list[_TargetScore]]") -> Iterator[tuple[int, Scored]]:
+    for place, (index, target) in enumerate(zip(members, done.result, strict=True)):
         yield (
             index,
             Scored(
-                score=reading.score,
-                greedy=reading.greedy,
-                rewound=reading.rewound,
+                score=target.score,
+                greedy=target.greedy,
+                rewound=target.rewound,
                 counters=done.counters if place == 0 else Counters(),
                 started=done.started,
                 seconds=done.seconds if place == 0 else 0.0,
@@ -101,8 +101,8 @@ def _results(members: Sequence[int], done: "Finished[list[_Reading]]") -> Iterat
 
 
 @dataclass(slots=True)
-class _Reading:
-    """What has been read of one target so far."""
+class _TargetScore:
+    """The score of one target so far."""
 
     score: float = 0.0
     greedy: bool = True
@@ -111,108 +111,108 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class LogProbabilities:
-    """Answers, for each position, the log-probabilities of the tokens asked for, and its argmax."""
+    """Reads the log-probabilities of the queried tokens, and the argmax, from each row of logits."""
 
     mask_token_id: int
 
-    def __call__(self, logits_NV: Tensor, asks: Sequence[tuple[int, ...]]) -> list[Answer]:
+    def __call__(self, logits_NV: Tensor, queries: Sequence[tuple[int, ...]]) -> list[Answer]:
         log_NV = torch.log_softmax(logits_NV, -1)
-        rows = [row for row, tokens in enumerate(asks) for _ in tokens]
-        columns = [token for tokens in asks for token in tokens]
-        at = torch.tensor((rows, columns), device=log_NV.device)
-        asked = log_NV[at[0], at[1]].double()
+        rows = [row for row, tokens in enumerate(queries) for _ in tokens]
+        columns = [token for tokens in queries for token in tokens]
+        index = torch.tensor((rows, columns), device=log_NV.device)
+        queried = log_NV[index[0], index[1]].double()
         log_NV[:, self.mask_token_id] = float("-inf")
-        values = torch.cat((asked, log_NV.argmax(-1).double())).tolist()  # one transfer, one synchronisation
+        values = torch.cat((queried, log_NV.argmax(-1).double())).tolist()  # one transfer, one synchronisation
         logs, best = iter(values), values[len(columns) :]
-        return [({token: next(logs) for token in tokens}, int(b)) for tokens, b in zip(asks, best, strict=True)]
+        return [({token: next(logs) for token in tokens}, int(b)) for tokens, b in zip(queries, best, strict=True)]
 
 
 class _Question:
-    """One prefix and its targets, read as a tree: targets that reach the same state share its forward."""
+    """One prefix and its targets, scored as a tree: targets that reach the same state share its forward."""
 
     def __init__(
         self,
         prefix: tuple[int, ...],
         targets: Sequence[tuple[int, ...]],
         config: ModelConfig,
-        policy: Policy,
+        policy: BoundPolicy,
         method: str,
     ) -> None:
         self.prefix, self.targets, self.config, self.policy = prefix, targets, config, policy
         self.chain = method == "chain"
         self.size = config.block_size
-        self.readings = [_Reading() for _ in targets]
+        self.scores = [_TargetScore() for _ in targets]
 
-    def read(self) -> Row[list[_Reading]]:
-        """Prefills the prefix, then reads each group of targets that begin in the same state."""
+    def score(self) -> Row[list[_TargetScore]]:
+        """Prefills the prefix, then scores each group of targets that start from the same state."""
         start = len(self.prefix) // self.size * self.size
         at_border = start == len(self.prefix)
         firsts = tuple(sorted({target[0] for target in self.targets}))
         answers: list[Answer] = []
         if start:
-            answers = yield Prefill(tokens=self.prefix[:start], asks=(firsts,) if at_border else ())
-        for members in self._alike():
-            tokens = self._opening(self.targets[members[0]])
+            answers = yield Prefill(tokens=self.prefix[:start], queries=(firsts,) if at_border else ())
+        for members in self._groups():
+            tokens = self._first_state(self.targets[members[0]])
             if at_border:
-                self._note(members, 0, answers[0])
-                yield from self._walk(self._branches(members, tokens, 0, 0))
+                self._record(members, 0, answers[0])
+                yield from self._score_branches(self._branches(members, tokens, 0, 0))
             else:
                 step = yield from self._rewind(members, tokens)
-                yield from self._walk([_Branch(members, tokens, 0, step)])
-        return self.readings
+                yield from self._score_branches([_Branch(members, tokens, 0, step)])
+        return self.scores
 
-    def _alike(self) -> list[list[int]]:
-        """Targets by the state their first token is read in: their length, and what of them is visible."""
+    def _groups(self) -> list[list[int]]:
+        """Targets grouped by the state in which their first token is read: same length, same visible tokens."""
         groups: dict[object, list[int]] = {}
         for index, target in enumerate(self.targets):
             groups.setdefault((len(target), () if self.chain else target[1:]), []).append(index)
         return list(groups.values())
 
-    def _opening(self, target: tuple[int, ...]) -> list[int]:
-        """The whole sequence with the target's first token masked, filled with masks to its block's end."""
+    def _first_state(self, target: tuple[int, ...]) -> list[int]:
+        """The whole sequence with the target's first token masked, padded with masks to the end of its block."""
         mask = self.config.mask_token_id
         hidden = (mask,) * len(target) if self.chain else (mask, *target[1:])
         tokens = [*self.prefix, *hidden, self.config.eos_token_ids[0]]
         return tokens + [mask] * (-len(tokens) % self.size)
 
     def _rewind(self, members: Sequence[int], tokens: list[int]) -> Row[int]:
-        """Forwards an earlier state of the block, computed in full; says at which step the first token is read."""
+        """Computes an earlier state of the block; returns the step at which the first token is read."""
         period, first = self.policy.period, len(self.prefix)
         assert period is not None
-        if not self._planned(tokens, first, period - 1)[0].replays:
+        if not self._plan(tokens, first, period - 1)[0].replays:
             return 0
-        known = min((period - 1) * REWIND_PER_STEP, first % self.size)
+        known = min((period - 1) * REWOUND_TOKENS_PER_STEP, first % self.size)
         earlier = list(tokens)
         for position in (*range(first - known, first), first + len(self.targets[members[0]])):
             earlier[position] = self.config.mask_token_id
         yield self._pass(earlier, first, 0)
         for index in members:
-            self.readings[index].rewound = known
+            self.scores[index].rewound = known
         return period - 1
 
-    def _walk(self, branches: "list[_Branch]") -> Row[None]:
-        """Depth first, so that one slot holds the state of one path; a fork saves it for its later branches."""
+    def _score_branches(self, branches: "list[_Branch]") -> Row[None]:
+        """Depth first, so that the slot holds the state of one path; a fork saves it for its other branches."""
         while branches:
             branch = branches.pop()
             position = len(self.prefix) + branch.token
             if branch.saved is not None:
-                yield Restore(position // self.size * self.size, branch.saved)
-            asked = tuple(sorted({self.targets[index][branch.token] for index in branch.members}))
+                yield RestoreBlock(position // self.size * self.size, branch.saved)
+            queried = tuple(sorted({self.targets[index][branch.token] for index in branch.members}))
             if position % self.size:
-                (answer,) = yield self._pass(branch.tokens, position, branch.step, asked)
+                (answer,) = yield self._pass(branch.tokens, position, branch.step, queried)
                 step = branch.step + 1
             else:
-                (answer,) = yield self._commit(branch.tokens, position - self.size, asked)
+                (answer,) = yield self._commit(branch.tokens, position - self.size, queried)
                 step = 0
-            self._note(branch.members, branch.token, answer)
+            self._record(branch.members, branch.token, answer)
             forks = self._branches(branch.members, branch.tokens, branch.token, step)
-            if len(forks) > 1 and self.policy.keeps != Keeps() and (position + 1) % self.size and step:
-                saved = yield Save(position // self.size * self.size)
+            if len(forks) > 1 and self.policy.cache_spec != CacheSpec() and (position + 1) % self.size and step:
+                saved = yield SaveBlock(position // self.size * self.size)
                 forks[:-1] = [replace(fork, saved=saved) for fork in forks[:-1]]
             branches += forks
 
     def _branches(self, members: Sequence[int], tokens: list[int], token: int, step: int) -> "list[_Branch]":
-        """What is to be read after token `token`: one branch for each value it has in these targets."""
+        """The branches after token `token`: one for each value that it has in these targets."""
         if not self.chain or token + 1 == len(self.targets[members[0]]):
             return []
         by_value: dict[int, list[int]] = {}
@@ -224,7 +224,7 @@ class _Question:
             for value, alike in by_value.items()
         ]
 
-    def _planned(self, tokens: list[int], position: int, step: int) -> tuple[LayerPlan, LayerPlan]:
+    def _plan(self, tokens: list[int], position: int, step: int) -> tuple[LayerPlan, LayerPlan]:
         start = position // self.size * self.size
         masked = [token == self.config.mask_token_id for token in tokens[start : start + self.size]]
         context = StepContext(
@@ -236,10 +236,10 @@ class _Question:
         requested = self.policy.plan(context)
         return requested, resolve(requested, context, self.config.num_layers)
 
-    def _pass(self, tokens: list[int], position: int, step: int, asked: tuple[int, ...] = ()) -> Pass:
-        """A full pass over the block of `position`, whose token is predicted at the position before it."""
+    def _pass(self, tokens: list[int], position: int, step: int, queried: tuple[int, ...] = ()) -> Pass:
+        """A full pass over the block of `position`; its token is predicted at the position before it."""
         start = position // self.size * self.size
-        requested, executed = self._planned(tokens, position, step)
+        requested, executed = self._plan(tokens, position, step)
         return Pass(
             kind=PassKind.FULL,
             start=start,
@@ -247,31 +247,31 @@ class _Question:
             plan=executed,
             opens_block=step == 0,
             eligible=requested.replays,
-            read=(position - 1 - start,) if asked else (),
-            asks=(asked,) if asked else (),
+            read=(position - 1 - start,) if queried else (),
+            queries=(queried,) if queried else (),
         )
 
-    def _commit(self, tokens: list[int], start: int, asked: tuple[int, ...]) -> Pass:
+    def _commit(self, tokens: list[int], start: int, queried: tuple[int, ...]) -> Pass:
         return Pass(
             kind=PassKind.COMMIT,
             start=start,
             tokens=tokens[start : start + self.size],
             plan=compute_all(self.config.num_layers),
             read=(self.size - 1,),
-            asks=(asked,),
+            queries=(queried,),
         )
 
-    def _note(self, members: Sequence[int], token: int, answer: Answer) -> None:
+    def _record(self, members: Sequence[int], token: int, answer: Answer) -> None:
         logs, best = answer
         for index in members:
             wanted = self.targets[index][token]
-            self.readings[index].score += logs[wanted]
-            self.readings[index].greedy &= best == wanted
+            self.scores[index].score += logs[wanted]
+            self.scores[index].greedy &= best == wanted
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Targets that agree so far, the sequence as far as they have revealed it, and the token to be read next."""
+    """Targets that agree so far, the sequence with their tokens revealed, and the index of the next token to read."""
 
     members: Sequence[int]
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""Between text and token ids: tokenizer, chat template, stop strings. Knows nothing of blocks or layers."""
+"""Tokenizers, chat templates and stop strings."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -7,34 +7,36 @@ from typing import Any
 
 from sampler.errors import InputError
 
-WHOLE, VOCABULARY = "tokenizer.json", "vocab.json"
+TOKENIZER_FILE, VOCABULARY_FILE = "tokenizer.json", "vocab.json"
 
 
 def has_tokenizer(folder: Path) -> bool:
-    return (folder / WHOLE).is_file() or (folder / VOCABULARY).is_file()
+    return (folder / TOKENIZER_FILE).is_file() or (folder / VOCABULARY_FILE).is_file()
 
 
-@lru_cache(maxsize=1)  # a model's files and the model made of them ask for the same one
+@lru_cache(maxsize=1)  # ModelFiles and the LoadedModel made from it share one tokenizer
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer as its files describe it, without remote code.
+    """The tokenizer described by the files in `folder`, without remote code.
 
-    AutoTokenizer would look at config.json, whose model_type it may not know, and for a Qwen2 model it puts Qwen2's
-    way of splitting words in the place of the file's own.
+    AutoTokenizer is not used: it reads config.json, may not know the model type there, and for a Qwen2 model replaces
+    the pre-tokenizer in tokenizer.json with Qwen2's own.
     """
-    if not has_tokenizer(folder):  # transformers would make up an empty one
-        raise InputError(f"{folder} holds no tokenizer ({WHOLE} or {VOCABULARY}), so only token ids can be given")
-    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer  # slow to import, and not needed for decoding ids
+    if not has_tokenizer(folder):  # transformers would create an empty one
+        raise InputError(
+            f"{folder} has no tokenizer ({TOKENIZER_FILE} or {VOCABULARY_FILE}); pass token ids instead of text"
+        )
+    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer  # slow to import, and not needed for token ids
 
-    kind = PreTrainedTokenizerFast if (folder / WHOLE).is_file() else Qwen2Tokenizer
+    kind = PreTrainedTokenizerFast if (folder / TOKENIZER_FILE).is_file() else Qwen2Tokenizer
     try:
         return kind.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the tokenizers library raises nothing more special
+    except Exception as error:  # the tokenizers library raises plain Exception
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{folder} holds a tokenizer that cannot be loaded ({reason}); fetch it again") from None
+        raise InputError(f"the tokenizer in {folder} cannot be loaded ({reason}); download it again") from None
 
 
 def tokenizer_ids(folder: Path) -> Mapping[str, int | None]:
-    """The special ids a tokenizer knows; none where there is no tokenizer."""
+    """The tokenizer's special token ids; empty if there is no tokenizer."""
     if not has_tokenizer(folder):
         return {}
     tokenizer = load_tokenizer(folder)
@@ -42,15 +44,15 @@ def tokenizer_ids(folder: Path) -> Mapping[str, int | None]:
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-    """Messages through the model's chat template, ready for its answer."""
-    from jinja2 import TemplateError  # transformers' template engine, which only chats need
+    """Messages formatted with the model's chat template, up to the start of its answer."""
+    from jinja2 import TemplateError  # comes with transformers, and only chats need it
 
     if not tokenizer.chat_template:
         raise InputError("the model's tokenizer has no chat template; give a prompt instead of messages")
     try:
         text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     except (TemplateError, ValueError, TypeError) as error:
-        raise InputError(f"the model's chat template does not take these messages ({error})") from None
+        raise InputError(f"the model's chat template rejects these messages ({error})") from None
     return encode(tokenizer, text)
 
 
@@ -59,10 +61,10 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def encode_pair(tokenizer: Any, prefix: str, target: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokenises prefix and target as one text, as the model would read it, and cuts it between them.
+    """Tokenizes prefix and target as one text, then splits the tokens between them.
 
-    Spaces at the prefix's end go to the target, where tokenizers keep them. Where a token would hold the end of the
-    prefix and the start of the target, each is tokenised by itself: a prefix never tells of its target.
+    Spaces at the end of the prefix move to the target, because tokenizers attach spaces to the next word. If a token
+    would span the boundary, the two are tokenized separately, so that the prefix reveals nothing about the target.
     """
     stripped = prefix.rstrip()
     target = prefix[len(stripped) :] + target
@@ -78,32 +80,34 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """The text before the earliest stop string in it."""
+    """The text before the first stop string in it."""
     found = [at for at in (text.find(string) for string in stop) if at >= 0]
     return text[: min(found)] if found else text
 
 
 class StopStrings:
-    """Says where a growing answer completes a stop string. Decodes the answer's tail only, from `start` on, which
-    holds more characters than the longest stop string."""
+    """Finds where a growing answer completes a stop string.
+
+    Only the end of the answer is decoded each time: from token `start` on, which is longer than any stop string.
+    """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self.tokenizer, self.stop = tokenizer, tuple(stop)
-        self.reach = max((len(string) for string in stop), default=0) + 4  # a character's bytes may be cut
+        self.reach = max((len(string) for string in stop), default=0) + 4  # the first character may be incomplete
         self.seen = self.start = 0
 
     def end(self, ids: Sequence[int]) -> int | None:
-        """How many of the ids it takes to complete a stop string; None where they hold none."""
+        """The number of ids up to the end of the first stop string; None if there is none."""
         if len(ids) == self.seen:
             return None
-        if self._within(ids[self.start :]):
-            return next(n for n in range(self.seen + 1, len(ids) + 1) if self._within(ids[self.start : n]))
+        if self._contains_stop(ids[self.start :]):
+            return next(n for n in range(self.seen + 1, len(ids) + 1) if self._contains_stop(ids[self.start : n]))
         self.seen = len(ids)
         while len(decode(self.tokenizer, ids[self.start + 1 :])) > self.reach:
             self.start += 1
         return None
 
-    def _within(self, ids: Sequence[int]) -> bool:
+    def _contains_stop(self, ids: Sequence[int]) -> bool:
         text = decode(self.tokenizer, ids) if self.stop else ""
         return any(string in text for string in self.stop)
 
@@ -111,6 +115,6 @@ class StopStrings:
 def check_stop(stop: Sequence[str]) -> None:
     for string in stop:
         if not string:
-            raise InputError("a stop string is empty; give one with at least one character")
+            raise InputError("a stop string must not be empty")
         if any("\ud800" <= character <= "\udfff" for character in string):
-            raise InputError(f"stop string {string!r} is not valid UTF-8; give a text")
+            raise InputError(f"stop string {string!r} is not valid UTF-8")

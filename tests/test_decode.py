@@ -16,7 +16,7 @@ from small_models import DEPTH, golden_model, shallow, shallow_oracle
 from sampler import DecodeSettings, Generated, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
 from sampler.decode import Prediction, Predictor, Step, reveal
 from sampler.engine import Engine, Pass
-from sampler.plan import REPLAY_ATTENTION, REPLAY_MLP, SKIP, Keeps, PassKind, compute_all
+from sampler.plan import REPLAY_ATTENTION, REPLAY_MLP, SKIP, CacheSpec, PassKind, compute_all
 
 torch.set_num_threads(1)
 
@@ -260,13 +260,13 @@ def test_eligible_passes_without_a_replay_are_an_error() -> None:
             opens_block=True,
             eligible=True,
             read=(0,),
-            asks=(0.0,),
+            queries=(0.0,),
         )
 
     engine: Engine[None] = Engine(
-        shallow().network, keeps=Keeps(), slots=1, capacity=32, reader=Predictor(mask_token_id=MASK)
+        shallow().network, cache_spec=CacheSpec(), slots=1, capacity=32, reader=Predictor(mask_token_id=MASK)
     )
-    with pytest.raises(RuntimeError, match="1 passes were to replay layers and none did"):
+    with pytest.raises(RuntimeError, match="1 passes should have replayed"):
         list(engine.run([row()]))
 
 
@@ -338,9 +338,9 @@ def test_bad_requests_are_refused_before_anything_runs() -> None:
     for ids, complaint in (((), "empty"), ((160,), "outside the vocabulary"), ((-1,), "outside"), ((MASK,), "mask")):
         with pytest.raises(InputError, match=complaint):
             decode("k1", [Prompt(ids=ids)], settings)
-    with pytest.raises(InputError, match="does not divide"):
+    with pytest.raises(InputError, match="must divide"):
         decode("k1", [prompt(3)], DecodeSettings(small_block=5))
-    with pytest.raises(InputError, match="batch size 0"):
+    with pytest.raises(InputError, match="batch size must be"):
         decode("k1", [prompt(3)], settings, batch_size=0)
     for wrong in ({"threshold": 0.0}, {"threshold": float("nan")}, {"max_new_tokens": 0}, {"temperature": -1.0}):
         with pytest.raises(InputError, match=str(next(iter(wrong.values())))):

@@ -68,7 +68,7 @@ def config_of(folder: Path, **changes: Any) -> ModelConfig:
 def two_blocks(model: LoadedModel, ids: Tensor) -> Tensor:
     """Our logits of two clean blocks; the second sees the first."""
     network = model.network
-    window = network.new_cache(1, 64).window(Rows([0], [range(64)]), clean_blocks=True)
+    window = network.new_cache(1, 64).view(Rows([0], [range(64)]), clean_blocks=True)
     states, _ = network.forward(ids, window, compute_all(model.config.num_layers))
     return network.logits(states)
 
@@ -226,7 +226,7 @@ def test_broken_config(folder: Path, text: bytes) -> None:
 @pytest.mark.parametrize("text", ["[]", "null", "3", '"qwen2"'])
 def test_config_that_is_no_object(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
-    refused(folder, "config.json", "no JSON object")
+    refused(folder, "config.json", "not a JSON object")
 
 
 def test_no_config(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_mask_that_only_the_tokenizer_settings_add(tmp_path: Path) -> None:
 def test_broken_tokenizer_is_named_where_its_ids_are_needed(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("garbage")
     assert config_of(tmp_path).mask_token_id == MASK
-    with pytest.raises(InputError, match="tokenizer that cannot be loaded"):
+    with pytest.raises(InputError, match=r"tokenizer in .* cannot be loaded"):
         config_of(tmp_path, mask_token_id=None)
 
 
@@ -413,7 +413,7 @@ def test_dtype_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("name", ["", "fp16", "int8", "Float32", "float64"])
 def test_unknown_dtype(name: str) -> None:
-    with pytest.raises(InputError, match=f"unknown dtype '{name}': auto, float32, float16, bfloat16 are allowed"):
+    with pytest.raises(InputError, match=f"unknown dtype '{name}': use auto, float32, float16, bfloat16"):
         pick_dtype(name, CPU)
 
 
@@ -423,7 +423,7 @@ def test_device_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -
     assert pick_device("auto") == CUDA
     assert pick_device("cuda:1") == torch.device("cuda", 1)
     assert pick_device("cpu") == CPU
-    with pytest.raises(InputError, match="'cuda:2' is not there: this machine has 2 CUDA devices"):
+    with pytest.raises(InputError, match="'cuda:2' does not exist: this machine has 2 CUDA devices"):
         pick_device("cuda:2")
 
 
@@ -431,13 +431,13 @@ def test_device_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert pick_device("auto") == CPU
-    with pytest.raises(InputError, match="'cuda' is not there: this machine has 0 CUDA devices"):
+    with pytest.raises(InputError, match="'cuda' does not exist: this machine has 0 CUDA devices"):
         pick_device("cuda")
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:200", "cuda:x", "cpu:3", "meta", "mps"])
 def test_unknown_device(name: str) -> None:
-    with pytest.raises(InputError, match=f"unknown device '{name}': auto, cpu, cuda or cuda:N are allowed"):
+    with pytest.raises(InputError, match=f"unknown device '{name}': use auto, cpu, cuda or cuda:N"):
         pick_device(name)
 
 
@@ -552,4 +552,4 @@ def test_empty_revision() -> None:
 
 
 def test_file_instead_of_a_folder(folder: Path) -> None:
-    refused(folder / SINGLE, SINGLE, "is a file; a folder or a Hub id is allowed")
+    refused(folder / SINGLE, SINGLE, "is a file")

@@ -1,4 +1,4 @@
-"""Plans by themselves, whatever policy asks for them: the layer loop obeys them as the oracle does."""
+"""Plans without a policy: the layer loop executes them as the oracle does."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ import torch
 from oracle.model import BlockState, forward
 from small_models import DEPTH, shallow, shallow_oracle
 
-from sampler.engine import Engine, Measured, Pass
+from sampler.engine import Engine, GetMeasurements, Pass
 from sampler.plan import (
     COMPUTE,
-    INPUT,
     PARTIAL,
     REPLAY,
     REPLAY_ATTENTION,
     REPLAY_MLP,
     SKIP,
-    Keeps,
+    WATCHED_INPUT,
+    CacheSpec,
     LayerPlan,
     PassKind,
     Unit,
@@ -29,7 +29,7 @@ ALL = (COMPUTE,) * DEPTH
 REUSED = (2, 3, 5)
 
 
-def states(logits_NV: torch.Tensor, _asks: list[Any]) -> list[torch.Tensor]:
+def states(logits_NV: torch.Tensor, _queries: list[Any]) -> list[torch.Tensor]:
     """A reader that hands back the logits themselves."""
     return list(logits_NV)
 
@@ -66,7 +66,7 @@ def test_a_plan_does_what_the_oracle_does(
     def row(number: int) -> Any:
         first, *later = sequence(number)
         chosen = tuple(sorted((position - 8 + number) % 8 + 8 for position in selected))
-        everything = {"kind": PassKind.FULL, "start": 0, "read": tuple(range(32)), "asks": (None,) * 32}
+        everything = {"kind": PassKind.FULL, "start": 0, "read": tuple(range(32)), "queries": (None,) * 32}
         got[number] = yield Pass(tokens=first, plan=LayerPlan(ALL), opens_block=True, **everything)
         for tokens in later:
             got[number] = yield Pass(
@@ -75,10 +75,12 @@ def test_a_plan_does_what_the_oracle_does(
                 tokens=[tokens[position] for position in window],
                 plan=plan(step, chosen),
                 read=tuple(range(len(window))),
-                asks=(None,) * len(window),
+                queries=(None,) * len(window),
             )
 
-    engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED, unit), slots=rows, capacity=32, reader=states)
+    engine: Engine[None] = Engine(
+        shallow().network, cache_spec=CacheSpec(REUSED, unit), slots=rows, capacity=32, reader=states
+    )
     for _ in engine.run(row(number) for number in range(rows)):
         pass
     for number in range(rows):
@@ -107,11 +109,13 @@ def test_replaying_with_unchanged_inputs_equals_computing(step: Do, unit: Unit) 
                 plan=plan(do),
                 opens_block=do is COMPUTE,
                 read=tuple(range(32)),
-                asks=(None,) * 32,
+                queries=(None,) * 32,
             )
             seen.append(torch.stack(logits).log_softmax(-1))
 
-    engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED, unit), slots=1, capacity=32, reader=states)
+    engine: Engine[None] = Engine(
+        shallow().network, cache_spec=CacheSpec(REUSED, unit), slots=1, capacity=32, reader=states
+    )
     list(engine.run([row()]))
     torch.testing.assert_close(seen[0], seen[1], atol=1e-4, rtol=0)
 
@@ -120,8 +124,8 @@ def test_rows_that_select_more_or_fewer_positions_share_a_forward() -> None:
     """Counters say who ran how much; the forward is one."""
     forwards: list[int] = []
 
-    def reader(logits_NV: torch.Tensor, asks: list[Any]) -> list[torch.Tensor]:
-        forwards.append(len(asks))
+    def reader(logits_NV: torch.Tensor, queries: list[Any]) -> list[torch.Tensor]:
+        forwards.append(len(queries))
         return list(logits_NV)
 
     def row(number: int) -> Any:
@@ -133,10 +137,10 @@ def test_rows_that_select_more_or_fewer_positions_share_a_forward() -> None:
                 plan=plan(do, chosen),
                 opens_block=do is COMPUTE,
                 read=(3,),
-                asks=(None,),
+                queries=(None,),
             )
 
-    engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED), slots=3, capacity=32, reader=reader)
+    engine: Engine[None] = Engine(shallow().network, cache_spec=CacheSpec(REUSED), slots=3, capacity=32, reader=reader)
     done = {one.index: one.counters.layer_positions for one in engine.run(row(number) for number in range(3))}
     assert forwards == [3, 3]
     assert done == {n: DEPTH * 32 + (DEPTH - len(REUSED)) * 32 + len(REUSED) * (n + 1) for n in range(3)}
@@ -149,19 +153,19 @@ def test_a_row_hears_how_far_its_watched_input_moved() -> None:
         states = sequence(number)
         for tokens in (states[0], states[0], states[1]):
             yield Pass(kind=PassKind.FULL, start=0, tokens=tokens, plan=LayerPlan(ALL), opens_block=not heard[number])
-            heard[number].append((yield Measured()))
+            heard[number].append((yield GetMeasurements()))
 
-    keeps = Keeps(REUSED, watched=0)
-    engine: Engine[None] = Engine(shallow().network, keeps=keeps, slots=2, capacity=32, reader=states)
+    spec = CacheSpec(REUSED, watched_layer=0)
+    engine: Engine[None] = Engine(shallow().network, cache_spec=spec, slots=2, capacity=32, reader=states)
     list(engine.run(row(number) for number in range(2)))
     embedding = shallow().network.embedding_VD
     for number, (opening, unchanged, moved) in heard.items():
         before, now, _ = sequence(number)
         assert opening == {}
-        assert [change for change, _ in unchanged[INPUT]] == [0.0] * 32
+        assert [change for change, _ in unchanged[WATCHED_INPUT]] == [0.0] * 32
         change = (embedding[now] - embedding[before]).abs().sum(-1)
-        torch.testing.assert_close(torch.tensor([c for c, _ in moved[INPUT]]), change)
-        torch.testing.assert_close(torch.tensor([s for _, s in moved[INPUT]]), embedding[before].abs().sum(-1))
+        torch.testing.assert_close(torch.tensor([c for c, _ in moved[WATCHED_INPUT]]), change)
+        torch.testing.assert_close(torch.tensor([s for _, s in moved[WATCHED_INPUT]]), embedding[before].abs().sum(-1))
         assert [c > 0 for c in change] == [5 <= p < 9 for p in range(32)]
 
 
@@ -169,6 +173,6 @@ def test_a_replay_of_what_was_never_computed_is_a_fault() -> None:
     def row() -> Any:
         yield Pass(kind=PassKind.FULL, start=0, tokens=[1] * 32, plan=plan(REPLAY), opens_block=True)
 
-    engine: Engine[None] = Engine(shallow().network, keeps=Keeps(REUSED), slots=1, capacity=32, reader=states)
+    engine: Engine[None] = Engine(shallow().network, cache_spec=CacheSpec(REUSED), slots=1, capacity=32, reader=states)
     with pytest.raises(AssertionError, match="layer 2 replays positions it never computed"):
         list(engine.run([row()]))

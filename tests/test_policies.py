@@ -15,13 +15,13 @@ from small_models import golden_model
 from sampler import DecodeSettings, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
 from sampler.plan import (
     COMPUTE,
-    INPUT,
     PARTIAL,
     REPLAY,
     REPLAY_ATTENTION,
     REPLAY_MLP,
     SKIP,
-    Keeps,
+    WATCHED_INPUT,
+    CacheSpec,
     LayerPlan,
     LayerStep,
     PassKind,
@@ -30,7 +30,6 @@ from sampler.plan import (
     Unit,
     compute_all,
     computed_at,
-    input_change,
     input_changes,
 )
 from sampler.policies import adaptive, periodic, skip, trim
@@ -46,7 +45,9 @@ BLOCK = range(8)
 
 def past(plan: LayerPlan = ALL, window: range = BLOCK, **changes: float) -> PastPass:
     """A pass whose input moved at the positions p0, p1, … by these parts of its size, and elsewhere not at all."""
-    return PastPass(window=window, plan=plan, moved={INPUT: [(changes.get(f"p{p}", 0.0) * 10, 10.0) for p in window]})
+    return PastPass(
+        window=window, plan=plan, measured={WATCHED_INPUT: [(changes.get(f"p{p}", 0.0) * 10, 10.0) for p in window]}
+    )
 
 
 def context(*passes: PastPass, revealed: Sequence[int | None], window: range = BLOCK) -> StepContext:
@@ -102,24 +103,24 @@ def test_names_have_one_spelling() -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("adaptive_middle", "the T of adaptive=T is ''"),
-        ("adaptive=x_middle", "the T of adaptive=T is 'x', a number such as 0.2 is allowed"),
+        ("adaptive_middle", "T in adaptive=T must be a number"),
+        ("adaptive=x_middle", "T in adaptive=T must be a number such as 0.2 (got 'x')"),
         ("adaptive=-1_middle", "'-1'"),
         ("adaptive=nan_middle", "'nan'"),
         ("adaptive=0.2", "policy adaptive=0.2 needs layers, such as adaptive=0.2_middle"),
-        ("adaptive=0.2_middle.x", "the most replays in a row is 'x'"),
-        ("adaptive=0.2_middle.2.3", "adaptive has one option"),
-        ("trim=1.5_middle", "is 1.5, a share from 0 to 1 is allowed"),
-        ("trim=inf_middle", "a share from 0 to 1"),
-        ("trim=0.2_middle.small", "no option .small, only .random"),
+        ("adaptive=0.2_middle.x", "(got 'x')"),
+        ("adaptive=0.2_middle.2.3", "one option"),
+        ("trim=1.5_middle", "between 0 and 1 (got 1.5)"),
+        ("trim=inf_middle", "between 0 and 1 (got inf)"),
+        ("trim=0.2_middle.small", "unknown option .small; trim takes .random"),
         ("mlp=0_middle", "K must be at least 1"),
         ("mlp=2", "needs layers"),
-        ("attn=1.5_middle", "the K of attn=K is '1.5', a whole number"),
-        ("mlp=2_middle.output", "no option .output, this rule has none"),
+        ("attn=1.5_middle", "K in attn=K must be a whole number"),
+        ("mlp=2_middle.output", "unknown option .output"),
         ("skip", "policy skip needs layers"),
         ("skip=2_middle", "skip takes no number"),
-        ("stale=2_middle", "stale=2 runs no layer on a reuse step and names none"),
-        ("stale", "the K of stale=K is ''"),
+        ("stale=2_middle", "stale=2 takes no layers"),
+        ("stale", "K in stale=K must be a whole number"),
         ("k=2_middle", "unknown policy 'k=2_middle': a policy is"),
         ("tea=2_middle", "unknown policy 'tea=2_middle': a policy is"),
     ],
@@ -140,12 +141,12 @@ def test_halves_are_replayed_between_every_kth_pass() -> None:
         plans = [bound.plan(replace(context(revealed=GIVEN), step=t)) for t in range(7)]
         assert [p.replays for p in plans] == [False, True, True, False, True, True, False]
         assert plans[1].steps == steps(step, 2, 3)
-        assert bound.keeps == Keeps((2, 3), unit)
+        assert bound.cache_spec == CacheSpec((2, 3), unit)
 
 
 def test_skipped_layers_are_left_out_and_leave_nothing_behind() -> None:
     assert plan("skip_4-5", context(OPENING, revealed=GIVEN)).steps == steps(SKIP, 4, 5)
-    assert ReusePolicy.parse("skip_4-5").bind(DEPTH).keeps == Keeps()
+    assert ReusePolicy.parse("skip_4-5").bind(DEPTH).cache_spec == CacheSpec()
 
 
 def test_stale_is_output_mode() -> None:
@@ -220,8 +221,8 @@ def test_the_control_draws_as_many_positions_by_lot() -> None:
 def test_history_tells_what_moved_and_what_was_computed() -> None:
     partial = LayerPlan(steps(PARTIAL, 2), selected=(5,))
     passes = [OPENING, past(p1=0.5), past(partial, range(4, 8), p4=0.25)]
-    assert input_change(OPENING) == 0
-    assert input_change(passes[1]) == pytest.approx(0.5 / 8)
+    assert OPENING.input_change == 0
+    assert passes[1].input_change == pytest.approx(0.5 / 8)
     assert input_changes(passes) == {0: 0, 1: 0.5, 2: 0, 3: 0, 4: 0.25, 5: 0, 6: 0, 7: 0}
     assert computed_at(passes) == {**dict.fromkeys(BLOCK, 1), 5: 2}
 

@@ -49,7 +49,7 @@ def test_subsets_come_from_the_model_and_have_one_size(depth: int, first: range,
 def test_subset_size_is_as_asked() -> None:
     assert ReusePolicy.parse("k2_last").layer_indices(36, 4) == (32, 33, 34, 35)
     for size in (0, -1, 36, 40):
-        with pytest.raises(InputError, match=f"subset size {size} does not fit a model of 36 layers; 1 to 35"):
+        with pytest.raises(InputError, match=f"subset size must be between 1 and 35 .*got {size}"):
             ReusePolicy.parse("k2_last").bind(36, size)
 
 
@@ -88,8 +88,8 @@ def test_output_mode_runs_no_layer() -> None:
         ("k0_first", "k must be at least 1"),
         ("k2", "k2 needs layers"),
         ("k2_outer", "unknown layers 'outer'"),
-        ("k2_9-4", "runs backwards; write 4-9"),
-        ("k2_4-9+5", "named twice"),
+        ("k2_9-4", "write 4-9"),
+        ("k2_4-9+5", "repeated"),
         ("k2_1++2", "unknown layers"),
     ],
 )
@@ -101,5 +101,5 @@ def test_a_wrong_name_gets_a_sentence(name: str, complaint: str) -> None:
 
 
 def test_a_layer_outside_the_model_is_named() -> None:
-    with pytest.raises(InputError, match="layer 36 is outside the model, whose layers are 0 to 35"):
+    with pytest.raises(InputError, match=r"layer 36 .* 0 to 35"):
         ReusePolicy.parse("k2_30-36").bind(36)

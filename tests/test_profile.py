@@ -12,7 +12,7 @@ from test_commands import Outcome, run  # noqa: F401 (a fixture)
 
 from sampler import DecodeSettings, Prompt, ReusePolicy
 from sampler.decode import decode_prompts
-from sampler.drift import GROUPS, MASKED, REVEALED, SETTLED, Profile, Sums, Watch, group_of, profile
+from sampler.drift import GROUPS, MASKED, REVEALED, SETTLED, Profile, Profiler, Sums, group_of, profile
 from sampler.plan import compute_all
 from sampler.policies.periodic import Periodic
 
@@ -34,13 +34,15 @@ def test_a_profile_measures_what_the_oracle_computes() -> None:
 
     def note(step: Any) -> None:
         seen.append(step)
-        found.note(step)
+        found.add(step)
         if len(seen) == 2:
             raise KeyboardInterrupt
 
     settings = DecodeSettings(threshold=0.5, block_cache=False, max_new_tokens=30)
     with pytest.raises(KeyboardInterrupt):
-        list(decode_prompts(shallow(), [Prompt(ids=(3, 1, 4, 1, 5))], policy=Watch(), settings=settings, on_step=note))
+        list(
+            decode_prompts(shallow(), [Prompt(ids=(3, 1, 4, 1, 5))], policy=Profiler(), settings=settings, on_step=note)
+        )
     oracle, state = shallow_oracle(), BlockState()
     start = [3, 1, 4, 1, 5, *[oracle.mask] * 27]
     forward(oracle, start, range(32), compute_all(DEPTH), state)
@@ -61,7 +63,7 @@ def test_a_profile_measures_what_the_oracle_computes() -> None:
 def test_looking_on_changes_nothing() -> None:
     settings = DecodeSettings(threshold=0.6, max_new_tokens=50)
     prompts = [Prompt(ids=tuple(range(length))) for length in (3, 33, 40)]
-    watched = sorted(decode_prompts(shallow(), prompts, policy=Watch(), settings=settings, batch_size=2))
+    watched = sorted(decode_prompts(shallow(), prompts, policy=Profiler(), settings=settings, batch_size=2))
     plain = sorted(decode_prompts(shallow(), prompts, policy=ReusePolicy.parse("k1"), settings=settings, batch_size=2))
     assert [g.ids for _, g in watched] == [g.ids for _, g in plain]
     assert profile(shallow(), prompts, settings=settings).passes > 5
@@ -95,9 +97,9 @@ def test_the_command_prints_draws_and_suggests(run: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--figure", "drift.pdf"], "figure drift.pdf: a name that ends in .svg or .png is allowed"),
-        (["--figure", "no/such/folder/drift.svg"], "there is no folder no/such/folder"),
-        (["--size", "28"], "subset size 28 does not fit a model of 28 layers"),
+        (["--figure", "drift.pdf"], "figure drift.pdf must end in .svg or .png"),
+        (["--figure", "no/such/folder/drift.svg"], "directory no/such/folder does not exist"),
+        (["--size", "28"], "(got 28)"),
         (["--max-new-tokens", "1", "--small-block", "32"], "no block took a second pass"),
     ],
 )

@@ -146,9 +146,9 @@ def test_all_problems_are_told_at_once(prepared: Prepare, tmp_path: Path) -> Non
         f"--out {tmp_path / 'file' / 'x'}: {tmp_path / 'file'} is a file; a folder is allowed",
         "unknown task 'gsm8l': did you mean gsm8k",
         "task humaneval runs programs that a model wrote: allow it with --allow-code-execution",
-        "subset size 7 does not fit a model of 6 layers; 1 to 5 are allowed",
-        "policy k2_9: layer 9 is outside the model, whose layers are 0 to 5",
-        "small block 5 does not divide the model's block of 32 tokens",
+        "subset size must be between 1 and 5 for 6 layers (got 7)",
+        "policy k2_9: layer 9 is outside the model's layers 0 to 5",
+        "small block must divide the model's block size of 32 (got 5)",
     )
     for sentence in expected:
         assert any(line.startswith(sentence) for line in told), sentence
@@ -199,7 +199,7 @@ def test_prompts_that_do_not_fit_the_model(prepared: Prepare, model: Path, tmp_p
     prepared(model=str(short), max_new_tokens=32)
     (sentence,) = sentences(prepared, model=str(short), max_new_tokens=200)
     assert "task gsm8k, document gsm8k/0: " in sentence
-    assert "do not fit the model's 256 positions" in sentence
+    assert "exceed the model's 256 positions" in sentence
     assert len(sentences(prepared, model=str(short), max_new_tokens=32, fewshot=5)) == 1
 
 
@@ -214,7 +214,7 @@ def test_a_model_without_chat_template(prepared: Prepare, model: Path, tmp_path:
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("tokenizer*"))
     (sentence,) = sentences(prepared, model=str(bare), chat_template=False)
-    assert "holds no tokenizer" in sentence
+    assert "has no tokenizer" in sentence
 
 
 def test_a_folder_that_cannot_be_written(prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

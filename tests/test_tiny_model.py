@@ -35,7 +35,7 @@ def test_the_name_is_the_bundled_model_wherever_one_stands(tmp_path: Path, monke
 
 def test_weights_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sampler.loading.BUNDLED_FOLDER", tmp_path)
-    with pytest.raises(InputError, match=r"the bundled model 'tiny' is not there .* make train-tiny makes it"):
+    with pytest.raises(InputError, match=r"the bundled model 'tiny' is missing .* make train-tiny"):
         find_model("tiny")
 
 

@@ -12,7 +12,7 @@ from sampler import LoadedModel
 from sampler.config import ModelConfig
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import build_transformer
-from sampler.plan import Keeps, PassKind, compute_all
+from sampler.plan import CacheSpec, PassKind, compute_all
 from sampler.random_model import TINY
 from tools.tiny.batches import Shard, pack
 from tools.tiny.examples import Example
@@ -65,12 +65,12 @@ def sampled(weights: Weights, before: list[int], block: list[int]) -> Tensor:
             plan=compute_all(CONFIG.num_layers),
             opens_block=True,
             read=tuple(range(SIZE)),
-            asks=((),) * SIZE,
+            queries=((),) * SIZE,
         )
         return torch.stack(rows)
 
     engine: Engine[Tensor] = Engine(
-        model.network, keeps=Keeps(), slots=1, capacity=len(before) + SIZE, reader=Everything()
+        model.network, cache_spec=CacheSpec(), slots=1, capacity=len(before) + SIZE, reader=Everything()
     )
     (done,) = engine.run([row()])
     return done.result

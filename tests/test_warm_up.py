@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from sampler.measure import MOST_ROUNDS, settled, warm_up
+from sampler.measure import MAX_WARM_UP_ROUNDS, settled, warm_up
 from sampler.random_model import TINY, random_model
 
 torch.set_num_threads(1)
@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 def test_every_kind_of_pass_is_run_in_every_row(batch_size: int, layers: int) -> None:
     done = warm_up(random_model(replace(TINY, num_layers=layers)), batch_size=batch_size)
     rounds = len(done.rounds)
-    assert 4 <= rounds <= MOST_ROUNDS
+    assert 4 <= rounds <= MAX_WARM_UP_ROUNDS
     passes = done.counters
     assert (passes.prefill, passes.commit) == (rounds * batch_size, rounds * batch_size)
     assert (passes.full, passes.small) == (2 * rounds * batch_size, 2 * rounds * batch_size)
@@ -46,7 +46,7 @@ def ever_faster(step: float) -> Callable[[], float]:
 
 def test_a_warm_up_that_never_settles_is_bounded() -> None:
     model = random_model(replace(TINY, num_layers=1))
-    assert len(warm_up(model, clock=ever_faster(1.0)).rounds) == MOST_ROUNDS
+    assert len(warm_up(model, clock=ever_faster(1.0)).rounds) == MAX_WARM_UP_ROUNDS
     slow = warm_up(model, clock=ever_faster(50.0))
     assert len(slow.rounds) == 1
     assert not slow.settled

@@ -147,7 +147,7 @@ def _policy_figures(bench: "Bench", policies: Sequence[str], batch: int) -> dict
     for policy in policies:
         bound = ReusePolicy.parse(policy).bind(depth)
         shares = {kind: bench.share(policy, kind) for kind in kinds}
-        same_replay = (*(bound.plan(bench.context(kind)) for kind in kinds), bound.keeps, batch)
+        same_replay = (*(bound.plan(bench.context(kind)) for kind in kinds), bound.cache_spec, batch)
         if same_replay not in replays:
             times = {kind: bench.pass_times(kind, batch, policy) for kind in kinds}
             replays[same_replay] = {

@@ -183,14 +183,14 @@ def profile(arguments: Sequence[str]) -> None:
     from sampler import drift
     from sampler.decode import check_prompts
     from sampler.loading import find_model, load_model, pick_device, pick_dtype
-    from sampler.policy import checked_subset_size
+    from sampler.policy import resolve_subset_size
 
     pick_dtype(options.dtype, pick_device(options.device))
     if options.figure is not None:
         drift.check_path(options.figure)
     lines = read_lines()
     files = find_model(options.model)
-    size = checked_subset_size(files.config.num_layers, options.size)
+    size = resolve_subset_size(files.config.num_layers, options.size)
     check_prompts([], settings, files.config)
     prompts = []
     for line in lines:

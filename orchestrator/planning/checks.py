@@ -17,7 +17,7 @@ from sampler import DecodeSettings, InputError, ReusePolicy
 from sampler.config import ModelConfig
 from sampler.decode import check_ids, check_length, check_prompts
 from sampler.loading import FILES, ModelFiles
-from sampler.policy import checked_subset_size
+from sampler.policy import resolve_subset_size
 from tasks.catalog import GENERATE
 from tasks.evaluate import chat_renderer, to_pairs, to_prompt
 
@@ -48,7 +48,7 @@ def check_model(
     """Checks policies against the depth, small blocks against the block size, prompts against the maximum length."""
     config = files.config
     with problems.collect():
-        checked_subset_size(config.num_layers, settings.subset_size)
+        resolve_subset_size(config.num_layers, settings.subset_size)
     scored = sorted(task.task.name for task in tasks.values() if task.task.kind != GENERATE)
     for name in settings.policies:
         with problems.collect():

@@ -24,7 +24,7 @@ from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved, combine
 from sampler import InputError
 from sampler.loading import ModelFiles, find_model
-from sampler.policy import checked_subset_size
+from sampler.policy import resolve_subset_size
 from tasks.sources import resolve_data
 from tasks.task import open_task
 
@@ -140,7 +140,7 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
         model_revision=files.revision or folder_revision(files.folder),
         depth=files.config.num_layers,
         dtype=settings.dtype,
-        subset_size=checked_subset_size(files.config.num_layers, settings.subset_size),
+        subset_size=resolve_subset_size(files.config.num_layers, settings.subset_size),
         data=tasks[0].provenance.source,
         datasets={task.name: dict(task.provenance.datasets) for task in tasks},
         sample=settings.sample,

@@ -8,7 +8,7 @@ from sampler.policies.periodic import HalfRule, PeriodicRule, StaleRule
 from sampler.policies.skip import SkipRule
 from sampler.policies.trim import TrimRule
 
-RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # the number in the name, and the options → the rule
+RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # functions of the value and the options in the name
     "k": PeriodicRule.parse,
     "adaptive": AdaptiveRule.parse,
     "trim": TrimRule.parse,

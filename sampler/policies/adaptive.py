@@ -1,41 +1,41 @@
-"""`adaptive=T_layers[.N]`: replays until the input of its layers has drifted by T; N passes in a row at most (3).
+"""`adaptive=T_layers[.N]`: replays until the input of its layers has drifted by T, at most N passes in a row (3).
 
-Idea: replay as long as little has changed. Before a pass the drift is the sum of the relative L1 changes of the first
-named layer's input that the passes since the last computed one measured, plus the share of this pass's positions that
-were revealed just before it: what is known already of the change that will be measured only then, one pass late.
-Source: TeaCache (Liu et al., 2024), whose accumulated relative change this is; the lag is ours, and part of it.
+Idea: replay as long as little has changed. The drift before a pass is the sum of the relative L1 changes of the first
+layer's input, as measured by the passes since the last computed one, plus the share of this pass's positions that the
+previous pass revealed. (A pass measures the effect of a revealed token only after it has run, one pass late.)
+Source: TeaCache (Liu et al., 2024), which accumulates the relative change; the term for revealed positions is ours.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from sampler.errors import InputError
-from sampler.plan import REPLAY, LayerPlan, StepContext, compute_all, in_layers, input_change
-from sampler.policies.base import PlanningRule, Rule, real, shown, whole
+from sampler.plan import REPLAY, LayerPlan, StepContext, compute_all, in_layers
+from sampler.policies.base import PlanningRule, Rule, format_decimal, parse_decimal, parse_integer
 
-MOST_REPLAYS = 3
+DEFAULT_MAX_REPLAYS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptiveRule(PlanningRule):
-    """Drift of at least `enough` is computed; so is what follows `most` replays. Both counts begin anew with it."""
+    """Computes when the drift reaches `threshold` or after `max_replays` replays; both counts then restart."""
 
-    watches: ClassVar[bool] = True
-    unscored: ClassVar[str | None] = (
-        "it decides by how far a block's earlier passes moved, and a state to be scored has no such passes"
+    watches_input: ClassVar[bool] = True
+    no_scoring_reason: ClassVar[str | None] = (
+        "it decides by how much earlier passes of the block changed, and a scored state has no such passes"
     )
-    enough: float
-    most: int = MOST_REPLAYS
+    threshold: float
+    max_replays: int = DEFAULT_MAX_REPLAYS
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
         if len(options) > 1:
-            raise InputError("adaptive has one option, the most replays in a row, as in adaptive=0.2_middle.3")
-        most = whole(options[0], "the most replays in a row") if options else MOST_REPLAYS
-        return cls(enough=real(value, "the T of adaptive=T"), most=most)
+            raise InputError("adaptive takes one option, the maximum number of replays, as in adaptive=0.2_middle.3")
+        replays = parse_integer(options[0], "the maximum number of replays") if options else DEFAULT_MAX_REPLAYS
+        return cls(threshold=parse_decimal(value, "T in adaptive=T"), max_replays=replays)
 
     def __str__(self) -> str:
-        return f"adaptive={shown(self.enough)}"
+        return f"adaptive={format_decimal(self.threshold)}"
 
     @property
     def mode(self) -> str:
@@ -43,7 +43,7 @@ class AdaptiveRule(PlanningRule):
 
     @property
     def options(self) -> tuple[str, ...]:
-        return () if self.most == MOST_REPLAYS else (str(self.most),)
+        return () if self.max_replays == DEFAULT_MAX_REPLAYS else (str(self.max_replays),)
 
     def plan(self, context: StepContext) -> LayerPlan:
         if not context.past:
@@ -53,7 +53,7 @@ class AdaptiveRule(PlanningRule):
         for done in reversed(context.past):
             if not done.plan.replays:
                 break
-            drift += input_change(done)
+            drift += done.input_change
             replays += 1
-        computes = drift >= self.enough or replays >= self.most
+        computes = drift >= self.threshold or replays >= self.max_replays
         return compute_all(self.depth) if computes else in_layers(REPLAY, self.layers, self.depth)

@@ -26,16 +26,16 @@ from sampler.plan import (
     REPLAY,
     REPLAY_ATTENTION,
     REPLAY_MLP,
-    Keeps,
+    BoundPolicy,
+    CacheSpec,
     LayerPlan,
     PassKind,
-    Policy,
     StepContext,
     Unit,
     compute_all,
     in_layers,
 )
-from sampler.policies.base import Rule, checked_period, no_options
+from sampler.policies.base import Rule, parse_period, refuse_options
 
 OPTIONS = ("output", "small")
 HALVES = {"mlp": (REPLAY_MLP, Unit.MLP), "attn": (REPLAY_ATTENTION, Unit.ATTENTION)}
@@ -47,7 +47,7 @@ class Periodic:
 
     period: int
     replay: LayerPlan
-    keeps: Keeps
+    cache_spec: CacheSpec
     small_only: bool = False
     compute: LayerPlan = field(init=False)
 
@@ -59,10 +59,10 @@ class Periodic:
         return self.compute if computes else self.replay
 
 
-def repeat_logits(period: int, depth: int, *, small_only: bool = False) -> Policy:
+def repeat_logits(period: int, depth: int, *, small_only: bool = False) -> BoundPolicy:
     """Repeats the last logits between computed passes, without running any layer."""
     stale = LayerPlan(compute_all(depth).steps, stale=period > 1)
-    return Periodic(period=period, replay=stale, keeps=Keeps(final_states=period > 1), small_only=small_only)
+    return Periodic(period=period, replay=stale, cache_spec=CacheSpec(final_states=period > 1), small_only=small_only)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,12 +105,12 @@ class PeriodicRule(Rule):
     def options(self) -> tuple[str, ...]:
         return (*(("output",) if self.output else ()), *(("small",) if self.small_only else ()))
 
-    def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
+    def bind(self, layers: tuple[int, ...], depth: int) -> BoundPolicy:
         if self.output:
             return repeat_logits(self.k, depth, small_only=self.small_only)
         reused = layers if self.k > 1 else ()
         replay = in_layers(REPLAY, reused, depth)
-        return Periodic(period=self.k, replay=replay, keeps=Keeps(reused), small_only=self.small_only)
+        return Periodic(period=self.k, replay=replay, cache_spec=CacheSpec(reused), small_only=self.small_only)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +123,8 @@ class HalfRule(Rule):
     @classmethod
     def parser(cls, half: str) -> Callable[[str, list[str]], Rule]:
         def parse(value: str, options: list[str]) -> Rule:
-            no_options(options)
-            return cls(half=half, period=checked_period(value, half))
+            refuse_options(options)
+            return cls(half=half, period=parse_period(value, half))
 
         return parse
 
@@ -135,10 +135,10 @@ class HalfRule(Rule):
     def mode(self) -> str:
         return self.half
 
-    def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
+    def bind(self, layers: tuple[int, ...], depth: int) -> BoundPolicy:
         step, unit = HALVES[self.half]
         reused = layers if self.period > 1 else ()
-        return Periodic(period=self.period, replay=in_layers(step, reused, depth), keeps=Keeps(reused, unit))
+        return Periodic(period=self.period, replay=in_layers(step, reused, depth), cache_spec=CacheSpec(reused, unit))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +150,8 @@ class StaleRule(Rule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        no_options(options)
-        return cls(period=checked_period(value, "stale"))
+        refuse_options(options)
+        return cls(period=parse_period(value, "stale"))
 
     def __str__(self) -> str:
         return f"stale={self.period}"
@@ -160,6 +160,6 @@ class StaleRule(Rule):
     def mode(self) -> str:
         return "stale"
 
-    def bind(self, layers: tuple[int, ...], depth: int) -> Policy:
+    def bind(self, layers: tuple[int, ...], depth: int) -> BoundPolicy:
         assert not layers
         return repeat_logits(self.period, depth)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from oracle.model import BlockState, Cached, ReferenceModel, forward
 from sampler.plan import (
-    INPUT,
     REPLAY,
-    Movements,
+    WATCHED_INPUT,
+    Measurements,
     PassKind,
     PastPass,
     StepContext,
@@ -79,15 +79,15 @@ class Passes:
             self._count(kind, [0] * self.model.depth)
         else:
             self._count(kind, forward(self.model, tokens, window, plan, self.state, literal=self.literal))
-        self.past.append(PastPass(window=context.window, plan=plan, moved=self._moved(before, window)))
+        self.past.append(PastPass(window=context.window, plan=plan, measured=self._measured(before, window)))
 
-    def _moved(self, before: Cached, window: range) -> Movements:
+    def _measured(self, before: Cached, window: range) -> Measurements:
         """How far the watched layer's input moved at each position of a pass since it was last forwarded."""
-        watched = self.policy.keeps.watched
+        watched = self.policy.cache_spec.watched_layer
         if watched is None or not before:
             return {}
         pairs = [(self.state.inputs[watched, p], before[watched, p]) for p in window]
-        return {INPUT: [(float((now - old).abs().sum()), float(old.abs().sum())) for now, old in pairs]}
+        return {WATCHED_INPUT: [(float((now - old).abs().sum()), float(old.abs().sum())) for now, old in pairs]}
 
     def logits(self, position: int) -> Tensor:
         """What predicts `position`: the logits before it, as of the last pass that computed them."""
