@@ -157,12 +157,12 @@ def test_tensor_of_whole_numbers_is_named(tmp_path: Path, weights: dict[str, Ten
 def test_truncated_file(folder: Path, kept: float) -> None:
     whole = (folder / SINGLE).read_bytes()
     (folder / SINGLE).write_bytes(whole[: int(len(whole) * kept) if isinstance(kept, float) else kept])
-    refused(folder, SINGLE, "damaged or cut short")
+    refused(folder, SINGLE, "corrupted or truncated")
 
 
 def test_garbage_file(folder: Path) -> None:
     (folder / SINGLE).write_bytes(b"<html>404</html>" * 100)
-    refused(folder, SINGLE, "damaged or cut short")
+    refused(folder, SINGLE, "corrupted or truncated")
 
 
 def test_missing_shard(tmp_path: Path, weights: dict[str, Tensor]) -> None:
