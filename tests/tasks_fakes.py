@@ -1,4 +1,4 @@
-"""Stand-ins for the tests of tasks/: a tokenizer of characters and a decoder that answers what it is told to."""
+"""Fakes for the tests of tasks/: a character tokenizer and a decoder with predefined answers."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ from tasks.task import Task
 
 
 def bench() -> Path:
-    """The folder with the real benchmark data, or a skipped test."""
+    """The directory with the real benchmark data; skips the test if there is none."""
     folder = os.environ.get("REUSE_SWEEP_BENCH")
     if not folder:
         pytest.skip("REUSE_SWEEP_BENCH does not name the folder with the real benchmark data")
@@ -28,7 +28,7 @@ def bench() -> Path:
 
 
 class CharacterTokenizer:
-    """A token is a character."""
+    """Each character is a token."""
 
     chat_template = "yes"
     name_or_path = "characters"
@@ -56,7 +56,7 @@ class CharacterTokenizer:
 
 
 class CannedDecoder:
-    """Answers and scores by function; keeps what it was asked. `backwards` finishes the last one first."""
+    """Answers and scores with functions, and records its requests. `backwards` completes the last request first."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where the answer is: boxes, code blocks, shuffled options; and what counts as right on real documents."""
+"""Answer extraction (boxes, code blocks, shuffled options) and scoring of real documents."""
 
 import json
 import random
@@ -25,7 +25,7 @@ from tasks.task import open_task
         (r"\boxed{3", None),
     ],
 )
-def test_the_last_complete_box(text: str, content: str | None) -> None:
+def test_last_complete_box_is_the_answer(text: str, content: str | None) -> None:
     assert last_boxed(text) == content
 
 
@@ -55,7 +55,7 @@ def test_gsm8k_boxed_answers_on_real_documents(form: str) -> None:
 
 
 @pytest.mark.parametrize("mark", [",", "{,}", ",\\!", "\\,", "\\ "])
-def test_thousands_as_tex_writes_them(mark: str) -> None:
+def test_tex_thousands_separators_are_removed(mark: str) -> None:
     ((text,),) = extract_boxed([[f"So $\\boxed{{\\$1{mark}234}}$."]], [{}])
     assert text.replace(",", "").replace("\\$", "") == "1234"
 
@@ -87,12 +87,12 @@ DOCUMENT = {
         "def double(x):\n    return 2 * x\n```",
     ],
 )
-def test_code_is_taken_from_the_answer(answer: str) -> None:
+def test_program_is_extracted_from_the_answer(answer: str) -> None:
     space: dict[str, Any] = {}
     exec(f"{build_program(DOCUMENT, answer)}\n{DOCUMENT['test']}\ncheck(double)", space)
 
 
-def test_prose_without_code_is_no_program() -> None:
+def test_prose_is_not_a_valid_program() -> None:
     with pytest.raises(SyntaxError):
         compile(build_program(DOCUMENT, "I would return two times x, of course"), "x", "exec")
 
@@ -126,7 +126,7 @@ def test_gpqa_order_depends_on_the_question_alone() -> None:
         "",
     ],
 )
-def test_math_scores_are_lm_evals(text: str) -> None:
+def test_math_scores_equal_lm_evals(text: str) -> None:
     from lm_eval.tasks.minerva_math.utils import process_results
 
     document = {"problem": "What is 7+5?", "solution": "It is $7+5=\\boxed{12}$.", "answer": "12"}

@@ -48,7 +48,7 @@ def minerva_gold(document: dict[str, Any]) -> str:
 
 
 def sometimes(response: Callable[[dict[str, Any]], str], wrong: str) -> Callable[[dict[str, Any]], str]:
-    """Right for about two documents of three, by content."""
+    """Correct for about two of three documents, depending on their content."""
     return lambda document: response(document) if random.Random(str(document)).random() < 0.66 else wrong
 
 

@@ -2,6 +2,8 @@
 
 import functools
 import logging
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ def opened(name: str, **options: Any) -> Task:
     return open_task(name, TaskOptions(data=str(bench()), **options))
 
 
-def test_the_catalog_says_what_was_agreed() -> None:
+def test_catalog_values() -> None:
     primary = {name: entry.primary for name, entry in CATALOG.items()}
     assert primary == {
         "gsm8k": "exact_match,flexible-extract",
@@ -54,13 +56,13 @@ def test_the_catalog_says_what_was_agreed() -> None:
         ("arc_eazy", "arc_easy"),
     ],
 )
-def test_unknown_names_get_the_nearest(name: str, nearest: str) -> None:
+def test_unknown_name_suggests_similar_ones(name: str, nearest: str) -> None:
     with pytest.raises(InputError, match=f"unknown task '{name}'.*{nearest}"):
         find_task_spec(name)
 
 
 @pytest.mark.parametrize("name", ["wikitext", "squad_completion"])
-def test_tasks_of_another_kind_are_refused(name: str) -> None:
+def test_unsupported_output_types_are_rejected(name: str) -> None:
     if name == "wikitext":
         with pytest.raises(InputError, match="loglikelihood_rolling"):
             open_task(name)
@@ -96,7 +98,7 @@ def test_stop_strings_and_lengths_reach_the_decoder() -> None:
     assert decoder.prompts[0].max_new_tokens == 77
 
 
-def test_humaneval_puts_the_head_into_the_models_mouth() -> None:
+def test_humaneval_starts_the_answer_with_the_function_header() -> None:
     task = opened("humaneval", limit=1, allow_code_execution=True)
     (request,) = task.requests(task.documents[0], TEMPLATE)
     assert request.args[0].startswith("<user>Write a solution to the following problem and make sure")
@@ -114,7 +116,7 @@ def test_mmlu_scores_letters_after_the_template() -> None:
     assert {len(pair.target) for pair in decoder.pairs} == {1}, "the template's line break belongs to the prompt"
 
 
-def test_ids_and_hashes_do_not_depend_on_how_many_are_taken() -> None:
+def test_ids_and_hashes_do_not_depend_on_the_limit() -> None:
     few, more = opened("minerva_math", limit=2), opened("minerva_math", limit=4)
     assert len(few.documents) == 14
     assert len(more.documents) == 28
@@ -131,7 +133,7 @@ def test_ids_and_hashes_do_not_depend_on_how_many_are_taken() -> None:
     assert len({d.doc_hash for d in more.documents}) == 28
 
 
-def test_a_sample_is_spread_and_grows() -> None:
+def test_sample_is_proportional_and_grows() -> None:
     small, large = opened("mmlu", sample=500, seed=3), opened("mmlu", sample=1000, seed=3)
     assert len(small.documents) == 500
     assert set(small.documents) < set(large.documents)
@@ -144,7 +146,7 @@ def test_a_sample_is_spread_and_grows() -> None:
     assert len(opened("humaneval", sample=9999, allow_code_execution=True).documents) == 164
 
 
-def test_a_documents_score_does_not_depend_on_its_company() -> None:
+def test_score_does_not_depend_on_other_documents() -> None:
     task = opened("gsm8k", limit=100)
     decoder = canned_for(task, lambda document: document["answer"] if len(document["question"]) % 2 else "7")
     alone = {r.document.doc_id: r.metrics for document in task.documents for r in run(task, decoder, [document])}
@@ -157,7 +159,7 @@ def test_a_documents_score_does_not_depend_on_its_company() -> None:
     assert aggregate(task, together) == aggregate(task, together[::-1])
 
 
-def test_results_carry_what_was_measured() -> None:
+def test_results_contain_counters_and_times() -> None:
     plain = opened("mmlu_anatomy", limit=2, chat_template=False)
     result = run(plain, choosing(plain, lambda document: document["answer"]))[0]
     assert result.correct
@@ -194,14 +196,14 @@ def test_gpqa_from_a_folder_of_invented_documents(tmp_path: Path) -> None:
     assert aggregate(plain, results)["gpqa_main_n_shot"]["acc,none"] == 1.0
 
 
-def test_worked_examples_do_not_depend_on_the_order_of_asking() -> None:
+def test_fewshot_examples_do_not_depend_on_the_order_of_requests() -> None:
     task = opened("gsm8k", limit=4, fewshot=3)
     forwards = [task.requests(document, None)[0].args[0] for document in task.documents]
     backwards = [task.requests(document, None)[0].args[0] for document in reversed(task.documents)]
     assert forwards == backwards[::-1]
 
 
-def test_opening_says_nothing(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_opening_a_task_prints_nothing(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         opened("minerva_math", limit=1)
     assert capfd.readouterr() == ("", "")
@@ -209,21 +211,21 @@ def test_opening_says_nothing(capfd: pytest.CaptureFixture[str], caplog: pytest.
 
 
 @pytest.mark.parametrize("name", ["gpqa_diamond_n_shot", "gpqa_extended_n_shot"])
-def test_gpqas_other_sets_have_the_same_seeded_order(name: str, tmp_path: Path) -> None:
+def test_gpqa_variants_shuffle_options_with_the_same_seed(name: str, tmp_path: Path) -> None:
     part = name.removesuffix("_n_shot")
     write_dataset(tmp_path, "Idavidrein/gpqa", part, {"train": [gpqa_row(n) for n in range(9)]}, suffix="csv")
     options = TaskOptions(data=str(tmp_path))
     assert open_task(name, options).documents == open_task(name, options).documents
 
 
-def test_lm_evals_own_code_runner_is_not_used_without_a_word(tmp_path: Path) -> None:
+def test_lm_evals_code_runner_needs_the_unsafe_flag(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no sandbox; allow it with --unsafe-code-execution"):
         open_task("mbpp", TaskOptions(data=str(tmp_path), allow_code_execution=True))
     with pytest.raises(InputError, match="--allow-code-execution"):
         open_task("humaneval_plus", TaskOptions(data=str(tmp_path)))
 
 
-def test_any_other_task_by_its_name(tmp_path: Path) -> None:
+def test_lm_eval_task_outside_the_catalog(tmp_path: Path) -> None:
     choices = {"text": ["red", "blue", "green"], "label": ["A", "B", "C"]}
     rows = [{"id": str(n), "question": f"Colour {n}?", "choices": choices, "answerKey": "B"} for n in range(5)]
     splits = {"train": rows, "validation": rows, "test": rows}
@@ -234,3 +236,10 @@ def test_any_other_task_by_its_name(tmp_path: Path) -> None:
     write_dataset(tmp_path, "allenai/ai2_arc", "ARC-Easy", {"test": [{"id": "1"}]})
     with pytest.raises(InputError, match="arc_easy cannot read its first document"):
         open_task("arc_easy", TaskOptions(data=str(tmp_path)))
+
+
+def test_documents_and_lookup_do_not_import_lm_eval() -> None:
+    """Planning and the command line import them."""
+    code = "import sys, tasks.documents, tasks.lookup; print({'lm_eval', 'datasets', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -109,7 +109,7 @@ def token_forwards(found: list[Result], model: LoadedModel) -> float:
     return sum(result.counters.layer_positions for result in found) / model.config.num_layers
 
 
-def test_five_worked_examples_are_prefilled_once(model: LoadedModel) -> None:
+def test_fewshot_examples_are_prefilled_once(model: LoadedModel) -> None:
     task = open_task("mmlu_astronomy", TaskOptions(data=str(bench()), fewshot=5, limit=50))
     found = results(task, sampler(model, "k1"))
     assert len(found) == 50
@@ -119,7 +119,7 @@ def test_five_worked_examples_are_prefilled_once(model: LoadedModel) -> None:
     assert share <= 0.25
 
 
-def test_simple_evaluate_with_a_policy_gives_the_same(model: LoadedModel, folder: Path, data: Path) -> None:
+def test_simple_evaluate_with_a_policy_gives_the_same_scores(model: LoadedModel, folder: Path, data: Path) -> None:
     for name in ("gsm8k", "mmlu_anatomy"):
         task = open_task(name, TaskOptions(data=str(data), limit=4, max_new_tokens=40))
         ours = aggregate(task, results(task, sampler(model, "k3_last")))
@@ -145,7 +145,7 @@ def test_simple_evaluate_with_a_policy_gives_the_same(model: LoadedModel, folder
                 assert [one[0][0] for one in found] == pytest.approx([one[0][0] for one in response], abs=1e-5)
 
 
-def test_rolling_and_the_response_cache_are_refused(model: LoadedModel, tmp_path: Path, data: Path) -> None:
+def test_rolling_and_the_response_cache_are_rejected(model: LoadedModel, tmp_path: Path, data: Path) -> None:
     lm = ReuseLM(decoder=sampler(model, "k1"))
     with pytest.raises(InputError, match="rolling log-likelihood"):
         lm.loglikelihood_rolling([])

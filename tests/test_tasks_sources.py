@@ -1,4 +1,4 @@
-"""Folders laid out like the Hub, the Hub itself (a small one on the loopback), and what is said when data is bad."""
+"""Directories laid out like the Hub, a small Hub on the loopback interface, and errors in bad data."""
 
 import csv
 import gzip
@@ -100,7 +100,7 @@ def test_the_revision_is_the_content(tmp_path: Path) -> None:
     assert "What is O" in changed.describe(changed.documents[0]).question
 
 
-def test_worked_examples_may_be_missing_until_asked_for(tmp_path: Path) -> None:
+def test_missing_fewshot_examples_matter_only_if_requested(tmp_path: Path) -> None:
     write_dataset(tmp_path, "openai/gsm8k", "main", {"test": [gsm8k_row(1)]})
     assert len(opened(tmp_path).documents) == 1
     with pytest.raises(InputError, match=r"--fewshot must be at most 0.*gsm8k"):
@@ -118,7 +118,7 @@ def damage(tmp_path: Path, suffix: str, change: Any) -> str:
     return message
 
 
-def test_damaged_rows_are_named(tmp_path: Path) -> None:
+def test_error_names_the_corrupted_row(tmp_path: Path) -> None:
     def line(number: int, text: bytes) -> Any:
         return lambda data: b"\n".join([*data.split(b"\n")[: number - 1], text, *data.split(b"\n")[number:]])
 
@@ -147,7 +147,7 @@ def test_damaged_rows_are_named(tmp_path: Path) -> None:
     assert "row 7 has a 'extra' of another type" in damage(tmp_path / "14", "jsonl", both)
 
 
-def test_missing_folders_and_parts_are_one_sentence(tmp_path: Path) -> None:
+def test_missing_directory_or_split_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         opened(tmp_path / "nowhere")
     (tmp_path / "file").touch()
@@ -167,7 +167,7 @@ def test_missing_folders_and_parts_are_one_sentence(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_bundled_is_said_to_be_missing_or_is_there() -> None:
+def test_bundled_source() -> None:
     assert resolve_data("auto", "owner/model") == "hub"
     assert resolve_data("folder", "tiny") == "folder"
     assert resolve_data("auto", "tiny") == "bundled"
@@ -178,7 +178,7 @@ def test_bundled_is_said_to_be_missing_or_is_there() -> None:
         assert choose_source("bundled").kind == "bundled"
 
 
-def test_a_folder_in_the_working_directory_does_not_stand_in_for_the_hub(tmp_path: Path) -> None:
+def test_working_directory_does_not_replace_the_hub(tmp_path: Path) -> None:
     gsm8k_folder(tmp_path)
     message = refused(["--task", "gsm8k"], cwd=tmp_path, HF_HOME=str(tmp_path / "hf"), HF_ENDPOINT=NOWHERE)
     assert "dataset openai/gsm8k is not in the Hub cache, and the Hub cannot be reached" in message
@@ -329,7 +329,7 @@ def test_a_gated_dataset(hub: tuple[type[SmallHub], str], tmp_path: Path) -> Non
     assert TOKEN not in done.stdout + done.stderr
 
 
-def test_no_token_is_said_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_token_is_reported_without_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.sources, "get_token", lambda: None)
     monkeypatch.setattr(tasks.sources.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(tasks.sources, "HfApi", None)
@@ -339,7 +339,7 @@ def test_no_token_is_said_without_asking_the_hub(tmp_path: Path, monkeypatch: py
         open_task("gpqa")
 
 
-def test_a_strange_token_is_not_printed(tmp_path: Path) -> None:
+def test_malformed_token_is_not_printed(tmp_path: Path) -> None:
     done = open_in_a_process("gpqa", HF_HOME=str(tmp_path), HF_ENDPOINT=NOWHERE, HF_TOKEN=f"{TOKEN}\x01é")
     assert TOKEN not in done.stdout + done.stderr
 
@@ -361,7 +361,9 @@ BAD = [
 ]
 
 
-def test_bad_input_is_one_sentence_and_exit_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_bad_input_prints_one_line_and_exits_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     """In one process, because imports take seconds; the tests above ran the real command."""
     from orchestrator.cli.console import run_command
     from orchestrator.cli.tasks import tasks as tasks_command
@@ -377,7 +379,7 @@ def test_bad_input_is_one_sentence_and_exit_2(tmp_path: Path, monkeypatch: pytes
         assert part in error
 
 
-def test_missing_packages_are_named_with_their_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_package_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import importlib.util
 
     real = importlib.util.find_spec
@@ -388,7 +390,9 @@ def test_missing_packages_are_named_with_their_command(monkeypatch: pytest.Monke
         open_task("minerva_math", TaskOptions(data=str(tmp_path)))
 
 
-def test_missing_splitter_data_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_punkt_data_is_reported_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     nltk = pytest.importorskip("nltk", reason="ifeval's packages are not installed")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     with pytest.raises(InputError, match=r"python -m nltk\.downloader punkt_tab"):
