@@ -44,17 +44,17 @@ def main(folder: Path) -> None:
     placement = Placement(actors=2, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)
     with cluster.start_local(placement, Machine.here(), dashboard=False), SweepView(quiet=True) as view:
         results = cluster.start_result_actor(plan, actors=2, metrics=False)
-        driver.run_trials(
-            plan.trials,
+        run = driver.SweepRun(
+            plan=plan,
             results=results,
             settings=StandInSettings(seconds=SECONDS, actors=1),
             placement=placement,
-            sweep=plan.sweep,
             view=view,
             stop=StopSignals(),
             worker=Slow,
         )
-        driver.close(results)
+        driver.run_trials(run, plan.trials)
+        driver.close_results(results)
     rows = Store(folder).rows(columns=["actor"])["actor"].to_pylist()
     print(json.dumps({actor: rows.count(actor) for actor in sorted(set(rows))}))
 

@@ -3,7 +3,7 @@
 from ray.exceptions import RayActorError, RayTaskError
 
 from orchestrator.running.driver import _failed_before_setup, describe
-from orchestrator.running.trainable import sentence
+from orchestrator.running.trainable import error_message
 from orchestrator.store import StoreError
 
 
@@ -13,7 +13,7 @@ def test_an_error_of_another_actor_is_its_cause() -> None:
     arrived = sent.as_instanceof_cause()
     assert isinstance(arrived, StoreError)
     assert str(arrived) != str(full)
-    assert sentence(arrived) == sentence(full) == str(full)
+    assert error_message(arrived) == error_message(full) == str(full)
     assert describe(sent) == f"StoreError: {full}"
 
 

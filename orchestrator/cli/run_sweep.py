@@ -157,9 +157,8 @@ def _run_trials(
             view.note(f"dashboard: http://{dashboard}{hint}")
         results = cluster.start_result_actor(plan, actors=placement.actors, metrics=dashboard is not None)
         board = cluster.start_trial_board() if dashboard is not None else None
-        failed = driver.run_all(
-            plan,
-            plan.remaining,
+        run = driver.SweepRun(
+            plan=plan,
             results=results,
             settings=worker_settings(prepared, plan),
             placement=placement,
@@ -170,7 +169,8 @@ def _run_trials(
             dashboard=DashboardTrials(board),
             callbacks=callbacks,
         )
-        driver.close(results)
+        failed = driver.run_trials(run, plan.remaining)
+        driver.close_results(results)
     return len(failed)
 
 

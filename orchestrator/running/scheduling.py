@@ -1,4 +1,4 @@
-"""How Ray Tune gets a sweep's trials and workers: the grid, the order, the resources and the names of actors."""
+"""What Ray Tune needs to schedule a sweep: the grid and its order, the resources and the names of workers."""
 
 from collections.abc import Callable, Sequence, Set
 from itertools import count
@@ -16,9 +16,9 @@ NODE_ID_LABEL = "ray.io/node-id"  # Ray gives it to every node
 
 
 class WorkerRequest(tune.PlacementGroupFactory):  # type: ignore[misc]
-    """What one worker needs, on any node that is not excluded when Ray places it.
+    """The resources of one worker, on any node that is not excluded when Ray places it.
 
-    All trials share one request, so that a warm worker fits every trial, whichever nodes are excluded meanwhile.
+    All trials share one request, so that a warm worker can run every trial, whichever nodes are excluded meanwhile.
     """
 
     def __init__(self, bundle: dict[str, float], excluded: Set[str]) -> None:
@@ -28,8 +28,8 @@ class WorkerRequest(tune.PlacementGroupFactory):  # type: ignore[misc]
     def to_placement_group(self) -> Any:
         if not self._excluded:
             return super().to_placement_group()
-        elsewhere = {NODE_ID_LABEL: f"!in({','.join(sorted(self._excluded))})"}
-        return placement_group(self.bundles, strategy=self.strategy, bundle_label_selector=[elsewhere])
+        not_excluded = {NODE_ID_LABEL: f"!in({','.join(sorted(self._excluded))})"}
+        return placement_group(self.bundles, strategy=self.strategy, bundle_label_selector=[not_excluded])
 
 
 class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
@@ -45,14 +45,14 @@ class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
 
 
 def search_space(trials: Sequence[Trial]) -> dict[str, Any]:
-    """The values that occur among the trials, by name, as Tune wants them declared."""
+    """The values that occur among the trials, by name, as Tune requires them."""
     configs = [trial.tune_config for trial in trials]
     values = {name: dict.fromkeys(config[name] for config in configs) for name in TRIAL_KEYS}
     return {name: tune.choice(list(found)) for name, found in values.items()}
 
 
 class WorkerClasses:
-    """Replaces Tune's cache of actor classes: names the workers and keeps their calls out of the dashboard."""
+    """Replaces Tune's cache of actor classes: names the workers and hides their calls from the dashboard."""
 
     def __init__(self, first: int) -> None:
         self._numbers = count(first)

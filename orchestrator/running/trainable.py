@@ -32,8 +32,8 @@ REPORT_SECONDS = 2.0  # between two results of a running trial; the first comes 
 MAX_REASON_CHARACTERS = 500
 
 
-class Watched(Protocol):
-    """Settings of whatever decodes."""
+class HasTimeout(Protocol):
+    """Settings of a worker, or of a stand-in for it in tests and benchmarks."""
 
     @property
     def timeout(self) -> float: ...  # seconds after which a worker that hangs is killed
@@ -43,7 +43,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
     """Set up once; Tune hands it the next trial by `reset_config`, and asks for results until one is the last."""
 
     def setup(
-        self, config: dict[str, Any], *, results: Any, settings: Watched, sweep: str, access: AccessTokens
+        self, config: dict[str, Any], *, results: Any, settings: HasTimeout, sweep: str, access: AccessTokens
     ) -> None:
         access.export()
         here = ray.get_runtime_context()
@@ -86,10 +86,10 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         except RowsLost:  # found when the rows were read back
             yield from self._run()
         except InputError as error:  # about a document: the same on every worker
-            ray.get(self._results.fail.remote(trial_id, sentence(error)))
-            yield {"done": True, FAILED: sentence(error)}
+            ray.get(self._results.fail.remote(trial_id, error_message(error)))
+            yield {"done": True, FAILED: error_message(error)}
         except StoreError as error:
-            yield {"done": True, REFUSED: sentence(error)}
+            yield {"done": True, REFUSED: error_message(error)}
         else:
             yield {"done": True, FINISHED: True, **account.totals}
 
@@ -155,7 +155,7 @@ def describe(error: BaseException) -> str:
     return (text if isinstance(error, InputError) else f"{type(error).__name__}: {text}")[:MAX_REASON_CHARACTERS]
 
 
-def sentence(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     """An error's message, without what Ray adds to one that was raised in another actor."""
     return str(error.cause if isinstance(error, RayTaskError) else error)
 

@@ -31,17 +31,17 @@ def crowd(folder: Path, *, actors: int = 64) -> list[Figure]:
     began = time.perf_counter()
     with cluster.start_local(placement, Machine.here(), dashboard=False), SweepView(quiet=True) as view:
         results = cluster.start_result_actor(plan, actors=actors, metrics=False)
-        driver.run_trials(
-            plan.trials,
+        run = driver.SweepRun(
+            plan=plan,
             results=results,
             settings=StandInSettings(seconds=1 / PACE, actors=actors),
             placement=placement,
-            sweep=plan.sweep,
             view=view,
             stop=StopSignals(),
             worker=StandIn,
         )
-        driver.close(results)
+        driver.run_trials(run, plan.trials)
+        driver.close_results(results)
     return _figures(Store(Path(plan.folder)), actors, time.perf_counter() - began)
 
 
