@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from orchestrator.core.trial import Trial, TrialKey, trial_key
 from orchestrator.planning.machine import Placement
-from orchestrator.planning.run_trials import RunPlan
+from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.progress import Progress
 from orchestrator.progress.view import SweepView, duration
 from orchestrator.running.autoscaler import describe_shortage
