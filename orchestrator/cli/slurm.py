@@ -140,13 +140,13 @@ def print_job_status(folder: Path) -> None:
     from orchestrator.cli.reports import print_status
     from orchestrator.progress.status import read_status
     from orchestrator.slurm.job_status import lines, queue, submitted
-    from orchestrator.store.reader import read_request
+    from orchestrator.store import Store
 
     jobs = submitted(folder)
     if not jobs:
         raise InputError(f"{folder} has no Slurm jobs: give the directory of a submitted sweep, such as results/demo")
     print(*lines(jobs, queue([job.job for job in jobs])), "", sep="\n")
-    if read_request(folder) is None:
+    if Store(folder).read_request() is None:
         print("the sweep has not begun")
         return
     found = read_status(folder)

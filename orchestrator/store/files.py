@@ -314,13 +314,16 @@ def read_table(
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
             found = file.schema_arrow
-            names = None if keep_extra else [name for name in selected.names if name in found.names]
-            table = file.read(columns=names, use_threads=False)
+            same = found.equals(schema)
+            names = selected.names if same else [name for name in selected.names if name in found.names]
+            table = file.read(columns=None if keep_extra else names, use_threads=False)
     except FileNotFoundError:
         raise
     except (OSError, *DECODE_ERRORS) as error:
         raise CorruptedFile(f"cannot be read as Parquet ({error})") from error
-    if not verify and not found.equals(schema):
+    if same:
+        return pa.Table.from_arrays(table.columns, schema=selected), frozenset()  # without Parquet's own metadata
+    if not verify:
         verify_table(path)  # a corrupted footer can look like other columns
     extra = check_columns(path, found, schema)
     return convert_table(table, selected, keep_extra=keep_extra), extra
@@ -348,8 +351,8 @@ def _find_arrow_copy(data: bytes, *, stop: int) -> slice | None:
 
 def read_arrow_copy(path: Path, schema: pa.Schema, columns: Collection[str]) -> tuple[pa.Table, frozenset[str]] | None:
     """The same from the Arrow copy, with the whole file verified; None if the caller must read the Parquet part."""
-    selected = select_fields(schema, columns)
-    if len(selected) < len(set(columns)) or path.stat().st_size > ARROW_COPY_MAX_FILE_BYTES:
+    names = [name for name in schema.names if name in columns]
+    if len(names) < len(set(columns)) or path.stat().st_size > ARROW_COPY_MAX_FILE_BYTES:
         return None
     data = path.read_bytes()
     try:
@@ -361,8 +364,9 @@ def read_arrow_copy(path: Path, schema: pa.Schema, columns: Collection[str]) -> 
         return None
     table = pa.ipc.open_stream(pa.py_buffer(data)[where], options=ARROW_READ_OPTIONS).read_all()
     if table.schema.equals(schema):
-        return table.select(selected.names), frozenset()
-    if not set(selected.names) <= set(table.column_names):
+        return table.select(names), frozenset()
+    if not set(names) <= set(table.column_names):
         return None
+    selected = select_fields(schema, columns)
     extra = check_columns(path, table.schema, selected) - frozenset(schema.names)
     return convert_table(table, selected), extra

@@ -54,7 +54,26 @@ class Store:
 
     def read_request(self) -> dict[str, Any] | None:
         """The content of sweep.json; None for a folder without a sweep; InputError for a folder that cannot be used."""
-        return read_request(self.folder)
+        path = self.folder / REQUEST_FILE
+        if (self.folder / FETCHING_MARKER).exists():
+            raise InputError(
+                f"{self.folder} holds a partly downloaded sweep; repeat the command with its --upload to download the "
+                "rest, or delete the folder"
+            )
+        try:
+            request = read_json(path, checksum_required=False)
+        except FileNotFoundError:
+            _require_unused(self.folder)
+            return None
+        except NotADirectoryError as error:
+            raise InputError(f"{self.folder} is a file; a sweep needs a folder") from error
+        except CorruptedFile as error:
+            check_version(path, _stated_schema(path), f" (or is corrupted: {REQUEST_COPY} is a copy of it)")
+            raise InputError(f"{path} {error}; replace it with {REQUEST_COPY}, or use another folder") from error
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        check_version(path, request.get("schema"))
+        return request
 
     def documents(self, task: str) -> pa.Table:
         path = self.documents_path(task)
@@ -112,13 +131,6 @@ class Store:
     def completed_documents(self, trial_id: str) -> set[str]:
         """Ids of the documents that have a row."""
         return set(self._read_rows(trial_id, ["doc_id"]).rows["doc_id"].to_pylist())
-
-    def row_counts(self) -> dict[str, int]:
-        """Rows of each trial; for a finished trial as trial.json states."""
-        return {
-            trial_id: record["rows"] if record["status"] == "finished" else len(self.completed_documents(trial_id))
-            for trial_id, record in self.iter_trials()
-        }
 
     def rows(
         self,
@@ -213,30 +225,6 @@ class Store:
 
     def _add_corrupted(self, found: Iterable[Corruption]) -> None:
         self.corrupted.update((one.path, one) for one in found if not one.torn)
-
-
-def read_request(folder: Path) -> dict[str, Any] | None:
-    """The content of sweep.json; None for a folder without a sweep; InputError for a folder that cannot be used."""
-    path = folder / REQUEST_FILE
-    if (folder / FETCHING_MARKER).exists():
-        raise InputError(
-            f"{folder} holds a partly downloaded sweep; repeat the command with its --upload to download the rest, "
-            "or delete the folder"
-        )
-    try:
-        request = read_json(path, checksum_required=False)
-    except FileNotFoundError:
-        _require_unused(folder)
-        return None
-    except NotADirectoryError as error:
-        raise InputError(f"{folder} is a file; a sweep needs a folder") from error
-    except CorruptedFile as error:
-        check_version(path, _stated_schema(path), f" (or is corrupted: {REQUEST_COPY} is a copy of it)")
-        raise InputError(f"{path} {error}; replace it with {REQUEST_COPY}, or use another folder") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    check_version(path, request.get("schema"))
-    return request
 
 
 def _stated_schema(path: Path) -> int:

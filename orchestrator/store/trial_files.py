@@ -62,7 +62,6 @@ class Segment:
     """The content of a segment up to the first bad byte."""
 
     batches: list[pa.RecordBatch]
-    size: int  # bytes of the usable part
     schema: pa.Schema = ROWS  # of the version that wrote it
     problem: str | None = None
     torn: bool = False  # ends within a batch, as after a crash or during a write
@@ -181,7 +180,7 @@ def decode_segment(data: bytes) -> Segment:
     schema_size = _header_size(data[:8])
     if schema_size == 0 or schema_size > len(data):
         torn = len(data) < 8 or schema_size > len(data)
-        return Segment(batches=[], size=0, problem="does not begin with a complete Arrow schema", torn=torn)
+        return Segment(batches=[], problem="does not begin with a complete Arrow schema", torn=torn)
     schema = ROWS
     batches: list[pa.RecordBatch] = []
     at, digest = schema_size, digest_of_schema(data[:schema_size])
@@ -192,7 +191,7 @@ def decode_segment(data: bytes) -> Segment:
         if problem is not None:
             torn = problem == "is truncated"
             problem = f"batch {len(batches)} {problem}"
-            return Segment(batches=batches, size=at, schema=schema, problem=problem, torn=torn)
+            return Segment(batches=batches, schema=schema, problem=problem, torn=torn)
         if not batches:  # the first batch's checksum covers the schema
             schema = pa.ipc.read_schema(pa.py_buffer(data[:schema_size]))
         where = find_checksum(message, stop=_header_size(message))
@@ -200,7 +199,7 @@ def decode_segment(data: bytes) -> Segment:
         digest = message[where]
         batches.append(pa.ipc.read_record_batch(pa.py_buffer(message), schema))
         at += len(message)
-    return Segment(batches=batches, size=at, schema=schema)
+    return Segment(batches=batches, schema=schema)
 
 
 def _message_at(data: bytes, at: int) -> tuple[bytes, str | None]:
@@ -327,7 +326,7 @@ def _read_segment(path: Path) -> Segment:
     except FileNotFoundError:
         raise
     except OSError as error:
-        return Segment(batches=[], size=0, problem=f"cannot be read: {error.strerror}")
+        return Segment(batches=[], problem=f"cannot be read: {error.strerror}")
 
 
 def _select(rows: pa.Table, columns: Collection[str] | None) -> pa.Table:

@@ -30,7 +30,7 @@ from orchestrator.store.files import (
     write_file,
 )
 from orchestrator.store.lock import FolderLock
-from orchestrator.store.reader import FETCHING_MARKER, REQUEST_COPY, REQUEST_FILE, Store, read_request
+from orchestrator.store.reader import FETCHING_MARKER, REQUEST_COPY, REQUEST_FILE, Store
 from orchestrator.store.remote_folder import FileState, LocalFile, RemoteFolder, UploadFailed, UploadManifest
 from orchestrator.store.trial_files import ROWS_FILE, SEGMENT_NAME, TRIAL_FILE
 from sampler.errors import InputError
@@ -92,7 +92,7 @@ class RemoteCopy:
         make_folders(DISK, self.folder)
         lock = FolderLock.acquire(self.folder)
         try:
-            if not (self.folder / FETCHING_MARKER).exists() and read_request(self.folder) is not None:
+            if not (self.folder / FETCHING_MARKER).exists() and Store(self.folder).read_request() is not None:
                 raise InputError(f"{self.folder} was started by another process meanwhile; repeat the command")
             for parent, _, _ in os.walk(self.folder):
                 remove_temporary_files(Path(parent))
@@ -281,7 +281,7 @@ def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[s
     except UploadFailed as error:
         raise InputError(f"--upload {remote.url} cannot be used: {error}") from error
     fetching = (folder / FETCHING_MARKER).exists()
-    here = None if fetching else read_request(folder)
+    here = None if fetching else Store(folder).read_request()
     _check_same_sweep(remote, folder, here, there, sizes)
     if fetching and there is None:
         raise InputError(
