@@ -1,4 +1,4 @@
-"""Warm-up of a model, and the times of its passes, decoding, prefill and scoring.
+"""Warm-up of a model, the times of its passes, decoding, prefill and scoring, and random models to measure.
 
 Alternatives are timed in alternation within one run, so that ratios hold on a noisy machine. The floor of a pass is the
 time of its matrix products alone: a plain `F.linear` for each matrix of the model.
@@ -8,16 +8,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from sampler.cache import ReuseCache, Rows
-from sampler.config import ModelConfig, expected_shapes
+from sampler.config import HEAD, ModelConfig, expected_shapes
 from sampler.decode import Predictor, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
-from sampler.loading import LoadedModel
+from sampler.loading import LoadedModel, build_transformer
 from sampler.plan import PARTIAL, WATCHED_INPUT, CacheSpec, LayerPlan, PassKind, PastPass, StepContext, compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import Counters, DecodeSettings, Pair, Prompt, Scored
@@ -33,6 +34,35 @@ SETTLED_ROUNDS = 3  # a warm-up ends when this many rounds brought no improvemen
 IMPROVEMENT = 0.9  # a round must take less than this share of the best time to count as an improvement
 MAX_WARM_UP_ROUNDS = 40
 MAX_WARM_UP_SECONDS = 60.0
+TINY = ModelConfig(
+    num_layers=36,
+    hidden_size=64,
+    intermediate_size=96,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=160,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    tied_embeddings=False,
+    block_size=32,
+    mask_token_id=159,
+    eos_token_ids=(158,),
+    pad_token_id=157,
+)
+MID = replace(
+    TINY,
+    num_layers=28,
+    hidden_size=512,
+    intermediate_size=1408,
+    num_heads=8,
+    head_dim=64,
+    vocab_size=32_000,
+    mask_token_id=31_999,
+    eos_token_ids=(31_998,),
+    pad_token_id=31_997,
+)
+SHAPES = {"tiny": TINY, "mid": MID}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,3 +346,30 @@ class Bench:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         return time.perf_counter()
+
+
+def random_model(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+) -> LoadedModel:
+    """A model with seeded random weights that costs what a real one of this shape does.
+
+    It is confident enough to reveal several tokens per step, and never stops: mask, stop and pad have zero logits.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shapes = expected_shapes(config)
+
+    def read(name: str) -> Tensor:
+        shape = shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape)
+        tensor = torch.randn(shape, generator=generator) * (1.6 / config.hidden_size**0.5 if len(shape) > 1 else 0.2)
+        if name == HEAD:
+            tensor[[config.mask_token_id, config.pad_token_id, *config.eos_token_ids]] = 0
+        return tensor
+
+    network = build_transformer(read, config, dtype=dtype, device=device)
+    return LoadedModel(source="random", revision=None, folder=Path("random"), config=config, network=network)

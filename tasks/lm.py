@@ -14,6 +14,8 @@ from lm_eval.api.registry import register_model
 from sampler import DecodeSettings, InputError, ReusePolicy, load_model
 from tasks.evaluate import Decoder, ModelDecoder, chat_renderer, group_by_sampling, to_pairs, to_prompt
 
+DEFAULTS = DecodeSettings()
+
 
 @register_model("reuse-sweep")
 class ReuseLM(LM):  # type: ignore[misc]
@@ -24,9 +26,9 @@ class ReuseLM(LM):  # type: ignore[misc]
         model: str = "",
         policy: str = "k1",
         *,
-        threshold: float = 0.95,
-        small_block: int = 8,
-        block_cache: bool = True,
+        threshold: float = DEFAULTS.threshold,
+        small_block: int = DEFAULTS.small_block,
+        block_cache: bool = DEFAULTS.block_cache,
         max_new_tokens: int = 2048,
         batch_size: int | str = 1,
         subset_size: int | None = None,

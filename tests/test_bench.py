@@ -8,8 +8,7 @@ import torch
 
 from orchestrator.cli.bench import POLICIES, bench, measure_passes, passes_table
 from orchestrator.cli.console import run_command
-from sampler.measure import Bench, PassTimes
-from sampler.random_model import TINY, random_model
+from sampler.measure import TINY, Bench, PassTimes, random_model
 
 torch.set_num_threads(1)
 

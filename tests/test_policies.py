@@ -13,6 +13,7 @@ from golden_cases import batch_rows, single_rows
 from small_models import golden_model
 
 from sampler import DecodeSettings, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
+from sampler.measure import TINY, random_model
 from sampler.plan import (
     COMPUTE,
     PARTIAL,
@@ -33,7 +34,6 @@ from sampler.plan import (
     input_changes,
 )
 from sampler.policies import adaptive, periodic, skip, trim
-from sampler.random_model import TINY, random_model
 
 torch.set_num_threads(1)
 

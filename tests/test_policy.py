@@ -1,5 +1,8 @@
 """Policy names: parsing and printing are inverse, subsets come from the model, mistakes get a sentence."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,3 +106,11 @@ def test_a_wrong_name_gets_a_sentence(name: str, complaint: str) -> None:
 def test_a_layer_outside_the_model_is_named() -> None:
     with pytest.raises(InputError, match=r"layer 36 .* 0 to 35"):
         ReusePolicy.parse("k2_30-36").bind(36)
+
+
+@pytest.mark.parametrize(
+    "module", ["sampler.policy", "sampler.records", "sampler.errors", "sampler.config", "sampler.hub"]
+)
+def test_modules_for_reading_results_do_not_import_torch(module: str) -> None:
+    code = f"import sys, sampler.{module}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,8 +12,8 @@ from sampler import LoadedModel
 from sampler.config import ModelConfig
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import build_transformer
+from sampler.measure import TINY
 from sampler.plan import CacheSpec, PassKind, compute_all
-from sampler.random_model import TINY
 from tools.tiny.batches import Shard, pack
 from tools.tiny.examples import Example
 from tools.tiny.network import Blocks, Network, Weights, new_weights, qwen2_tensors

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sampler import InputError
-from sampler.random_model import TINY
+from sampler.measure import TINY
 from tools.tiny.batches import SHARDS, Batches
 from tools.tiny.examples import Example
 from tools.tiny.rows import AHEAD, CHOICE, CONTENT, Row, count_rows, make_rows

@@ -7,8 +7,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from sampler.measure import MAX_WARM_UP_ROUNDS, settled, warm_up
-from sampler.random_model import TINY, random_model
+from sampler.measure import MAX_WARM_UP_ROUNDS, TINY, random_model, settled, warm_up
 
 torch.set_num_threads(1)
 

@@ -96,8 +96,7 @@ def bench(arguments: Sequence[str]) -> None:
     import torch
 
     from sampler.loading import load_model, pick_device, pick_dtype
-    from sampler.measure import Bench
-    from sampler.random_model import SHAPES, random_model
+    from sampler.measure import SHAPES, Bench, random_model
 
     torch.set_num_threads(options.threads)
     device = pick_device(options.device)

@@ -20,6 +20,7 @@ DEFAULT_MAX_REPLAYS = 3
 class AdaptiveRule(PlanningRule):
     """Computes when the drift reaches `threshold` or after `max_replays` replays; both counts then restart."""
 
+    mode: ClassVar[str] = "adaptive"
     watches_input: ClassVar[bool] = True
     no_scoring_reason: ClassVar[str | None] = (
         "it decides by how much earlier passes of the block changed, and a scored state has no such passes"
@@ -36,10 +37,6 @@ class AdaptiveRule(PlanningRule):
 
     def __str__(self) -> str:
         return f"adaptive={format_decimal(self.threshold)}"
-
-    @property
-    def mode(self) -> str:
-        return "adaptive"
 
     @property
     def options(self) -> tuple[str, ...]:

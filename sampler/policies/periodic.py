@@ -145,6 +145,7 @@ class HalfRule(Rule):
 class StaleRule(Rule):
     """stale=K"""
 
+    mode: ClassVar[str] = "stale"
     takes_layers: ClassVar[bool] = False
     period: int
 
@@ -155,10 +156,6 @@ class StaleRule(Rule):
 
     def __str__(self) -> str:
         return f"stale={self.period}"
-
-    @property
-    def mode(self) -> str:
-        return "stale"
 
     def bind(self, layers: tuple[int, ...], depth: int) -> BoundPolicy:
         assert not layers

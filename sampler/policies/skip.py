@@ -15,6 +15,7 @@ from sampler.policies.base import PlanningRule, Rule, refuse_options
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkipRule(PlanningRule):
+    mode: ClassVar[str] = "skip"
     period: ClassVar[int | None] = 2  # all passes after the first are alike, so scoring needs two passes at most
 
     @classmethod
@@ -25,10 +26,6 @@ class SkipRule(PlanningRule):
         return cls()
 
     def __str__(self) -> str:
-        return "skip"
-
-    @property
-    def mode(self) -> str:
         return "skip"
 
     @property

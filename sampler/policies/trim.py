@@ -22,6 +22,7 @@ from sampler.policies.base import PlanningRule, Rule, format_decimal, parse_deci
 class TrimRule(PlanningRule):
     """Selects the positions to compute: all of them make a computed pass, none a replay."""
 
+    mode: ClassVar[str] = "trim"
     watches_input: ClassVar[bool] = True
     no_scoring_reason: ClassVar[str | None] = (
         "it selects positions by how much they changed between passes, and a scored state has only one pass before it"
@@ -40,10 +41,6 @@ class TrimRule(PlanningRule):
 
     def __str__(self) -> str:
         return f"trim={format_decimal(self.share)}"
-
-    @property
-    def mode(self) -> str:
-        return "trim"
 
     @property
     def options(self) -> tuple[str, ...]:
