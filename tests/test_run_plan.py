@@ -96,23 +96,23 @@ def test_the_same_command_continues_and_then_has_nothing_to_do(common: list[str]
     arguments = [*common, "--tasks", "gsm8k", "--limit", "6"]
     prepared, first = ready(arguments)
     _, second = ready(arguments, finish=True)
-    assert second.trials == first.trials
-    assert second.plan.sweep == first.plan.sweep
+    assert second.remaining == first.remaining
+    assert second.sweep == first.sweep
     before = {path: path.read_bytes() for path in prepared.folder.rglob("*.json") if "lock" not in path.parts}
     _, third = ready(arguments)
-    assert third.trials == []
+    assert third.remaining == ()
     assert before == {path: path.read_bytes() for path in prepared.folder.rglob("*.json") if "lock" not in path.parts}
 
 
 def test_a_larger_limit_a_task_and_a_policy_extend(common: list[str]) -> None:
     _, first = ready([*common, "--tasks", "gsm8k", "--limit", "6"], finish=True)
     _, larger = ready([*common, "--tasks", "gsm8k"], finish=True)
-    known = {spec.trial_id for spec in first.trials}
-    assert sorted(spec.shard for spec in larger.trials) == [1, 1, 2, 2]
-    assert [spec.shard for spec in larger.trials if spec.trial_id in known] == [1, 1]
+    known = {spec.trial_id for spec in first.remaining}
+    assert sorted(spec.shard for spec in larger.remaining) == [1, 1, 2, 2]
+    assert [spec.shard for spec in larger.remaining if spec.trial_id in known] == [1, 1]
     assert any("limit all" in notice for notice in larger.notices)
     prepared, more = ready([*common, "--tasks", "mmlu_anatomy,gsm8k", "--policies", "k1,k3_first"])
-    assert {(spec.task, spec.policy) for spec in more.trials} == {
+    assert {(spec.task, spec.policy) for spec in more.remaining} == {
         ("mmlu_anatomy", "k1"),
         ("mmlu_anatomy", "k3_first"),
         ("gsm8k", "k3_first"),
@@ -129,7 +129,7 @@ def test_a_larger_limit_a_task_and_a_policy_extend(common: list[str]) -> None:
 def test_a_smaller_limit_asks_for_nothing(common: list[str]) -> None:
     prepared, _ = ready([*common, "--tasks", "gsm8k", "--limit", "6"], finish=True)
     _, smaller = ready([*common, "--tasks", "gsm8k", "--limit", "2"])
-    assert smaller.trials == []
+    assert smaller.remaining == ()
     assert len(Store(prepared.folder).documents("gsm8k")) == 6
 
 
@@ -160,10 +160,10 @@ def test_force_runs_again_and_keeps_the_old_rows(common: list[str], force: list[
     old = {spec.trial_id: Store(prepared.folder).rows([spec.trial_id]) for spec in prepared.trials}
     for count in (1, 2):
         _, forced = ready([*arguments, *force], finish=True)
-        assert {spec.policy for spec in forced.trials} == again
+        assert {spec.policy for spec in forced.remaining} == again
         aside = sorted(path.name for path in (prepared.folder / "quarantine").iterdir())
-        assert aside == sorted(f"{spec.trial_id}-{n}" for spec in forced.trials for n in range(1, count + 1))
-    first = forced.trials[0].trial_id
+        assert aside == sorted(f"{spec.trial_id}-{n}" for spec in forced.remaining for n in range(1, count + 1))
+    first = forced.remaining[0].trial_id
     kept = json.loads((prepared.folder / "quarantine" / f"{first}-1" / "trial.json").read_text())
     assert (kept["status"], kept["rows"]) == ("finished", len(old[first]))
 

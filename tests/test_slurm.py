@@ -181,7 +181,10 @@ def test_values_of_a_repeated_list_option_are_joined() -> None:
         ((*SLURM, "--", "--tasks", ""), "--tasks must not be empty"),
         ((*SLURM, "--", *SWEEP, "--k", "x"), "--k must be a whole number (got x)"),
         ((*SLURM, "--", *SWEEP, "--address", "auto"), "--address must not be used with Slurm"),
-        ((*SLURM, "--", *SWEEP, "--gpus-per-actor", "1"), "--gpus-per-actor 1: no machine here has more than 0"),
+        (
+            (*SLURM, "--", *SWEEP, "--gpus-per-actor", "1"),
+            "--gpus-per-actor must be at most 0",
+        ),
         ((*SLURM, "--", *SWEEP, "--actors", "3"), "--actors 3"),
         ((*SLURM, "--", "--tasks", "gsm8k"), "has no GPU"),
         ((*SLURM, "--", *SWEEP, "--out", "50%"), "a path without %"),

@@ -93,9 +93,9 @@ def test_a_fraction_of_a_gpu_is_in_the_report(case: Path, tmp_path: Path, addres
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (("--accelerator-type", "H100"), "--accelerator-type H100: no node of the cluster has that; the cluster has"),
+        (("--accelerator-type", "H100"), "--accelerator-type H100: no node of the cluster has it; the cluster has"),
         (("--resources", "highmem=5"), "4 CPU, 4 GPU (T4) and 4 highmem"),
-        (("--cpus-per-actor", "8"), "--cpus-per-actor 8: no machine here has more than 4"),
+        (("--cpus-per-actor", "8"), "--cpus-per-actor must be at most 4"),
     ],
 )
 def test_what_the_cluster_cannot_bring_is_refused_at_once(

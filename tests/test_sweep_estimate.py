@@ -183,11 +183,11 @@ def test_a_dry_run_says_what_there_is_to_do(tmp_path: Path) -> None:
     text = "\n".join(lines)
     assert "gsm8k: 4 of 10 documents, 4 shards, 36 rows to do" in text
     assert "36 to do of 36, 36 rows" in text
-    assert "a rough guess (no more than 256 tokens an answer" in text
-    done = {trial.trial_id: set(ready.documents(trial)) for trial in ready.trials[:30]}
+    assert "a rough estimate (at most 256 tokens per answer" in text
+    done = {trial.trial_id: set(ready.wanted.of(trial)) for trial in ready.trials[:30]}
     text = "\n".join(describe_plan(ready, done=done, measured={"gsm8k": 100.0}))
     assert "6 to do of 36, 6 rows" in text
-    assert "about 5 minutes, from the rows that are there" in text
+    assert "about 5 minutes, from the rows measured so far" in text
 
 
 def test_work_that_is_half_done(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_where_there_are_gpus_the_full_model_is_named_with_the_reason(
 
 
 def test_auto_is_never_the_bundled_model_on_a_cluster() -> None:
-    with pytest.raises(InputError, match="--model auto: the cluster at auto has no GPU, and as far as is known"):
+    with pytest.raises(InputError, match="--model auto needs a GPU, and the cluster at auto has none"):
         resolve_model("auto", BARE, "auto")
 
 
@@ -143,37 +143,37 @@ def test_actors(machine: Machine, asked: dict[str, Any], expected: tuple[float, 
 @pytest.mark.parametrize(
     ("machine", "asked", "sentence"),
     [
-        (BARE, {"gpus_per_actor": 1}, "--gpus-per-actor 1: no machine here has more than 0"),
-        (BARE, {"cpus_per_actor": 3}, "--cpus-per-actor 3: no machine here has more than 2"),
-        (BARE, {"actors": 3}, "--actors 3: with 1 CPU each there is room for 2"),
-        (CLUSTER, {"cpus_per_actor": 40}, "--cpus-per-actor 40: no machine here has more than 32"),
-        (CLUSTER, {"actors": 9}, "--actors 9: with 1 GPU and 1 CPU each there is room for 8"),
+        (BARE, {"gpus_per_actor": 1}, "--gpus-per-actor must be at most 0"),
+        (BARE, {"cpus_per_actor": 3}, "--cpus-per-actor must be at most 2"),
+        (BARE, {"actors": 3}, "--actors must be at most 2 with 1 CPU each (got 3)"),
+        (CLUSTER, {"cpus_per_actor": 40}, "--cpus-per-actor must be at most 32"),
+        (CLUSTER, {"actors": 9}, "--actors must be at most 8 with 1 GPU and 1 CPU each (got 9)"),
         (
             CLUSTER,
             {"actors": 17, "gpus_per_actor": 0.5},
-            "with 0.5 GPU and 1 CPU each there is room for 16",
+            "must be at most 16 with 0.5 GPU and 1 CPU each",
         ),
-        (SCALING, {"actors": 9}, "there is room for 8"),
-        (Machine(nodes=(nodes(3, CPU=0.5),)), {"cpus_per_actor": 0.6}, "no machine here has more than 0.5"),
+        (SCALING, {"actors": 9}, "must be at most 8"),
+        (Machine(nodes=(nodes(3, CPU=0.5),)), {"cpus_per_actor": 0.6}, "must be at most 0.5"),
         (
             MIXED,
             {"accelerator_type": "H100", **IN_CLUSTER},
-            "--accelerator-type H100: no node of the cluster has that; "
+            "--accelerator-type H100: no node of the cluster has it; "
             "the cluster has 32 CPU, 8 GPU (A100, T4) and 5 highmem",
         ),
-        (MIXED, {"resources": ("disk=1",), **IN_CLUSTER}, "--resources disk=1: no node of the cluster has that; the"),
-        (MIXED, {"resources": ("highmem=3",), **IN_CLUSTER}, "--resources highmem=3: no node of the cluster has that"),
+        (MIXED, {"resources": ("disk=1",), **IN_CLUSTER}, "--resources disk=1: no node of the cluster has it; the"),
+        (MIXED, {"resources": ("highmem=3",), **IN_CLUSTER}, "--resources highmem=3: no node of the cluster has it"),
         (
             MIXED,
             {"resources": ("highmem=2",), "accelerator_type": "A100", **IN_CLUSTER},
-            "no node has 1 GPU (A100), 1 CPU and 2 highmem for an actor; the cluster has 32 CPU",
+            "no node has the 1 GPU (A100), 1 CPU and 2 highmem that an actor needs; the cluster has 32 CPU",
         ),
         (
             single(gpus=1),
             {"accelerator_type": "A100"},
-            "--accelerator-type A100 selects nodes of a Ray cluster: give its --address, or leave the flag out",
+            "--accelerator-type A100 selects nodes of a Ray cluster: also give --address",
         ),
-        (BARE, {"resources": ("highmem=1",)}, "--resources highmem=1 selects nodes of a Ray cluster: give its"),
+        (BARE, {"resources": ("highmem=1",)}, "--resources highmem=1 selects nodes of a Ray cluster"),
     ],
 )
 def test_what_no_node_has_nor_will(machine: Machine, asked: dict[str, Any], sentence: str) -> None:
@@ -223,7 +223,7 @@ def test_devices_that_are_too_small() -> None:
     assert check_devices(10, [large, small]) == [small]
     assert check_devices(4, [large, small]) == []
     assert check_devices(8, [large, small], in_use=True) == [], "their memory will be given back"
-    sentence = r"about 11 bytes of memory, and the largest device \(large on node of large\) has 10 bytes for it"
+    sentence = r"about 11 bytes of memory, but the largest device \(large on node of large\) has 10 bytes for it"
     with pytest.raises(InputError, match=sentence):
         check_devices(11, [small, large])
     with pytest.raises(InputError, match="has 5 bytes for it"):

@@ -104,7 +104,7 @@ def test_whatever_would_change_trials_is_refused_by_name(key: str) -> None:
     words = {"None": "not given", "True": "on", "False": "off"}
     old, new = (words.get(str(value), str(value)) for value in (getattr(ONE, key), OTHER[key]))
     assert f"results/mine was made with {FIXED[key]} {old} (now {new}): repeat the old values" in sentence
-    assert sentence.endswith("or begin another sweep with --name")
+    assert sentence.endswith("or start another sweep with --name")
 
 
 def test_all_that_differs_is_told_at_once() -> None:

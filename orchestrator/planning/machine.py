@@ -1,4 +1,4 @@
-"""What a sweep runs on: nodes and their resources, the model that suits them, and how many actors they hold."""
+"""The machine or cluster that a sweep runs on: its resources, the default model for it, and how many actors fit."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,21 +13,21 @@ from sampler.errors import InputError
 from sampler.tiny import BUNDLED_MODEL
 
 FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"
-Resources = Mapping[str, float]  # by the names that Ray has for them: CPU, GPU, accelerator_type:A100, custom ones
-ACCELERATOR = "accelerator_type:"  # Ray gives a node one unit of `accelerator_type:A100` if its GPUs are A100s …
-ACCELERATOR_AMOUNT = 0.001  # … and takes this much of it for `accelerator_type="A100"`
+Resources = Mapping[str, float]  # by Ray's names: CPU, GPU, accelerator_type:A100, custom resources
+ACCELERATOR = "accelerator_type:"  # a node with A100s has one unit of `accelerator_type:A100` in Ray,
+ACCELERATOR_AMOUNT = 0.001  # of which an actor with `accelerator_type="A100"` takes this much
 BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nodes:
-    """Nodes that have the same resources."""
+    """Nodes with the same resources."""
 
     resources: Resources
     count: int = 1
 
     def actors_each(self, bundle: Resources) -> int:
-        """Actors that one of these nodes holds. A fraction of a GPU never comes from two devices."""
+        """Actors that fit on one of these nodes. A fraction of a GPU is never split over two devices."""
         return min(_times(self.resources.get(name, 0), name, amount) for name, amount in bundle.items())
 
 
@@ -39,17 +39,17 @@ def _times(available: float, name: str, amount: float) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
-    """The workers that an autoscaler may have at a time, running ones included.
+    """The nodes that an autoscaler may provide at a time, including running ones.
 
-    `open_ended`: nodes are expected, but only the autoscaler knows how many; `groups` then says what one has at least.
+    `open_ended`: nodes are expected, but only the autoscaler knows how many; `groups` states the least that one has.
     """
 
     groups: tuple[Nodes, ...] = ()
-    max_nodes: int = 0  # in all groups together
+    max_nodes: int = 0  # of all groups together
     open_ended: bool = False
 
     def total(self, name: str) -> float:
-        """The most there may be of this resource, if the nodes that have most of it are taken first."""
+        """The maximum of this resource, taking the nodes that have most of it first."""
         return self._sum([(group.count, group.resources.get(name, 0)) for group in self.groups])
 
     def actors(self, bundle: Resources) -> int:
@@ -65,14 +65,14 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """This machine, or the cluster that --address names."""
+    """This machine, or the cluster at --address."""
 
     nodes: tuple[Nodes, ...]
     growth: Growth = field(default_factory=Growth)
-    names_all: bool = True  # False where only Ray will know the types of GPUs and custom resources
-    driver_gpus: int = 0  # where the command was typed
-    dtype: str = "float32"  # what auto means on its devices
-    memory: int | None = None  # bytes that actors without a GPU may take; None: only their own machine can say
+    names_all: bool = True  # False if the GPU types and custom resources of the nodes are not known yet
+    driver_gpus: int = 0  # on the machine where the command runs
+    dtype: str = "float32"  # what --dtype auto means here
+    memory: int | None = None  # bytes available to actors without a GPU; None: unknown
 
     @classmethod
     def here(cls) -> "Machine":
@@ -82,29 +82,29 @@ class Machine:
         return cls(nodes=nodes, driver_gpus=gpus, dtype=dtype, memory=free_memory())
 
     def present(self, name: str) -> float:
-        """How much of a resource there is now."""
+        """The amount of a resource on the present nodes."""
         return sum(group.count * group.resources.get(name, 0) for group in self.nodes)
 
     def most(self, name: str) -> float:
-        """How much of a resource there is, or may be once the cluster has grown."""
+        """The amount of a resource after the cluster has grown as far as it can."""
         return max(self.present(name), self.growth.total(name))
 
     def largest(self, name: str) -> float:
-        """The most that one node has of a resource, or may have."""
+        """The most of a resource that one present or expected node has."""
         every = (*self.nodes, *self.growth.groups)
         return max((group.resources.get(name, 0) for group in every if group.count), default=0)
 
     def holds_now(self, bundle: Resources) -> int:
-        """Actors that fit on the nodes that are there."""
+        """Actors that fit on the present nodes."""
         return sum(group.count * group.actors_each(bundle) for group in self.nodes)
 
     def capacity(self, bundle: Resources) -> int:
-        """Actors that fit on the nodes that are there, or may come."""
+        """Actors that fit after the cluster has grown as far as it can."""
         return max(self.holds_now(bundle), self.growth.actors(bundle))
 
 
 def resolve_model(model: str, machine: Machine, address: str | None) -> str:
-    """The model that `auto` means: the full one where GPUs are or may come, else the bundled one, but on a cluster."""
+    """`auto` is the 7B model if there are or may be GPUs, else the bundled one; an error on a cluster without GPUs."""
     if model != "auto":
         return model
     if machine.driver_gpus or machine.most("GPU"):
@@ -112,13 +112,13 @@ def resolve_model(model: str, machine: Machine, address: str | None) -> str:
     if address is None:
         return BUNDLED_MODEL
     raise InputError(
-        f"--model auto: the cluster at {address} has no GPU, and as far as is known it cannot add one; "
-        "name a model that runs on CPUs, such as --model tiny, or wait for GPUs with --gpus-per-actor 1"
+        f"--model auto needs a GPU, and the cluster at {address} has none and cannot add one as far as is known; "
+        "choose a model for CPUs, such as --model tiny, or wait for GPUs with --gpus-per-actor 1"
     )
 
 
 def describe_auto_model(requested: SweepSettings, settings: SweepSettings, machine: Machine) -> list[str]:
-    """A line for a sweep without --model: which one it is, and why."""
+    """For a sweep without --model: one line that says which model runs and why."""
     if requested.model != "auto" or settings.model not in (BUNDLED_MODEL, FULL_MODEL):
         return []
     known = {"bundled": "the bundled documents", "hub": "documents from the Hub or its cache"}
@@ -132,7 +132,7 @@ def describe_auto_model(requested: SweepSettings, settings: SweepSettings, machi
 
 
 def gpus_of(machine: Machine, address: str | None) -> str:
-    """What made auto the full model."""
+    """The GPUs because of which auto is the 7B model."""
     count = machine.most("GPU") or machine.driver_gpus
     many = f"{count:g} GPU{'' if count == 1 else 's'}"
     if not machine.most("GPU") or address is None:
@@ -144,18 +144,18 @@ def gpus_of(machine: Machine, address: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """What each actor gets, and how many there are. All ask for the same, or a warm one could not be used again."""
+    """How many actors run and what each reserves. All reserve the same, so that any warm actor can run any trial."""
 
     actors: int
     gpus_per_actor: float
     cpus_per_actor: float
     threads_per_actor: int
     accelerator_type: str | None = None
-    resources: Resources = field(default_factory=dict)  # custom ones, by name
+    resources: Resources = field(default_factory=dict)  # custom resources by name
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What an actor asks Ray for: the one bundle of its placement group."""
+        """What an actor requests from Ray: the single bundle of its placement group."""
         asked = {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor}
         if self.accelerator_type is not None:
             asked[f"{ACCELERATOR}{self.accelerator_type}"] = ACCELERATOR_AMOUNT
@@ -175,10 +175,10 @@ class Placement:
 
 
 def one_actor(settings: SweepSettings, machine: Machine, *, gpus: float) -> Placement:
-    """A single actor as asked for, with this much of a GPU."""
+    """A single actor as requested, with this share of a GPU."""
     threads = settings.threads_per_actor or (1 if gpus == 0 else max(1, int(settings.cpus_per_actor or 1)))
     cpus = settings.cpus_per_actor
-    if cpus is None:  # threads share cores where there are not enough for each
+    if cpus is None:  # threads share cores if there are too few
         cpus = float(threads) if gpus == 0 and threads <= machine.largest("CPU") else 1.0
     return Placement(
         actors=1,
@@ -191,7 +191,7 @@ def one_actor(settings: SweepSettings, machine: Machine, *, gpus: float) -> Plac
 
 
 def place(settings: SweepSettings, machine: Machine) -> Placement:
-    """As asked, else as many actors as the machine holds; what it cannot hold is an error now, not a wait."""
+    """As many actors as requested, else as many as fit; an InputError if they can never fit."""
     gpus = settings.gpus_per_actor
     if gpus is None:
         gpus = 1.0 if machine.most("GPU") or settings.accelerator_type else 0.0
@@ -200,28 +200,29 @@ def place(settings: SweepSettings, machine: Machine) -> Placement:
     bundle = placement.bundle if machine.names_all else {"CPU": placement.cpus_per_actor, "GPU": gpus}
     capacity = 0 if problems else machine.capacity({name: amount for name, amount in bundle.items() if amount})
     if not problems and capacity == 0:
-        problems.append(f"no node has {placement.words} for an actor; {inventory(machine)}")
+        problems.append(f"no node has the {placement.words} that an actor needs; {inventory(machine)}")
     elif not problems and (settings.actors or 1) > capacity and not machine.growth.open_ended:
-        problems.append(f"--actors {settings.actors or 1}: with {placement.each} there is room for {capacity}")
+        problems.append(f"--actors must be at most {capacity} with {placement.each} (got {settings.actors or 1})")
     if problems:
         raise InputErrors(problems)
     return replace(placement, actors=settings.actors or capacity)
 
 
 def _unplaceable(placement: Placement, settings: SweepSettings, machine: Machine) -> Iterator[str]:
-    """What no node has, nor will."""
+    """Requests that no present or expected node can fulfil."""
     for what, asked in (("GPU", placement.gpus_per_actor), ("CPU", placement.cpus_per_actor)):
         if asked > machine.largest(what):
-            yield f"--{what.lower()}s-per-actor {asked:g}: no machine here has more than {machine.largest(what):g}"
+            flag = f"--{what.lower()}s-per-actor"
+            yield f"{flag} must be at most {machine.largest(what):g}, which the largest node has (got {asked:g})"
     named = [f"--accelerator-type {placement.accelerator_type}"] if placement.accelerator_type is not None else []
     named += [f"--resources {name}={amount:g}" for name, amount in placement.resources.items()]
     if named and settings.address is None:
-        yield f"{named[0]} selects nodes of a Ray cluster: give its --address, or leave the flag out"
+        yield f"{named[0]} selects nodes of a Ray cluster: also give --address, or omit it"
     elif machine.names_all:
         asked_of = [name for name in placement.bundle if name not in ("CPU", "GPU")]
         for flag, name in zip(named, asked_of, strict=True):
             if placement.bundle[name] > machine.largest(name):
-                yield f"{flag}: no node of the cluster has that; {inventory(machine)}"
+                yield f"{flag}: no node of the cluster has it; {inventory(machine)}"
 
 
 def inventory(machine: Machine) -> str:

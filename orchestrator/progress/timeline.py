@@ -1,6 +1,6 @@
-"""Where the actors' time went between the first and the last trial, by what each trial.json says. Knows no rows.
+"""How the actors spent their time between the first and the last trial, from each trial.json.
 
-Every second of every actor is in exactly one of PARTS, so their shares add up to one.
+Every second of every actor belongs to exactly one of PARTS, so their shares add up to one.
 """
 
 import statistics
@@ -12,18 +12,18 @@ from typing import Any
 
 PARTS = (
     "decoding",  # wall time of the batches
-    "calibration",  # the fixed documents before and within each trial
-    "scoring",  # answers into metrics, rows into batches, and what else a trial does
-    "waiting",  # for rows to be on disk, beyond what decoding hides
-    "finishing",  # a trial's rows into one file
-    "between",  # from the end of a trial to the beginning of the actor's next
-    "idle",  # before an actor's first trial, and after its last
+    "calibration",  # decoding the fixed documents before and within each trial
+    "scoring",  # scoring answers, building rows and the rest of a trial
+    "waiting",  # for rows to be stored, beyond what overlaps with decoding
+    "finishing",  # writing a trial's rows into one file
+    "between",  # from the end of a trial to the start of the actor's next
+    "idle",  # before an actor's first trial and after its last
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """One attempt that came to its end, in seconds of the clock of whoever stores rows."""
+    """A completed attempt, in seconds of the result actor's clock."""
 
     actor: str
     start: float  # before the calibration
@@ -37,7 +37,7 @@ class Span:
 
     @classmethod
     def of(cls, attempt: Mapping[str, Any]) -> "Span | None":
-        """None for an attempt that was cut short, or had nothing to do."""
+        """None for an attempt that was interrupted or had nothing to do."""
         if attempt.get("ended_at") is None or attempt.get("decode_seconds") is None:
             return None
         before = attempt["calibration_seconds"]
@@ -56,13 +56,13 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """All actors from the first trial's beginning to the last one's end."""
+    """All actors from the start of the first trial to the end of the last."""
 
     trials: int
     actors: int
     seconds: float
     parts: Mapping[str, float]  # seconds of all actors, by PARTS
-    gaps: tuple[float, ...]  # seconds between two trials of an actor, from end to beginning
+    gaps: tuple[float, ...]  # seconds between consecutive trials of an actor
     loads: int
     load_seconds: float  # of all loads
     warm_up_seconds: float
@@ -84,7 +84,7 @@ class Timeline:
 
 
 def timeline(trials: Iterable[Mapping[str, Any]]) -> Timeline | None:
-    """From each trial.json; None if no trial has ended."""
+    """From each trial.json; None if no trial is complete."""
     found = (Span.of(attempt) for facts in trials for attempt in facts["attempts"])
     spans = sorted((span for span in found if span is not None), key=lambda span: span.start)
     if not spans:

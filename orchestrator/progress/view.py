@@ -1,8 +1,8 @@
-"""Shows a sweep's progress: redrawn in place on a terminal, plain lines elsewhere, a table at the end. Knows no Ray.
+"""Shows a sweep's progress: redrawn in place on a terminal, plain lines elsewhere, a table at the end.
 
-with SweepView(quiet=False) as view:      # or any stream
-    view.update(progress)                 # as often as you like; drawing has its own pace
-    view.note("a sentence to keep")       # stays above the drawing
+with SweepView(quiet=False) as view:
+    view.update(progress)                 # any number of times; the view limits how often it redraws
+    view.note("a sentence to keep")       # stays above the live display
     view.finish(progress)                 # the table of all configurations
 """
 
@@ -20,14 +20,14 @@ from orchestrator.core.totals import Totals
 from orchestrator.progress.progress import Pace, Progress
 from orchestrator.progress.table import ASCII, Glyphs, Table, groups_of
 
-WIDTH = 80  # where nobody says how wide a line may be
-REDRAW = 0.25  # seconds
-TURN = 6.0  # seconds a part of a long table stays
-LINE = 15.0  # seconds between plain lines at first; later they come with each fiftieth of the time gone by
+DEFAULT_WIDTH = 80
+REDRAW_SECONDS = 0.25
+PAGE_SECONDS = 6.0  # for which a page of a long table is shown
+LINE_SECONDS = 15.0  # between plain lines at first; later a fiftieth of the elapsed time
 
 
 class SweepView:
-    """One sweep on one stream. Nothing is printed before the first update, and the cursor always comes back."""
+    """Displays one sweep on one stream. Nothing is printed before the first update; the cursor is always restored."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class SweepView:
     ) -> None:
         stream = sys.stdout if stream is None else stream
         self._terminal = stream.isatty()
-        self._console = Console(file=stream, highlight=False, width=None if self._terminal else WIDTH)
+        self._console = Console(file=stream, highlight=False, width=None if self._terminal else DEFAULT_WIDTH)
         self._glyphs = Glyphs() if _can_write(stream, Glyphs()) else ASCII
         self._quiet, self._clock, self._pace = quiet, clock, Pace()
-        self._drawn = self._terminal and not self._console.is_dumb_terminal and not quiet
+        self._live_display = self._terminal and not self._console.is_dumb_terminal and not quiet
         self._started = clock()
         self._last: float | None = None
         self._live: Live | None = None
@@ -53,16 +53,16 @@ class SweepView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop(keep=kind is not None)  # after an error the last drawing is all there is
+        self._stop(keep=kind is not None)  # after an error, keep the last display
 
     def update(self, progress: Progress) -> None:
         now = self._clock()
         self._pace.observe(now, progress.totals)
         if self._quiet:
             return
-        if self._drawn:
+        if self._live_display:
             self._draw(progress, now)
-        elif self._last is None or now - self._last >= max(LINE, (now - self._started) / 50):
+        elif self._last is None or now - self._last >= max(LINE_SECONDS, (now - self._started) / 50):
             self._last = now
             self._console.print(self.plain_line(progress), soft_wrap=True)
 
@@ -71,7 +71,7 @@ class SweepView:
             self._console.print(Text(sentence), soft_wrap=not self._terminal)
 
     def verdict(self, sentence: str) -> None:
-        """Wrapped, also in a file: it stands below a table."""
+        """Wrapped even in a file, like the table above it."""
         self._console.print(Text(sentence))
 
     def finish(self, progress: Progress) -> None:
@@ -84,13 +84,13 @@ class SweepView:
         self._console.print(last, soft_wrap=not self._terminal)
 
     def table(self, totals: Sequence[Totals]) -> None:
-        """All configurations, in place of the drawing."""
+        """Prints all configurations, in place of the live display."""
         self._stop(keep=False)
         for line in end_table(totals, width=self._width(totals), glyphs=self._glyphs):
             self._console.print(line, soft_wrap=True)
 
     def screen(self, progress: Progress, *, width: int, height: int) -> list[Text]:
-        """The drawing, fewer lines than `height`."""
+        """The live display, in fewer than `height` lines."""
         now = self._clock()
         table = Table(groups_of(progress.totals), width=width, glyphs=self._glyphs, bars=True)
         elapsed = duration(now - self._started)
@@ -104,7 +104,7 @@ class SweepView:
         if progress.running:
             below.append(Text("now: " + ", ".join(progress.running), style="dim"))
         room = height - 1 - 2 - len(below)
-        body = table.page(max(4, room), int((now - self._started) / TURN))
+        body = table.page(max(4, room), int((now - self._started) / PAGE_SECONDS))
         lines = [head, whole, *below, *([Text()] if len(body) < room else []), *body]
         for line in lines:
             line.truncate(width, overflow="ellipsis" if self._glyphs is not ASCII else "crop")
@@ -121,10 +121,10 @@ class SweepView:
         return f"{elapsed}  {counts}; {progress.finished:,}/{progress.trials:,} trials{failed}"
 
     def _draw(self, progress: Progress, now: float) -> None:
-        if self._last is not None and now - self._last < REDRAW:
+        if self._last is not None and now - self._last < REDRAW_SECONDS:
             return
         self._last = now
-        if self._console.size != self._size:  # lines drawn for another width cannot be found again: start afresh
+        if self._console.size != self._size:  # lines of another width cannot be overwritten
             self._stop(keep=False)
             self._size = self._console.size
             self._console.clear()
@@ -154,13 +154,13 @@ class SweepView:
         return text.append(f"   actors {progress.warm} of {progress.actors} warm")
 
     def _width(self, totals: Sequence[Totals]) -> int:
-        """A file's lines may be longer than 80 columns, if names are; a terminal's may not."""
+        """Lines in a file may exceed 80 columns if policy names are long."""
         longest = max((len(line.configuration.policy) for line in totals), default=0)
-        return self._console.width if self._terminal else max(WIDTH, longest + 70)
+        return self._console.width if self._terminal else max(DEFAULT_WIDTH, longest + 70)
 
 
 def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs) -> list[Text]:
-    """All configurations, with bars if documents are missing."""
+    """All configurations; with progress bars if documents are missing."""
     bars = any(line.documents < line.wanted for line in totals)
     return Table(groups_of(totals), width=width, glyphs=glyphs, bars=bars).all()
 
@@ -177,7 +177,7 @@ def duration(seconds: float) -> str:
 def _can_write(stream: TextIO, glyphs: Glyphs) -> bool:
     signs = glyphs.full + glyphs.empty + glyphs.plus_minus + glyphs.times + glyphs.none + glyphs.cut
     try:
-        signs.encode(stream.encoding or "utf-8")  # a stream without one keeps text
+        signs.encode(stream.encoding or "utf-8")  # a stream without an encoding keeps str
     except UnicodeEncodeError:
         return False
     return True
