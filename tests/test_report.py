@@ -67,7 +67,7 @@ def read_page(folder: Path) -> Page:
     return Page((folder / "report.html").read_text(encoding="utf-8"))
 
 
-def test_the_page_is_one_file_that_loads_nothing(reported: Path) -> None:
+def test_the_page_is_self_contained(reported: Path) -> None:
     page = read_page(reported)
     assert (reported / "report.html").stat().st_size < MAX_BYTES
     assert len(page.ids) == len(set(page.ids))
@@ -78,7 +78,7 @@ def test_the_page_is_one_file_that_loads_nothing(reported: Path) -> None:
     assert {str(link)[1:] for link in links if str(link).startswith("#")} <= set(page.ids)
 
 
-def test_the_policy_allows_exactly_the_style_and_script_that_are_there(reported: Path) -> None:
+def test_the_content_security_policy_allows_only_its_own_style_and_script(reported: Path) -> None:
     text = (reported / "report.html").read_text(encoding="utf-8")
     policy = next(str(a["content"]) for tag, a in Page(text).tags if "http-equiv" in a and tag == "meta")
     assert policy.startswith("default-src 'none';")
@@ -90,7 +90,7 @@ def test_the_policy_allows_exactly_the_style_and_script_that_are_there(reported:
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_what_a_model_wrote_is_text(reported: Path) -> None:
+def test_model_output_is_escaped(reported: Path) -> None:
     text = (reported / "report.html").read_text(encoding="utf-8")
     assert "&lt;script&gt;document.title" in text
     assert "<script>document.title" not in text
@@ -99,7 +99,7 @@ def test_what_a_model_wrote_is_text(reported: Path) -> None:
     assert "<script>document.title='broken'</script>" in read_page(reported).text
 
 
-def test_every_part_is_there(reported: Path) -> None:
+def test_the_page_has_every_part(reported: Path) -> None:
     page = read_page(reported)
     for part in (
         "verdict",
@@ -124,7 +124,7 @@ def test_every_part_is_there(reported: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "minerva_math", "mmlu"])
-def test_figures_are_files_too(reported: Path, task: str) -> None:
+def test_figures_are_written_as_files(reported: Path, task: str) -> None:
     names = {path.name for path in (reported / "figures").iterdir()}
     wanted = {f"{task}-tradeoff", f"{task}-grid", f"{task}-agreement"}
     wanted |= {f"{task}-spread"} if task != "mmlu" else set()
@@ -137,7 +137,7 @@ def test_figures_are_files_too(reported: Path, task: str) -> None:
         assert (reported / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_summaries_have_the_experiments_keys_and_more(reported: Path) -> None:
+def test_summaries_have_the_keys_of_the_original_experiment(reported: Path) -> None:
     paths = sorted((reported / "summaries").rglob("summary.json"))
     assert {str(path.parent.relative_to(reported / "summaries")) for path in paths} == {
         f"{task}/{policy}" for task in SMALL.documents for policy in NINE
@@ -155,7 +155,7 @@ def test_summaries_have_the_experiments_keys_and_more(reported: Path) -> None:
     assert "peak_memory_bytes" in summary
 
 
-def test_results_hold_the_experiments_tables(reported: Path) -> None:
+def test_results_have_the_tables_of_the_original_experiment(reported: Path) -> None:
     text = (reported / "results.md").read_text(encoding="utf-8")
     for title in (
         "## Complete results",
@@ -185,7 +185,7 @@ def test_the_same_rows_give_the_same_bytes(few: Path, tmp_path: Path) -> None:
     assert "report.html" in found[0]
 
 
-def test_other_values_than_declared_are_exploratory(few: Path, tmp_path: Path) -> None:
+def test_undeclared_criteria_make_verdicts_exploratory(few: Path, tmp_path: Path) -> None:
     write_report([few], out=tmp_path / "out", margin=3.0, figures=False)
     assert "exploratory" in read_page(tmp_path / "out").text
     results = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
@@ -203,7 +203,7 @@ def test_the_command_prints_the_verdicts_and_last_the_page(few: Path, capsys: py
     assert all(f"- {verdict}\n" in results for verdict in verdicts)
 
 
-def test_a_terminal_that_knows_only_ascii_is_told_too(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_print_on_an_ascii_terminal(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(terminal, encoding="ascii"))
     with pytest.raises(SystemExit) as ended:
@@ -212,7 +212,7 @@ def test_a_terminal_that_knows_only_ascii_is_told_too(few: Path, monkeypatch: py
     assert b"more than 1.20? the speed of k=1" in terminal.getvalue()
 
 
-def test_an_unfinished_sweep_says_what_is_missing(tmp_path: Path) -> None:
+def test_an_unfinished_sweep_lists_what_is_missing(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "part", replace(FEW, documents={"gsm8k": 60, "mmlu": 57}, trials=3))
     write_report([folder], figures=False)
     text = read_page(folder).text
@@ -221,14 +221,14 @@ def test_an_unfinished_sweep_says_what_is_missing(tmp_path: Path) -> None:
     assert "The sweep is not finished" in text
 
 
-def test_the_bundled_model_is_named_as_such(tmp_path: Path) -> None:
+def test_the_bundled_model_gets_a_notice(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "tiny", replace(FEW, model="tiny", data="bundled"))
     write_report([folder], figures=False)
     assert "The model is the small one bundled" in read_page(folder).text
     assert "The documents of gsm8k are bundled" in read_page(folder).text
 
 
-def test_a_failed_gate_has_its_paragraph(tmp_path: Path) -> None:
+def test_a_failed_gate_is_explained(tmp_path: Path) -> None:
     def none_replayed(policy: str, columns: dict[str, Any]) -> Any:
         return columns["replayed"] * 0 if policy.startswith("k2") else columns["replayed"]
 
@@ -239,7 +239,7 @@ def test_a_failed_gate_has_its_paragraph(tmp_path: Path) -> None:
     assert "checks failed (replay)" in text
 
 
-def test_runs_of_one_identity_are_merged(tmp_path: Path) -> None:
+def test_comparable_sweeps_are_merged(tmp_path: Path) -> None:
     one = write_sweep(tmp_path / "one", FEW)
     two = write_sweep(tmp_path / "two", replace(FEW, policies=("k1_first", "k3_middle")))
     page = write_report([one, two, one], figures=False).page
@@ -260,7 +260,7 @@ def test_a_trial_run_twice_becomes_a_repeat(tmp_path: Path) -> None:
     assert summary["counters"]["rows"] == 60
 
 
-def test_two_models_are_never_paired(tmp_path: Path) -> None:
+def test_two_models_get_separate_sections(tmp_path: Path) -> None:
     one = write_sweep(tmp_path / "one", FEW)
     two = write_sweep(tmp_path / "two", replace(FEW, model="simulated/other", depth=36))
     written = write_report([one, two], out=tmp_path / "out", figures=False)
@@ -277,14 +277,14 @@ def test_two_models_are_never_paired(tmp_path: Path) -> None:
     assert layers == [list(range(8, 20)), list(range(12, 24))]
 
 
-def test_settings_that_vary_are_told_apart(tmp_path: Path) -> None:
+def test_varying_settings_are_part_of_summary_names(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "two", replace(FEW, thresholds=(0.9, 0.95)))
     write_report([folder], figures=False)
     names = {path.parent.name for path in (folder / "summaries").rglob("summary.json")}
     assert names == {f"{policy}_t{value}" for policy in FEW.policies for value in ("0.9", "0.95")}
 
 
-def test_policies_stand_beside_decode_settings(tmp_path: Path) -> None:
+def test_policies_are_compared_with_decode_settings(tmp_path: Path) -> None:
     beyond = ("k1", "k2_middle", "mlp=2_middle", "trim=0.25_middle", "trim=0.25_middle.random", "stale=2")
     sim = Simulation(documents={"gsm8k": 60}, policies=beyond, thresholds=(0.95, 0.8), shard_size=30)
     folder = write_sweep(tmp_path / "beyond", sim)
@@ -301,7 +301,7 @@ def test_policies_stand_beside_decode_settings(tmp_path: Path) -> None:
         assert (folder / "figures" / f"gsm8k-pareto-{axis}.svg").stat().st_size > 10_000
 
 
-def test_the_fixed_grid_alone_gets_no_such_part(reported: Path) -> None:
+def test_the_fixed_grid_alone_is_not_compared_with_decode_settings(reported: Path) -> None:
     assert "Policies and decode settings" not in read_page(reported).text
     assert not list((reported / "figures").glob("*pareto*"))
 
@@ -387,11 +387,11 @@ def _bad_margin(folder: Path) -> list[str]:
         (_no_request, "has no sweep.json"),
         (_no_rows, "no rows yet"),
         (_no_old, "no summary.json"),
-        (_bad_margin, "a number above 0"),
+        (_bad_margin, "--margin must be a number"),
         (lambda _: [], "required"),
     ],
 )
-def test_what_no_report_can_be_made_of_is_one_sentence(
+def test_input_errors_are_one_sentence(
     make: Broken, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = make(tmp_path)
@@ -407,22 +407,22 @@ def test_what_no_report_can_be_made_of_is_one_sentence(
 
 
 def test_one_document_has_a_value_and_no_interval(tmp_path: Path) -> None:
-    """As after --limit 1: figures too, since a sweep ends with them."""
+    """As after --limit 1, with figures."""
     folder = write_sweep(tmp_path / "one", replace(FEW, documents={"gsm8k": 1, "mmlu": 1}))
     write_report([folder])
     assert "gsm8k is undecided" in (folder / "results.md").read_text(encoding="utf-8")
     assert (folder / "figures" / "gsm8k-tradeoff.png").exists()
 
 
-def test_whatever_lies_beside_trials_is_left_alone(few: Path) -> None:
+def test_other_files_among_the_trials_are_ignored(few: Path) -> None:
     (few / "trials" / "notes.txt").write_text("mine")
     (few / "trials" / "copy of a trial").mkdir()
     write_report([few], figures=False)
     assert COMPLETE in read_page(few).text
 
 
-def test_summaries_of_an_earlier_report_do_not_stay_beside_this_one(few: Path) -> None:
-    """Another limit, or a setting that varies now, is another folder: whoever reads them all must not find both."""
+def test_outdated_summaries_are_removed(few: Path) -> None:
+    """Another limit or another varying setting changes directory names; a configuration must not be found twice."""
     write_report([few], figures=False)
     written = few / "summaries" / "gsm8k" / "k2_middle" / "summary.json"
     outdated, foreign = (few / "summaries" / name / "k2_middle" / "summary.json" for name in ("gsm8k_limit_5", "mine"))
@@ -435,7 +435,7 @@ def test_summaries_of_an_earlier_report_do_not_stay_beside_this_one(few: Path) -
     assert not outdated.parent.parent.exists()
 
 
-def test_an_earlier_report_of_ours_is_not_blamed_for_the_experiments_faults(few: Path, tmp_path: Path) -> None:
+def test_our_own_earlier_report_has_fewer_caveats(few: Path, tmp_path: Path) -> None:
     write_report([few], out=tmp_path / "then", figures=False)
     write_report([few], compare=tmp_path / "then" / "summaries", figures=False)
     text = read_page(few).text
@@ -443,8 +443,8 @@ def test_an_earlier_report_of_ours_is_not_blamed_for_the_experiments_faults(few:
     assert "padding after the stop token" not in text
 
 
-def test_an_answer_that_cannot_be_read_is_said(few: Path) -> None:
-    """Statistics never read texts, so a page of them may be damaged without a figure being wrong."""
+def test_unreadable_answers_give_a_notice(few: Path) -> None:
+    """Statistics do not use the texts, so they are right even if texts are corrupted."""
     for path in (few / "trials").glob("*/rows.parquet"):
         chunk = pq.ParquetFile(path).metadata.row_group(0)
         column = next(c for c in map(chunk.column, range(chunk.num_columns)) if c.path_in_schema == "text")
@@ -456,7 +456,7 @@ def test_an_answer_that_cannot_be_read_is_said(few: Path) -> None:
     assert "the unreadable part is left out" in read_page(few).text
 
 
-def test_where_lengths_drift_documents_stand_beside_tokens(tmp_path: Path) -> None:
+def test_changed_lengths_add_the_speedup_per_document(tmp_path: Path) -> None:
     twice = {"tokens": lambda policy, columns: columns["tokens"] * (2 if policy.startswith("k2") else 1)}
     folder = write_sweep(tmp_path / "long", replace(FEW, changes=twice))
     write_report([folder], figures=False)
@@ -469,11 +469,11 @@ def test_where_lengths_drift_documents_stand_beside_tokens(tmp_path: Path) -> No
     ("value", "places", "shown"),
     [(0.04, 2, "+0.04"), (0.04, 1, "0.0"), (-0.04, 1, "0.0"), (-1.25, 2, "−1.25"), (0.0, 2, "0.00"), (12, 0, "+12")],
 )
-def test_a_sign_is_shown_but_for_nothing(value: float, places: int, shown: str) -> None:
+def test_signed_numbers(value: float, places: int, shown: str) -> None:
     assert signed(value, places) == shown
 
 
-def test_a_folder_that_cannot_be_written_to_is_said(few: Path, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_to(few: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(InputError, match="cannot write to"):
         write_report([few], out=tmp_path / "file" / "out", figures=False)
@@ -486,7 +486,7 @@ def test_first_difference() -> None:
     assert first_difference([], [1]) == 0
 
 
-def test_long_answers_are_cut_around_their_first_difference() -> None:
+def test_long_answers_are_shortened_around_their_first_difference() -> None:
     start, end = "same words " * 200, " and the end" * 200
     one, other = mark_difference(start + "apples" + end, start + "apricots" + end)
     assert (one.different, other.different) == ("apples", "apricots")
@@ -507,7 +507,7 @@ def test_long_answers_are_cut_around_their_first_difference() -> None:
         (" A", " B", ("A", "B")),
     ],
 )
-def test_the_word_in_which_answers_part_is_marked(one: str, other: str, parted: tuple[str, str]) -> None:
+def test_the_first_different_word_is_marked(one: str, other: str, parted: tuple[str, str]) -> None:
     left, right = mark_difference(one, other)
     assert (left.different, right.different) == parted
     assert left.same + left.different + left.rest == one

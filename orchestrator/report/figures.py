@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 
@@ -37,14 +36,6 @@ REPEAT_SUFFIX = re.compile(r"\.r[0-9]+$")
 MAX_GRIDS = 3  # sets of decode settings with a figure of k × layers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """All figures of a section, in reading order."""
-
-    by_task: Mapping[str, tuple[RenderedFigure, ...]] = field(default_factory=dict)
-    over_time: RenderedFigure | None = None  # None if nothing was generated: there is no speed
-
-
 def start_drawing(
     analysis: Analysis, startups: Mapping[str, ActorStartup], prefix: str, parallel: Map = sequential_map
 ) -> Iterator[list[RenderedFigure]]:
@@ -60,9 +51,12 @@ def start_drawing(
     return parallel(_draw, [*jobs, partial(_speed_over_time, list(_timelines(analysis, startups)), prefix)])
 
 
-def collect_figures(analysis: Analysis, drawn: Iterator[list[RenderedFigure]]) -> Figures:
+def collect_figures(
+    analysis: Analysis, drawn: Iterator[list[RenderedFigure]]
+) -> tuple[dict[str, tuple[RenderedFigure, ...]], RenderedFigure | None]:
+    """Figures by task in reading order, and speed over time (None if nothing was generated)."""
     by_task = {task.task: tuple(chain(*islice(drawn, len(TASK_FIGURES)))) for task in analysis.tasks}
-    return Figures(by_task=by_task, over_time=next(iter(next(drawn)), None))
+    return by_task, next(iter(next(drawn)), None)
 
 
 def _draw(job: Callable[[], Iterator[RenderedFigure]]) -> list[RenderedFigure]:

@@ -25,7 +25,7 @@ def results_markdown(sections: Sequence[Section]) -> str:
 
 
 def _section(section: Section) -> Iterator[str]:
-    for notice in section.notices:
+    for notice in section.notices():
         yield f"> {_escape(notice)}"
         yield ">"
     criteria = section.criteria
@@ -149,7 +149,7 @@ def _notes(section: Section) -> Iterator[str]:
     for labels in section.identical_by_construction:
         names = ", ".join(labels)
         yield f"- identical by construction: {names}; in output mode, a pass that replays runs no layer."
-    for sentence in section.missing:
+    for sentence in section.missing():
         yield f"- missing: {_escape(sentence)}"
     yield ""
 

@@ -13,6 +13,7 @@ from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fa
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
 from orchestrator.analysis.trial_facts import (
     CounterSums,
+    TrialProvenance,
     actor_startups,
     counter_sums,
     describe_code,
@@ -22,7 +23,7 @@ from orchestrator.analysis.trial_facts import (
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.drawing import RenderedFigure
 from orchestrator.report.examples import Examples, find_examples
-from orchestrator.report.figures import GENERATE, Figures, collect_figures, start_drawing
+from orchestrator.report.figures import GENERATE, collect_figures, start_drawing
 from orchestrator.report.parallel import Map, sequential_map
 from orchestrator.report.sweeps import SweepData
 from orchestrator.report.text import (
@@ -186,21 +187,9 @@ class Section:
     def gates(self) -> list[GateSummary]:
         return list(summarize_gates(self.analysis.gates))
 
-    @property
-    def missing(self) -> list[str]:
-        return list(_missing(self))
-
-    @property
-    def notices(self) -> list[str]:
-        return [*_notices(self), *self.data_notices]
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        return list(_facts(self))
-
-    @property
-    def provenance(self) -> list[tuple[str, str]]:
-        return list(_provenance(self))
+    @cached_property
+    def _trial_provenance(self) -> TrialProvenance:
+        return trial_provenance(self.trials)
 
     @property
     def identical_by_construction(self) -> list[list[str]]:
@@ -214,6 +203,87 @@ class Section:
                     labels = groups.setdefault(rule, [])
                     labels += [own.label] if own.label not in labels else []
         return [labels for labels in groups.values() if len(labels) > 1]
+
+    def notices(self) -> Iterator[str]:
+        """What a reader must know before the results."""
+        identity, tasks = self.request["identity"], self.request["tasks"]
+        source = str(self.request.get("model", {}).get("source", identity.get("model")))
+        if BUNDLED_MODEL in (source, identity.get("model")):
+            yield (
+                "The model is the small one bundled with this project, trained on arithmetic. Its results show that "
+                "the measurement works; they say nothing about other models."
+            )
+        bundled = [name for name, entry in tasks.items() if entry.get("source") == "bundled"]
+        if bundled:
+            names = ", ".join(bundled)
+            yield f"The documents of {names} are bundled with this project; they are not the public benchmark."
+        if self.criteria.exploratory:
+            yield "Margin or speed-up differ from the values declared before the run: all verdicts are exploratory."
+        failed = [gate.name for gate in self.gates if gate.state == FAILED]
+        if failed:
+            yield f"Validity checks failed ({', '.join(failed)}): there is no verdict on the affected rows."
+        if any(self.missing()):
+            yield "The sweep is not finished; the last section lists what is missing."
+        limit = self.request.get("settings", {}).get("limit")
+        if limit:
+            yield f"Only the first {counted(limit, 'document')} of each subject were requested (--limit {limit})."
+        yield from self.data_notices
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        request, identity = self.request, self.request["identity"]
+        parameters = request.get("model", {}).get("parameters")
+        counters = [view.counters for task in self.tasks for view in task.configurations]
+        yield "Model", f"{identity.get('model')}{f', {in_words(parameters)} parameters' if parameters else ''}"
+        yield "Depth", f"{identity.get('depth')} layers, subsets of {identity.get('subset_size')}"
+        yield "Precision", f"{identity.get('dtype')}, batch size {identity.get('batch_size')}"
+        yield "Tasks", ", ".join(view.task.task for view in self.tasks)
+        yield "Configurations", str(max(len(view.configurations) for view in self.tasks))
+        yield "Rows", whole(self.analysis.rows)
+        yield "Decoding time", duration(sum(one.sums["seconds"] for one in counters))
+        began, ended = min(one.began for one in counters), max(one.ended for one in counters)
+        yield "Run", f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC"
+
+    def provenance(self) -> Iterator[tuple[str, str]]:
+        request, identity = self.request, self.request["identity"]
+        found = self._trial_provenance
+        yield "sweep", ", ".join(self.analysis.sweeps)
+        yield "model", f"{identity.get('model')}, revision {identity.get('model_revision') or 'unknown'}"
+        for task, datasets in identity.get("datasets", {}).items():
+            entry = request["tasks"].get(task, {})
+            revisions = ", ".join(f"{name} at {revision}" for name, revision in datasets.items())
+            yield f"documents of {task}", f"{entry.get('source')}: {revisions}; {entry.get('fewshot', 0)}-shot"
+        yield "prompts", f"chat template {'on' if identity.get('chat_template') else 'off'}"
+        for view in self.tasks[:1]:
+            for result in view.task.configurations:
+                yield f"layers of {result.label}", layer_ranges(result.resolved.layers)
+        for device in found.devices:
+            facts = ", ".join(
+                f"{name} {size(float(value)) if name == 'memory' else value}" for name, value in device.facts
+            )
+            yield "device", f"{device.name} ({facts}); {', '.join(device.actors)}"
+        yield "code", "; ".join(found.codes) or "unknown"
+        for name, versions in found.packages:
+            yield name, ", ".join(versions)
+        for command in request.get("commands", ()):
+            arguments = " ".join(str(word) for word in command.get("argv", ()))
+            code = f", {describe_code(command['code'])}" if isinstance(command.get("code"), Mapping) else ""
+            yield "command", f"{arguments} ({command.get('at', '')}{code})"
+        yield "attempts", f"{whole(found.attempts)} for {whole(len(self.trials))} trials"
+
+    def missing(self) -> Iterator[str]:
+        present = [view.task.task for view in self.tasks]
+        for task in self.request["tasks"]:
+            if task not in present:
+                yield f"{task}: no rows yet."
+        for view in self.tasks:
+            for sentence in view.task.missing:
+                yield f"{view.task.task}: {sentence}"
+        unfinished = self._trial_provenance.unfinished
+        for trial in unfinished[:MAX_FAILED_TRIALS]:
+            reason = f": {trial.reason}" if trial.reason else ""
+            yield f"Trial {trial.name} is {trial.status}, not finished{reason}."
+        if len(unfinished) > MAX_FAILED_TRIALS:
+            yield f"{len(unfinished) - MAX_FAILED_TRIALS} more trials are not finished."
 
 
 def build_section(
@@ -232,7 +302,7 @@ def build_section(
     analysis = replace(analysis, tasks=tuple(tasks))
     drawing = start_drawing(analysis, actor_startups(data.trials), prefix, parallel) if figures else None
     examples = tuple(find_examples(data, analysis))  # while other processes draw
-    drawn = Figures() if drawing is None else collect_figures(analysis, drawing)
+    by_task, over_time = ({}, None) if drawing is None else collect_figures(analysis, drawing)
     counters, memory, model = counter_sums(data.rows), peak_memory(data.trials), data.request.get("model", {})
 
     views = []
@@ -248,94 +318,14 @@ def build_section(
             )
             for result in task.configurations
         )
-        views.append(TaskView(task=task, figures=drawn.by_task.get(task.task, ()), configurations=configurations))
+        views.append(TaskView(task=task, figures=by_task.get(task.task, ()), configurations=configurations))
     return Section(
         prefix=prefix,
         request=data.request,
         analysis=analysis,
         tasks=tuple(views),
-        speed_over_time=drawn.over_time,
+        speed_over_time=over_time,
         examples=examples,
         trials=data.trials,
         data_notices=(*data.reading_notices, *data.notices),
     )
-
-
-def _notices(section: Section) -> Iterator[str]:
-    identity, tasks = section.request["identity"], section.request["tasks"]
-    source = str(section.request.get("model", {}).get("source", identity.get("model")))
-    if BUNDLED_MODEL in (source, identity.get("model")):
-        yield (
-            "The model is the small one bundled with this project, trained on arithmetic. Its results show that the "
-            "measurement works; they say nothing about other models."
-        )
-    bundled = [name for name, entry in tasks.items() if entry.get("source") == "bundled"]
-    if bundled:
-        yield f"The documents of {', '.join(bundled)} are bundled with this project; they are not the public benchmark."
-    if section.criteria.exploratory:
-        yield "Margin or speed-up differ from the values declared before the run: all verdicts are exploratory."
-    failed = [gate.name for gate in section.gates if gate.state == FAILED]
-    if failed:
-        yield f"Validity checks failed ({', '.join(failed)}): there is no verdict on the affected rows."
-    if section.missing:
-        yield "The sweep is not finished; the last section lists what is missing."
-    limit = section.request.get("settings", {}).get("limit")
-    if limit:
-        yield f"Only the first {counted(limit, 'document')} of each subject were requested (--limit {limit})."
-
-
-def _facts(section: Section) -> Iterator[tuple[str, str]]:
-    request, identity = section.request, section.request["identity"]
-    parameters = request.get("model", {}).get("parameters")
-    counters = [view.counters for task in section.tasks for view in task.configurations]
-    yield "Model", f"{identity.get('model')}{f', {in_words(parameters)} parameters' if parameters else ''}"
-    yield "Depth", f"{identity.get('depth')} layers, subsets of {identity.get('subset_size')}"
-    yield "Precision", f"{identity.get('dtype')}, batch size {identity.get('batch_size')}"
-    yield "Tasks", ", ".join(view.task.task for view in section.tasks)
-    yield "Configurations", str(max(len(view.configurations) for view in section.tasks))
-    yield "Rows", whole(section.analysis.rows)
-    yield "Decoding time", duration(sum(one.sums["seconds"] for one in counters))
-    began, ended = min(one.began for one in counters), max(one.ended for one in counters)
-    yield "Run", f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC"
-
-
-def _provenance(section: Section) -> Iterator[tuple[str, str]]:
-    request, identity = section.request, section.request["identity"]
-    found = trial_provenance(section.trials)
-    yield "sweep", ", ".join(section.analysis.sweeps)
-    yield "model", f"{identity.get('model')}, revision {identity.get('model_revision') or 'unknown'}"
-    for task, datasets in identity.get("datasets", {}).items():
-        entry = request["tasks"].get(task, {})
-        revisions = ", ".join(f"{name} at {revision}" for name, revision in datasets.items())
-        yield f"documents of {task}", f"{entry.get('source')}: {revisions}; {entry.get('fewshot', 0)}-shot"
-    yield "prompts", f"chat template {'on' if identity.get('chat_template') else 'off'}"
-    for view in section.tasks[:1]:
-        for result in view.task.configurations:
-            yield f"layers of {result.label}", layer_ranges(result.resolved.layers)
-    for device in found.devices:
-        facts = ", ".join(f"{name} {size(float(value)) if name == 'memory' else value}" for name, value in device.facts)
-        yield "device", f"{device.name} ({facts}); {', '.join(device.actors)}"
-    yield "code", "; ".join(found.codes) or "unknown"
-    for name, versions in found.packages:
-        yield name, ", ".join(versions)
-    for command in request.get("commands", ()):
-        arguments = " ".join(str(word) for word in command.get("argv", ()))
-        code = f", {describe_code(command['code'])}" if isinstance(command.get("code"), Mapping) else ""
-        yield "command", f"{arguments} ({command.get('at', '')}{code})"
-    yield "attempts", f"{whole(found.attempts)} for {whole(len(section.trials))} trials"
-
-
-def _missing(section: Section) -> Iterator[str]:
-    present = [view.task.task for view in section.tasks]
-    for task in section.request["tasks"]:
-        if task not in present:
-            yield f"{task}: no rows yet."
-    for view in section.tasks:
-        for sentence in view.task.missing:
-            yield f"{view.task.task}: {sentence}"
-    unfinished = trial_provenance(section.trials).unfinished
-    for trial in unfinished[:MAX_FAILED_TRIALS]:
-        reason = f": {trial.reason}" if trial.reason else ""
-        yield f"Trial {trial.name} is {trial.status}, not finished{reason}."
-    if len(unfinished) > MAX_FAILED_TRIALS:
-        yield f"{len(unfinished) - MAX_FAILED_TRIALS} more trials are not finished."

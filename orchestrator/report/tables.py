@@ -92,12 +92,13 @@ def estimate_cell(
 def configuration_table(
     name: str, columns: Sequence[Column], view: TaskView, configurations: Iterable[ConfigurationView]
 ) -> Table:
+    """One row per configuration. Only the results table marks the Pareto front."""
     shown = [column for column in columns if column.shown is None or column.shown(view)]
     rows = [
         TableRow(
             cells=tuple(column.cell(row) for column in shown),
             baseline=row.result.resolved.is_baseline,
-            on_front=row.result.on_front,
+            on_front=row.result.on_front and columns is RESULT_COLUMNS,
         )
         for row in configurations
     ]
