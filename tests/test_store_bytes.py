@@ -1,4 +1,4 @@
-"""A small file of each format, cut at every byte, each byte changed: noticed or harmless, never a wrong row."""
+"""A small file of each format, truncated at every byte and with each byte changed: never a wrong row."""
 
 import io
 import os
@@ -31,7 +31,7 @@ FACTS = {"schema": 1, "trial": {"trial_id": "ab"}, "status": "finished", "rows":
 
 
 def masks(data: bytes, *, thorough: bool) -> Iterator[tuple[int, int]]:
-    """Every byte once, to be changed at random; or once for each of its bits."""
+    """Positions and masks: a random change of every byte, or every single bit."""
     chance = random.Random(0)
     for at in range(len(data)):
         for mask in [1 << bit for bit in range(8)] if thorough else [chance.randrange(1, 256)]:
@@ -44,7 +44,7 @@ def changes(data: bytes, *, thorough: bool) -> Iterator[tuple[int, bytes]]:
 
 
 def changed_files(path: Path, data: bytes, *, thorough: bool, share: float = 1) -> Iterator[int]:
-    """The same on disk: one file, changed in place."""
+    """The same for a file on disk, changed in place."""
     chance = random.Random(1)
     path.write_bytes(data)
     with path.open("r+b", buffering=0) as file:
@@ -55,17 +55,17 @@ def changed_files(path: Path, data: bytes, *, thorough: bool, share: float = 1) 
                 os.pwrite(file.fileno(), data[at : at + 1], at)
 
 
-def test_a_stream_is_plain_arrow() -> None:
+def test_a_segment_is_a_plain_arrow_stream() -> None:
     assert pa.ipc.open_stream(encode_segment(TABLE)).read_all().equals(TABLE)
 
 
-def test_a_whole_stream_is_believed() -> None:
+def test_an_intact_segment_is_read() -> None:
     segment = decode_segment(encode_segment(TABLE))
     assert segment.problem is None
     assert segment.rows.equals(TABLE)
 
 
-def test_a_stream_cut_anywhere_keeps_the_batches_before_the_cut() -> None:
+def test_a_truncated_segment_keeps_its_complete_batches() -> None:
     data = encode_segment(TABLE)
     ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(3)]
     for size in range(len(data)):
@@ -76,7 +76,7 @@ def test_a_stream_cut_anywhere_keeps_the_batches_before_the_cut() -> None:
         assert segment.torn == (size not in ends), size
 
 
-def check_changed_stream(thorough: bool) -> None:
+def check_changed_segment(thorough: bool) -> None:
     data = encode_segment(TABLE)
     ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(3)]
     for at, changed in changes(data, thorough=thorough):
@@ -86,17 +86,17 @@ def check_changed_stream(thorough: bool) -> None:
         assert segment.batches == BATCHES[:before], at
 
 
-def test_a_stream_with_a_changed_byte_is_believed_up_to_that_batch() -> None:
-    check_changed_stream(thorough=False)
+def test_a_segment_is_read_up_to_a_changed_byte() -> None:
+    check_changed_segment(thorough=False)
 
 
 @pytest.mark.slow
-def test_a_stream_with_any_bit_changed_is_believed_up_to_that_batch() -> None:
-    check_changed_stream(thorough=True)
+def test_a_segment_is_read_up_to_any_changed_bit() -> None:
+    check_changed_segment(thorough=True)
 
 
 @pytest.mark.parametrize("order", [(1,), (1, 0), (0, 0, 1), (0, 1, 1)])
-def test_batches_taken_out_moved_or_repeated_are_noticed(order: tuple[int, ...]) -> None:
+def test_removed_moved_or_repeated_batches_are_detected(order: tuple[int, ...]) -> None:
     data = encode_segment(TABLE)
     ends = [len(encode_segment(TABLE.slice(0, n))) for n in range(3)]
     moved = data[: ends[0]] + b"".join(data[ends[n] : ends[n + 1]] for n in order)
@@ -129,22 +129,22 @@ def test_a_table_is_plain_parquet_with_page_checksums() -> None:
 
 
 def check_changed_table(path: Path, thorough: bool) -> None:
-    """The copy of its columns is part of it."""
+    """Includes the Arrow copy of its columns."""
     for at in changed_files(path, encode_table(TABLE, ARROW_COPY.names), thorough=thorough):
         assert raises_corrupted(lambda: verify_table(path)), at
         assert read_arrow_copy(path, ARROW_COPY, ["doc_id", "tokens"]) is None, at
 
 
-def test_a_table_with_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_byte_in_a_table_is_detected(tmp_path: Path) -> None:
     check_changed_table(tmp_path / "rows.parquet", thorough=False)
 
 
 @pytest.mark.slow
-def test_a_table_with_any_bit_changed_is_noticed(tmp_path: Path) -> None:
+def test_any_changed_bit_in_a_table_is_detected(tmp_path: Path) -> None:
     check_changed_table(tmp_path / "rows.parquet", thorough=True)
 
 
-def test_a_table_cut_anywhere_is_noticed(tmp_path: Path) -> None:
+def test_a_truncated_table_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(encode_table(TABLE, ARROW_COPY.names))
     for size in reversed(range(path.stat().st_size)):
@@ -153,7 +153,7 @@ def test_a_table_cut_anywhere_is_noticed(tmp_path: Path) -> None:
         assert read_arrow_copy(path, ARROW_COPY, ["doc_id"]) is None, size
 
 
-def test_a_copy_holds_what_the_table_holds(tmp_path: Path) -> None:
+def test_the_arrow_copy_equals_the_table(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(encode_table(TABLE, ARROW_COPY.names))
     for columns in (["doc_id"], ["tokens", "doc_id"], ARROW_COPY.names):
@@ -165,7 +165,7 @@ def test_a_copy_holds_what_the_table_holds(tmp_path: Path) -> None:
     assert read_arrow_copy(path, ARROW_COPY, ["doc_id", "text"]) is None, "texts are long, and not copied"
 
 
-def test_where_there_is_no_copy_of_these_columns_none_is_read(tmp_path: Path) -> None:
+def test_columns_without_an_arrow_copy(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(encode_table(TABLE))
     assert read_arrow_copy(path, ARROW_COPY, ["doc_id"]) is None
@@ -178,7 +178,7 @@ def test_where_there_is_no_copy_of_these_columns_none_is_read(tmp_path: Path) ->
         read_arrow_copy(tmp_path / "absent", ARROW_COPY, ["doc_id"])
 
 
-def test_a_whole_table_is_believed(tmp_path: Path) -> None:
+def test_an_intact_table_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(encode_table(TABLE))
     verify_table(path)
@@ -186,8 +186,8 @@ def test_a_whole_table_is_believed(tmp_path: Path) -> None:
     assert read_table(path, ROWS, ["tokens", "doc_id"])[0].column_names == ["doc_id", "tokens"]
 
 
-def test_reading_a_changed_table_unverified_gives_a_table_or_damage_and_nothing_else(tmp_path: Path) -> None:
-    """Pages are protected by Parquet; headers and footer may lie, which is why reading verifies unless told not to."""
+def test_an_unverified_corrupted_table_gives_rows_or_an_error(tmp_path: Path) -> None:
+    """Parquet protects pages only; headers and footer are covered by the checksum of the whole file."""
     path = tmp_path / "rows.parquet"
     for at in changed_files(path, encode_table(TABLE), thorough=False, share=0.04):
         try:
@@ -198,12 +198,12 @@ def test_reading_a_changed_table_unverified_gives_a_table_or_damage_and_nothing_
 
 
 @pytest.mark.parametrize("size", range(len(encode_json(FACTS))))
-def test_an_object_cut_anywhere_is_noticed(size: int) -> None:
+def test_truncated_json_is_detected(size: int) -> None:
     with pytest.raises(CorruptedFile):
         decode_json(encode_json(FACTS)[:size])
 
 
-def test_an_object_with_any_bit_changed_is_noticed() -> None:
+def test_any_changed_bit_in_json_is_detected() -> None:
     data = encode_json(FACTS)
     assert decode_json(data) == FACTS
     for at, changed in changes(data, thorough=True):
@@ -211,7 +211,7 @@ def test_an_object_with_any_bit_changed_is_noticed() -> None:
         assert raises_corrupted(lambda changed=changed: decode_json(changed, checksum_required=False)), at
 
 
-def test_an_object_written_by_hand_is_read_where_that_is_allowed() -> None:
+def test_json_written_by_hand_is_read_if_no_checksum_is_required() -> None:
     assert decode_json(b'{"schema": 1}', checksum_required=False) == {"schema": 1}
     with pytest.raises(CorruptedFile, match="checksum"):
         decode_json(b'{"schema": 1}')

@@ -1,4 +1,4 @@
-"""Folders a sweep cannot use: one clear sentence, and nothing in them is touched."""
+"""Folders that a sweep cannot use are refused with one sentence and not changed."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ BAD = {
     "not a sweep's": (write("thesis.tex", b"x"), r"is not empty \(it holds thesis.tex\) and has no sweep.json"),
     "rows without a request": (write("trials/x", b""), r"is not empty \(it holds trials\) and has no sweep.json"),
     "newer": (write("sweep.json", b'{"schema": 99}'), "has schema 99, written by a newer version; .* up to 1"),
-    "newer, sealed in another way": (
+    "newer, with another checksum": (
         change("sweep.json", b'"schema": 1', b'"schema": 2'),
         r"has schema 2, written by a newer version \(or is corrupted: sweep.copy.json is a copy of it\); .* up to 1",
     ),
@@ -58,7 +58,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_folder_is_refused_and_not_touched(tmp_path: Path, case: str) -> None:
+def test_a_bad_folder_is_refused_and_not_changed(tmp_path: Path, case: str) -> None:
     make, sentence = BAD[case]
     make(tmp_path)
     before = contents(tmp_path)
@@ -75,28 +75,28 @@ def test_a_request_written_by_hand_is_read(tmp_path: Path) -> None:
     StoreWriter(tmp_path).close()
 
 
-def test_the_copy_of_the_request_can_take_its_place(tmp_path: Path) -> None:
+def test_sweep_copy_json_can_replace_sweep_json(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as writer:
         writer.write_request({"sweep": "mine"})
-    (tmp_path / "sweep.json").write_bytes(b"damaged")
+    (tmp_path / "sweep.json").write_bytes(b"corrupted")
     (tmp_path / "sweep.copy.json").replace(tmp_path / "sweep.json")
     assert Store(tmp_path).read_request() == {"schema": 1, "sweep": "mine"}
 
 
-def test_a_sweep_left_before_its_request_was_written_can_begin_again(tmp_path: Path) -> None:
+def test_a_sweep_abandoned_before_its_request_was_written_can_start_again(tmp_path: Path) -> None:
     StoreWriter(tmp_path / "new" / "deep").close()
     assert Store(tmp_path / "new" / "deep").read_request() is None
     StoreWriter(tmp_path / "new" / "deep").close()
 
 
-def test_a_file_in_the_folders_place(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for place in (tmp_path / "file", tmp_path / "file" / "deeper"):
         with pytest.raises(InputError, match="is a file; a sweep needs a folder"):
             StoreWriter(place)
 
 
-def test_a_reader_of_nothing_finds_nothing(tmp_path: Path) -> None:
+def test_reading_a_missing_folder(tmp_path: Path) -> None:
     reader = Store(tmp_path / "nowhere")
     assert reader.read_request() is None
     assert reader.trials() == {}

@@ -1,4 +1,4 @@
-"""One writer per folder: the living are not disturbed, the dead are replaced at once, and only by one."""
+"""One writer per folder: a live writer is respected, a dead one is replaced at once, by exactly one process."""
 
 import errno
 import json
@@ -51,13 +51,13 @@ def test_a_folder_is_free_again_after_release(tmp_path: Path) -> None:
     assert len(list((tmp_path / "lock").iterdir())) == 1
 
 
-def test_a_living_writer_is_named_and_left_alone_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
+def test_a_live_writer_is_named_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
     process = start_holder(tmp_path)
     refusal = rf"{re.escape(str(tmp_path))} is in use: process {process.pid} on .* has been writing to it since 20.*"
     with pytest.raises(FolderInUse, match=refusal + rf"stop it \(kill {process.pid}\)"):
         FolderLock.acquire(tmp_path)
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)  # stopped is not dead, however old its last sign of life
+    os.kill(process.pid, signal.SIGSTOP)  # stopped is not dead, however old its last heartbeat
     grow_old(tmp_path / "lock" / "000001.json", 3600)
     with pytest.raises(FolderInUse):
         StoreWriter(tmp_path)
@@ -66,12 +66,12 @@ def test_a_living_writer_is_named_and_left_alone_and_a_killed_one_is_replaced(tm
     FolderLock.acquire(tmp_path).release()
 
 
-def test_a_reused_process_number_does_not_keep_a_folder(tmp_path: Path) -> None:
+def test_a_reused_process_id_does_not_hold_the_lock(tmp_path: Path) -> None:
     leave_lock(tmp_path, start="1")
     FolderLock.acquire(tmp_path).release()
 
 
-def test_a_writer_elsewhere_lives_as_long_as_it_gives_signs_of_life(tmp_path: Path) -> None:
+def test_a_writer_on_another_machine_is_alive_while_it_sends_heartbeats(tmp_path: Path) -> None:
     path = leave_lock(tmp_path, machine="another", host="node7", pid=5)
     with pytest.raises(FolderInUse, match=r"process 5 on node7 .* last heartbeat was 0 s ago; wait .* 60 s"):
         FolderLock.acquire(tmp_path)
@@ -83,7 +83,7 @@ def test_a_writer_elsewhere_lives_as_long_as_it_gives_signs_of_life(tmp_path: Pa
     FolderLock.acquire(tmp_path).release()
 
 
-def test_signs_of_life_are_given(tmp_path: Path) -> None:
+def test_heartbeats_are_sent(tmp_path: Path) -> None:
     lock = FolderLock.acquire(tmp_path, stale_seconds=0.3)
     path = tmp_path / "lock" / "000001.json"
     grow_old(path, 100)
@@ -104,9 +104,7 @@ def test_an_unreadable_lock_file_counts_while_it_is_fresh(tmp_path: Path, conten
     FolderLock.acquire(tmp_path).release()
 
 
-def test_a_lock_that_a_full_disk_did_not_take_keeps_nobody_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_did_not_fit_on_the_disk_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -117,7 +115,7 @@ def test_a_lock_that_a_full_disk_did_not_take_keeps_nobody_away(
     FolderLock.acquire(tmp_path).release()
 
 
-def test_who_was_taken_for_dead_writes_no_more(tmp_path: Path) -> None:
+def test_a_writer_that_lost_its_lock_stops_writing(tmp_path: Path) -> None:
     writer = StoreWriter(tmp_path)
     writer.write_request({"sweep": "x"})
     attempt = writer.begin(spec(), {})
@@ -154,7 +152,7 @@ def race(folder: Path, racers: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("stale", [True, False])
-def test_of_many_that_take_over_at_once_one_succeeds(tmp_path: Path, stale: bool) -> None:
+def test_one_of_many_simultaneous_takeovers_succeeds(tmp_path: Path, stale: bool) -> None:
     """Round after round, each on the lock that the dead winner of the last one left, or on none."""
     for number in range(6):
         folder = tmp_path if stale else tmp_path / str(number)
@@ -162,7 +160,7 @@ def test_of_many_that_take_over_at_once_one_succeeds(tmp_path: Path, stale: bool
         assert sum(race(folder, 4)) == 1
 
 
-def test_threads_that_take_and_release_never_hold_together(tmp_path: Path) -> None:
+def test_threads_never_hold_the_lock_together(tmp_path: Path) -> None:
     inside = threading.Lock()
     taken, together = [], []
 
@@ -188,7 +186,7 @@ def test_threads_that_take_and_release_never_hold_together(tmp_path: Path) -> No
     assert len(taken) >= 5
 
 
-def test_a_slow_taker_that_wakes_up_late_steps_back(tmp_path: Path) -> None:
+def test_a_process_that_resumes_late_gives_up_its_number(tmp_path: Path) -> None:
     """It had decided on number 2; since then 2 came and went and 3 is held."""
     from orchestrator.store import lock as locks
 

@@ -1,4 +1,4 @@
-"""The store against a plain dict: appends, replays, power cuts, damage, continuing, extending, reading meanwhile."""
+"""The store against a plain dict: appends, replays, power cuts, corruption, continuing, extending, reading."""
 
 import random
 import shutil
@@ -138,8 +138,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rows)
     @rule(seed=st.integers(0, 1 << 30), whole=st.booleans(), calls=CALLS)
-    def damage(self, seed: int, whole: bool, calls: int | None) -> None:
-        """Bytes change while nobody looks. Only rows of that file may go, and the file is kept."""
+    def corrupt_a_file(self, seed: int, whole: bool, calls: int | None) -> None:
+        """Bytes change while no writer is open. Only rows of that file may go, and the file is kept."""
         chance = random.Random(seed)
         self.writer.close()
         path = chance.choice(sorted(path for path in (self.folder / "trials").glob("*/*")))
@@ -183,7 +183,7 @@ class StoreMachine(RuleBasedStateMachine):
 CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
-def test_the_store_is_a_dict() -> None:
+def test_the_store_behaves_like_a_dict() -> None:
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
@@ -193,7 +193,7 @@ def test_the_store_is_a_dict() -> None:
 
 
 @pytest.mark.slow
-def test_the_store_is_a_dict_for_long() -> None:
+def test_the_store_behaves_like_a_dict_for_long() -> None:
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(max_examples=300, stateful_step_count=30, deadline=None, suppress_health_check=CHECKS),

@@ -1,4 +1,4 @@
-"""What the store promises, one scenario each: order of steps, full disks, damaged files, late rows, readers."""
+"""The guarantees of the store, one scenario each: power cuts, full disks, corruption, late rows, concurrent readers."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ def marks(folder: Path) -> dict[str, int]:
     return {doc_id: mark for (_, doc_id), mark in found(Store(folder).rows()).items()}
 
 
-def test_rows_facts_and_documents_come_back(tmp_path: Path) -> None:
+def test_rows_trial_records_and_documents_are_read_back(tmp_path: Path) -> None:
     with new_sweep(tmp_path) as writer:
         documents = make_documents(DOCS)
         writer.write_documents("gsm8k", documents)
@@ -115,8 +115,8 @@ def test_rows_of_another_schema_or_trial_are_refused(tmp_path: Path) -> None:
         assert marks(tmp_path) == {}
 
 
-def tell_story(writer: StoreWriter, acknowledged: dict[str, int], mark: int) -> None:
-    """A trial is begun, filled, finished, extended and finished again; told again, it changes nothing."""
+def run_scenario(writer: StoreWriter, acknowledged: dict[str, int], mark: int) -> None:
+    """A trial is begun, filled, finished, extended and finished again; a second time it changes nothing."""
     writer.write_request({"sweep": "test"})
     for wanted in (DOCS[:2], DOCS):
         attempt = writer.begin(spec(), {})
@@ -127,8 +127,8 @@ def tell_story(writer: StoreWriter, acknowledged: dict[str, int], mark: int) -> 
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_the_power_may_go_at_every_call(tmp_path: Path, seed: int) -> None:
-    """At each primitive in turn, from the first folder to the last removal: nothing lost, and the story goes on."""
+def test_a_power_cut_at_every_call(tmp_path: Path, seed: int) -> None:
+    """At each primitive in turn: nothing is lost, and the scenario can continue."""
     for cut in range(1000):
         folder = tmp_path / str(cut)
         disk = CrashingDisk(tmp_path / f"scratch-{cut}", seed=seed * 1000 + cut)
@@ -137,7 +137,7 @@ def test_the_power_may_go_at_every_call(tmp_path: Path, seed: int) -> None:
         writer = None
         try:
             writer = StoreWriter(folder, disk=disk)
-            tell_story(writer, acknowledged, mark=1)
+            run_scenario(writer, acknowledged, mark=1)
             break
         except PowerCut:
             if writer is not None:
@@ -147,9 +147,9 @@ def test_the_power_may_go_at_every_call(tmp_path: Path, seed: int) -> None:
         assert acknowledged.items() <= left.items(), cut
         assert set(left.values()) <= {1}, cut
         with StoreWriter(folder, disk=disk) as again:
-            assert all(damage.torn for damage in again.corrupted.values()), cut
+            assert all(one.torn for one in again.corrupted.values()), cut
             assert marks(folder) == left, cut
-            tell_story(again, left, mark=2)
+            run_scenario(again, left, mark=2)
         assert marks(folder) == left, cut
         assert sorted(left) == DOCS
         assert sorted(path.name for path in (folder / "trials" / TRIAL).iterdir()) == ["rows.parquet", "trial.json"]
@@ -246,7 +246,7 @@ def change_byte(path: Path, at: float) -> bytes:
     return bytes(data)
 
 
-def damaged_sweep(folder: Path, name: str, at: float) -> bytes:
+def corrupted_sweep(folder: Path, name: str, at: float) -> bytes:
     """Trial aa is finished, trial bb runs; then a file of one changes."""
     with new_sweep(folder) as writer:
         fill(writer, DOCS, trial_id="aa")
@@ -255,13 +255,13 @@ def damaged_sweep(folder: Path, name: str, at: float) -> bytes:
     return change_byte(folder / name, at)
 
 
-def test_the_power_may_go_at_every_call_of_a_recovery(tmp_path: Path) -> None:
-    """Good rows of damaged files stay, and so do the damaged files, here or set aside."""
-    damaged_sweep(tmp_path / "model", "trials/aa/rows.parquet", 0.5)
+def test_a_power_cut_at_every_call_of_a_recovery(tmp_path: Path) -> None:
+    """Good rows of corrupted files are kept, and so are the corrupted files, in place or in quarantine."""
+    corrupted_sweep(tmp_path / "model", "trials/aa/rows.parquet", 0.5)
     change_byte(tmp_path / "model" / "trials/bb/rows-0.arrows", 0.6)
     change_byte(tmp_path / "model" / "trials/bb/trial.json", 0.5)
     names = ("trials/aa/rows.parquet", "trials/bb/rows-0.arrows", "trials/bb/trial.json")
-    damaged = {(tmp_path / "model" / name).read_bytes() for name in names}
+    corrupted = {(tmp_path / "model" / name).read_bytes() for name in names}
     left = {("bb", doc_id): 7 for doc_id in DOCS[:2]}
     for cut in range(1000):
         folder = tmp_path / str(cut)
@@ -278,7 +278,7 @@ def test_the_power_may_go_at_every_call_of_a_recovery(tmp_path: Path) -> None:
             assert found(writer.rows()) == left, cut
             assert set(writer.trials()) == {"aa", "bb"}
             assert writer.check() == []
-        assert damaged <= {path.read_bytes() for path in folder.rglob("*") if path.is_file()}, cut
+        assert corrupted <= {path.read_bytes() for path in folder.rglob("*") if path.is_file()}, cut
     assert cut > 20
 
 
@@ -294,10 +294,10 @@ CASES: list[tuple[str, float, list[str], list[str]]] = [  # file, where, what is
 
 
 @pytest.mark.parametrize(("name", "at", "of_aa", "of_bb"), CASES)
-def test_a_damaged_file_is_named_set_aside_and_only_its_rows_are_gone(
+def test_a_corrupted_file_is_named_quarantined_and_only_its_rows_are_lost(
     tmp_path: Path, name: str, at: float, of_aa: list[str], of_bb: list[str]
 ) -> None:
-    data = damaged_sweep(tmp_path, name, at)
+    data = corrupted_sweep(tmp_path, name, at)
     left = {("aa", doc_id): 7 for doc_id in of_aa} | {("bb", doc_id): 7 for doc_id in of_bb}
     reader = Store(tmp_path)
     assert found(reader.rows()) == left
@@ -319,7 +319,7 @@ def test_a_damaged_file_is_named_set_aside_and_only_its_rows_are_gone(
         assert found(Store(tmp_path).rows()) == again
 
 
-def test_a_rebuilt_trial_knows_its_attempts(tmp_path: Path) -> None:
+def test_a_rebuilt_trial_record_has_its_attempts(tmp_path: Path) -> None:
     with new_sweep(tmp_path) as writer:
         fill(writer, DOCS[:1])
         fill(writer, DOCS[1:2])
@@ -330,7 +330,7 @@ def test_a_rebuilt_trial_knows_its_attempts(tmp_path: Path) -> None:
         assert writer.begin(spec(), {}) == 4
 
 
-def test_a_missing_table_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_table_is_detected(tmp_path: Path) -> None:
     with new_sweep(tmp_path) as writer:
         fill(writer, DOCS)
         writer.finish(TRIAL, {}, DOCS)
@@ -338,11 +338,11 @@ def test_a_missing_table_is_noticed(tmp_path: Path) -> None:
     (sentence,) = Store(tmp_path).check()
     assert sentence.endswith("rows.parquet should have 4 rows according to trial.json, but has 0")
     with StoreWriter(tmp_path) as writer:
-        assert [damage.problem for damage in writer.corrupted.values()] == ["is missing"]
+        assert [one.problem for one in writer.corrupted.values()] == ["is missing"]
         assert writer.trials()[TRIAL]["status"] == "running"
 
 
-def test_rows_damaged_while_the_trial_runs_are_lost_aloud(tmp_path: Path) -> None:
+def test_rows_corrupted_while_the_trial_runs_are_reported_as_lost(tmp_path: Path) -> None:
     with new_sweep(tmp_path) as writer:
         fill(writer, DOCS)
         change_byte(tmp_path / "trials" / TRIAL / "rows-0.arrows", 0.6)
@@ -356,7 +356,7 @@ def test_rows_damaged_while_the_trial_runs_are_lost_aloud(tmp_path: Path) -> Non
         assert len(list(tmp_path.glob("quarantine/*/*"))) == 1
 
 
-def test_damaged_documents_are_set_aside_and_can_be_written_again(tmp_path: Path) -> None:
+def test_corrupted_documents_are_quarantined_and_can_be_written_again(tmp_path: Path) -> None:
     with new_sweep(tmp_path) as writer:
         writer.write_documents("gsm8k", make_documents(DOCS))
     change_byte(tmp_path / "documents" / "gsm8k.parquet", 0.5)
@@ -371,7 +371,7 @@ def test_damaged_documents_are_set_aside_and_can_be_written_again(tmp_path: Path
         assert len(writer.documents("gsm8k")) == 4
 
 
-def test_a_torn_end_is_no_damage_while_someone_writes(tmp_path: Path) -> None:
+def test_a_torn_end_is_not_corruption_while_a_writer_is_active(tmp_path: Path) -> None:
     with new_sweep(tmp_path) as writer:
         fill(writer, DOCS)
         path = tmp_path / "trials" / TRIAL / "rows-0.arrows"
@@ -382,11 +382,11 @@ def test_a_torn_end_is_no_damage_while_someone_writes(tmp_path: Path) -> None:
     (sentence,) = Store(tmp_path).check()
     assert sentence == f"{path} batch 4 is truncated"
     with StoreWriter(tmp_path) as writer:
-        assert [str(damage) for damage in writer.corrupted.values()] == [sentence]
+        assert [str(one) for one in writer.corrupted.values()] == [sentence]
         assert sorted(marks(tmp_path)) == DOCS
 
 
-def test_readers_see_every_row_while_trials_are_compacted(tmp_path: Path) -> None:
+def test_readers_see_every_row_while_trials_are_merged(tmp_path: Path) -> None:
     """Reads in a loop while another thread appends, finishes and extends."""
     problems: list[Any] = []
     acknowledged: dict[tuple[str, str], int] = {}
@@ -424,7 +424,7 @@ def test_threads_may_append_to_different_trials_at_once(tmp_path: Path) -> None:
 
 
 def test_rows_that_come_while_their_trial_is_finished_are_kept(tmp_path: Path) -> None:
-    """Two workers on one trial, the first thought dead: each row is written once, whoever finishes."""
+    """Two workers on one trial, the first thought dead: each row is written once, whichever finishes."""
     docs = [f"d{n}" for n in range(12)]
     with new_sweep(tmp_path) as writer:
         attempt = fill(writer, docs[:1])
