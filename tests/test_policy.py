@@ -108,9 +108,7 @@ def test_a_layer_outside_the_model_is_named() -> None:
         ReusePolicy.parse("k2_30-36").bind(36)
 
 
-@pytest.mark.parametrize(
-    "module", ["sampler.policy", "sampler.records", "sampler.errors", "sampler.config", "sampler.hub"]
-)
+@pytest.mark.parametrize("module", ["policy", "records", "errors", "config", "hub"])
 def test_modules_for_reading_results_do_not_import_torch(module: str) -> None:
     code = f"import sys, sampler.{module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
