@@ -246,7 +246,7 @@ def asked(*worlds: World, margin: float = 5.0, speedup: float = 1.2) -> dict[str
 
 
 def grid(rest: Truth, **named: Truth) -> dict[str, Truth]:
-    """The nine configurations: k=1 as it is, the others as told."""
+    """The nine configurations: k=1 as it is, the others as given."""
     return {name: Truth() if name.startswith("k1") else named.get(name, rest) for name in NINE}
 
 

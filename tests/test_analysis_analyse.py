@@ -55,7 +55,6 @@ def test_the_baseline_is_all_of_k1(found: Analysis) -> None:
     assert base.labels == ("k1_first", "k1_middle", "k1_last")
     assert base.noise_floor is not None
     assert 1 <= base.noise_floor.spread.value < base.noise_floor.spread.high < 1.03
-    assert all(speed.low < 1 < speed.high for speed in base.noise_floor.speeds)
 
 
 def test_it_is_all_json_and_the_same_each_time(found: Analysis) -> None:
@@ -94,7 +93,7 @@ def test_only_documents_of_both_sides_are_paired() -> None:
     analysis = run(world, table.filter(pa.array(~gone)))
     result = next(c for c in analysis.tasks[0].configurations if c.label == "k2_first")
     assert result.comparison is not None
-    assert (result.comparison.documents, result.comparison.unpaired) == (40, 20)
+    assert result.comparison.documents == 40
     assert result.documents == 45
     assert "k2_first has 45 of 60 documents." in analysis.tasks[0].missing
     assert {finding.gate for finding in analysis.failed} == {"every document once"}
@@ -116,7 +115,7 @@ def test_one_run_at_k1_gives_no_speed_verdict() -> None:
     assert "k=1 ran once, so the noise floor is unknown" in task.configurations[1].comparison.verdict.sentence
 
 
-def test_a_slow_twin_hides_any_speedup() -> None:
+def test_a_slow_replicate_hides_any_speedup() -> None:
     """The seeds' anomaly: one of three identical configurations at half the speed. Nothing may be confirmed then."""
     table = draw(WORLD)
     slow = np.where(np.array(table["policy"].to_pylist()) == "k1_first", 2.2, 1.0)
@@ -264,8 +263,8 @@ def test_several_tasks_are_kept_apart() -> None:
     ]
 
 
-def refused(table: pa.Table, said: str, **options: Any) -> None:
-    with pytest.raises(InputError, match=said):
+def refused(table: pa.Table, message: str, **options: Any) -> None:
+    with pytest.raises(InputError, match=message):
         run(WORLD, table, **options)
 
 

@@ -1,4 +1,4 @@
-"""The speed of a row's moment: samples before and after it, of its own actor, wherever its rows stand in the table."""
+"""Smoothed calibration: samples before and after a row, of its own actor, in any row order."""
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +27,10 @@ def test_calibrations_before_and_after_count_alike() -> None:
     )
     assert len(smoothed_calibration(table(rising[:1]))) == 1
     repeated = smoothed_calibration(table([value for value in rising for _ in range(3)]))
-    assert repeated == pytest.approx(np.repeat(found, 3)), "rows between two samples have the same moment"
+    assert repeated == pytest.approx(np.repeat(found, 3)), "rows between two samples have the same speed"
 
 
-def test_a_hiccup_that_hit_a_sample_is_not_the_speed_of_the_moment() -> None:
+def test_one_slow_sample_does_not_change_the_speed() -> None:
     rng = np.random.default_rng(0)
     sampled = np.exp(rng.normal(0, 0.05, 200)) / 100  # seconds for a token
     sampled[[50, 120]] *= 3

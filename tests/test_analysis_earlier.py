@@ -64,7 +64,7 @@ def test_percent_and_named_limits_are_understood() -> None:
 
 
 def test_k1_that_disagrees_is_called_out() -> None:
-    twins = [
+    replicates = [
         Summary(
             task="t",
             limit=None,
@@ -79,11 +79,11 @@ def test_k1_that_disagrees_is_called_out() -> None:
         )
         for name, accuracy in (("k1_first", 0.5), ("k1_last", 0.6))
     ]
-    assert "differ in accuracy" in compare_by_task(twins)[0].anomalies[0]
+    assert "differ in accuracy" in compare_by_task(replicates)[0].anomalies[0]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "text"),
     [
         ("[]", "JSON object"),
         ("{", "not valid JSON"),
@@ -99,9 +99,9 @@ def test_k1_that_disagrees_is_called_out() -> None:
         (f'{{"task": "a", "config": "k1", "accuracy": 1{"0" * 400}}}', "must be a number"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str, text: str) -> None:
     (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=text):
         read_summaries(tmp_path)
 
 

@@ -138,7 +138,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[pa.Table], pa.Table]]] = {
         lambda t: changed(t, "doc_hash", where(t, "k2_first", 1), "other"),
     ),
     "a cold start": ("cold start", "2.2 times slower per pass", _cold),
-    "a score that is no number": (
+    "a score that is NaN": (
         "metrics",
         "no finite score",
         lambda t: changed(
@@ -148,7 +148,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[pa.Table], pa.Table]]] = {
             '{"exact_match": NaN}',
         ),
     ),
-    "a metric that is no number beside a right answer": (
+    "a metric that is NaN next to a right answer": (
         "metrics",
         "no finite score",
         lambda t: changed(t, "metrics", where(t, "k2_first", 1), '{"exact_match": 1.0, "other": NaN}'),
@@ -160,17 +160,17 @@ BROKEN: dict[str, tuple[str, str, Callable[[pa.Table], pa.Table]]] = {
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_gate_fires_on_a_table_made_to_break_it(fault: str, clean: pa.Table) -> None:
-    gate, said, break_it = BROKEN[fault]
+    gate, text, break_it = BROKEN[fault]
     found = [finding for finding in check_gates(evidence(break_it(clean))) if not finding.ok]
     assert gate in {finding.gate for finding in found}
-    told = [finding for finding in found if finding.gate == gate and said in finding.sentence]
-    assert told, [finding.sentence for finding in found]
-    assert told[0].trials
-    assert set(told[0].trials) <= set(clean["trial_id"].to_pylist())
+    matching = [finding for finding in found if finding.gate == gate and text in finding.sentence]
+    assert matching, [finding.sentence for finding in found]
+    assert matching[0].trials
+    assert set(matching[0].trials) <= set(clean["trial_id"].to_pylist())
 
 
 @pytest.mark.parametrize(
-    ("first", "work", "said"),
+    ("first", "work", "text"),
     [
         (0.5, 1.0, None),  # output mode: half of the layers, so half of a pass's work and no start that was odd
         (0.34, 1.6, None),  # and with much that is no layer: dear by the layer, cheap by the pass
@@ -178,18 +178,16 @@ def test_a_gate_fires_on_a_table_made_to_break_it(fault: str, clean: pa.Table) -
         (0.9, 0.4, "2.5 times faster per pass"),
     ],
 )
-def test_a_policy_alone_is_measured_by_passes_and_by_layers(first: float, work: float, said: str | None) -> None:
+def test_a_policy_alone_is_measured_by_passes_and_by_layers(first: float, work: float, text: str | None) -> None:
     """An actor's first trial whose policy has no other: its peers leave out other layers."""
 
     def trial(label: str, layers: float, seconds: float, begins: bool) -> TrialAttempt:
         return TrialAttempt(
             trial_id=label,
-            attempt=0,
             task="gsm8k",
             label=label,
             settings=(0.95, 8, True),
             actor="worker-1",
-            device="cpu",
             started_at=0.0,
             documents=50,
             tokens=1000,
@@ -203,12 +201,12 @@ def test_a_policy_alone_is_measured_by_passes_and_by_layers(first: float, work: 
 
     trials = [trial("k2_last.output", first, work, True), *(trial(f"k1_{i}", 1.0, 1.0, False) for i in range(4))]
     found = list(cold_start(Evidence(table=None, tasks=(), timeline=trials, documents={}, request={})))
-    assert [said in finding.sentence for finding in found if said] == ([] if said is None else [True])
-    assert bool(found) == (said is not None)
+    assert [text in finding.sentence for finding in found if text] == ([] if text is None else [True])
+    assert bool(found) == (text is not None)
 
 
 def test_only_the_broken_gate_fires(clean: pa.Table) -> None:
-    """Faults that touch one thing are told by one gate."""
+    """Faults that touch one thing are reported by one gate."""
     for fault in ("a pass that did not replay", "another answer at k=1", "a cold start", "a missing document"):
         gate, _, break_it = BROKEN[fault]
         assert failures(check_gates(evidence(break_it(clean)))) == {gate}, fault
@@ -221,8 +219,8 @@ def test_disagreement_between_devices_is_none(clean: pa.Table) -> None:
     assert "agreement at k=1" not in failures(check_gates(evidence(table)))
 
 
-def test_disagreement_within_one_of_two_devices_is_told(clean: pa.Table) -> None:
-    """A cluster with two types of GPU: whoever ran on the second has to agree with those who did too."""
+def test_disagreement_within_one_of_two_devices_is_reported(clean: pa.Table) -> None:
+    """A cluster with two types of GPU: runs on the second must agree with each other."""
     table = changed(clean, "device", where(clean, "k1_middle") | where(clean, "k1_last"), "gpu")
     assert "agreement at k=1" not in failures(check_gates(evidence(table)))
     table = changed(table, "token_ids", where(table, "k1_middle", 9), [1, 2, 3])
@@ -290,12 +288,10 @@ def test_actors_on_one_gpu_at_a_time(second: dict[str, Any], holds: bool) -> Non
     timeline = [
         TrialAttempt(
             trial_id=f"t{number}",
-            attempt=0,
             task="gsm8k",
             label="k1",
             settings=(0.95, 8, True),
             actor=attempt["actor"],
-            device="A100",
             started_at=attempt["started_at"],
             documents=50,
             tokens=1000,

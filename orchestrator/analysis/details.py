@@ -21,7 +21,6 @@ class Histogram:
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
-    p10: float
     p50: float
     p90: float
     mean: float
@@ -36,12 +35,11 @@ def histograms(rows: TaskRuns, column: str) -> tuple[Histogram, ...]:
     result = []
     for number in range(len(rows.configurations)):
         own = values[rows.rows_of(rows.runs_of(number))]
-        p10, p50, p90 = (float(q) for q in np.quantile(own, [0.1, 0.5, 0.9]))
+        p50, p90 = (float(q) for q in np.quantile(own, [0.5, 0.9]))
         result.append(
             Histogram(
                 edges=tuple(float(edge) for edge in edges),
                 counts=tuple(int(count) for count in np.histogram(own, bins=edges)[0]),
-                p10=p10,
                 p50=p50,
                 p90=p90,
                 mean=float(own.mean()),

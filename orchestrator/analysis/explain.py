@@ -27,8 +27,6 @@ class Explanation:
     unexplained: float
     from_executions: float  # what layer executions alone would give: passes × layers
     from_positions: float  # what layer-positions alone would give
-    replayed_share: float  # of the denoising passes
-    denoising_share: float  # full and small passes among all passes; only these can replay
     overhead_share: float | None  # of a pass at k=1, fitted over this task's rows; None: could not be fitted
     sentence: str
 
@@ -80,8 +78,6 @@ def explain(
         unexplained=unexplained,
         from_executions=executions,
         from_positions=positions,
-        replayed_share=replayed,
-        denoising_share=denoising,
         overhead_share=overhead_share,
         sentence=f"{configuration.label} runs at {measured:.2f}× the speed of k=1{target}: "
         f"it computed {_change(1 / layers)} layers per pass ({replayed:.0%} of its denoising passes replayed some; "

@@ -66,12 +66,7 @@ def analyse(
     )
     _check_comparable(tasks, evidence)
     findings = check_gates(evidence)
-    results = [
-        TaskAnalysis(
-            rows=part, evidence=evidence, criteria=criteria, findings=findings, seed=seed, draws=draws
-        ).result()
-        for part in tasks
-    ]
+    results = [_TaskAnalysis.start(part, evidence, criteria, findings, seed, draws).result() for part in tasks]
     return Analysis(
         sweeps=tuple(str(name) for name in encode(rows["sweep"])[1]),
         rows=rows.num_rows,
@@ -123,7 +118,7 @@ def _criteria(declared: Criteria, margin: float | None, speedup: float | None) -
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TaskAnalysis:
+class _TaskAnalysis:
     """One task: which runs are compared with which baseline, and in which order random numbers are drawn."""
 
     rows: TaskRuns
@@ -132,25 +127,33 @@ class TaskAnalysis:
     findings: Sequence[Finding]
     seed: int
     draws: int
+    rng: np.random.Generator
+    bootstrap: TimeBootstrap
+    baselines: Mapping[Settings, BaselineRuns]
+
+    @classmethod
+    def start(
+        cls, rows: TaskRuns, evidence: Evidence, criteria: Criteria, findings: Sequence[Finding], seed: int, draws: int
+    ) -> "_TaskAnalysis":
+        rng = np.random.default_rng([seed, *rows.task.encode()])
+        bootstrap = bootstrap_times(rows, rng, draws)
+        runs = {one.settings: rows.baseline_runs(one.settings) for one in rows.configurations}
+        return cls(
+            rows=rows,
+            evidence=evidence,
+            criteria=criteria,
+            findings=findings,
+            seed=seed,
+            draws=draws,
+            rng=rng,
+            bootstrap=bootstrap,
+            baselines={key: measure_baseline(bootstrap, found) for key, found in runs.items() if len(found)},
+        )
 
     def result(self) -> TaskResult:
-        rows, rng = self.rows, np.random.default_rng([self.seed, *self.rows.task.encode()])
-        bootstrap = bootstrap_times(rows, rng, self.draws)
-        baselines = {
-            settings: measure_baseline(bootstrap, rows.baseline_runs(settings))
-            for settings in dict.fromkeys(c.settings for c in rows.configurations)
-            if len(rows.baseline_runs(settings))
-        }
-        compared = [
-            number
-            for number, configuration in enumerate(rows.configurations)
-            if not configuration.is_baseline
-            and configuration.settings in baselines
-            and self._paired(number, baselines[configuration.settings]).any()
-        ]
-        differences = self._differences(compared, baselines, rng)
-        comparisons = dict(self._comparisons(compared, baselines, differences, bootstrap))
-        results = self._configurations(bootstrap, comparisons, baselines)
+        rows = self.rows
+        comparisons = self._comparisons()
+        results = self._configurations(comparisons)
         verdicts = [(r.label, r.comparison.verdict) for r in results if r.comparison is not None]
         low, high = (100 * detectable(rows.documents, share) for share in TYPICAL_DISAGREEMENT)
         return TaskResult(
@@ -159,13 +162,13 @@ class TaskAnalysis:
             primary=str(self._entry.get("primary", "")),
             wanted=self.evidence.wanted_documents(rows),
             documents=rows.documents,
-            comparisons=len(compared),
+            comparisons=len(comparisons),
             detectable=(low, high),
-            baselines=tuple(self._baseline(bootstrap, baseline) for baseline in baselines.values()),
+            baselines=tuple(self._baseline(baseline) for baseline in self.baselines.values()),
             configurations=results,
             verdict=judge_task(rows.task, verdicts, self.criteria),
             agreement=answer_agreement(rows),
-            missing=tuple(self._missing(baselines)),
+            missing=tuple(self._missing()),
         )
 
     @property
@@ -183,55 +186,61 @@ class TaskAnalysis:
         stated = self._entry.get("kind")
         return str(stated) if stated else (GENERATE if self.rows.columns["tokens"].any() else LOGLIKELIHOOD)
 
-    def _paired(self, number: int, baseline: BaselineRuns) -> Array:
+    def _shared_documents(self, number: int) -> Array:
+        """Documents that a configuration and its baseline have."""
+        baseline = self.baselines[self.rows.configurations[number].settings]
         return self.rows.present(self.rows.runs_of(number)) & self.rows.present(baseline.runs)
 
-    def _differences(
-        self, compared: Sequence[int], baselines: Mapping[Settings, BaselineRuns], rng: np.random.Generator
-    ) -> list[PairedDifference]:
-        rows, found = self.rows, []
-        for number in compared:
-            baseline = baselines[rows.configurations[number].settings]
-            both = self._paired(number, baseline)
-            base, ours = rows.mean(baseline.runs, "score")[both], rows.mean(rows.runs_of(number), "score")[both]
-            strata = rows.strata[both]
-            found.append(paired_difference(base, ours, strata, rng=rng, comparisons=len(compared), draws=self.draws))
+    def _comparisons(self) -> dict[int, Comparison]:
+        """By configuration, for all but k=1 that share documents with a baseline."""
+        compared = [
+            number
+            for number, one in enumerate(self.rows.configurations)
+            if not one.is_baseline and one.settings in self.baselines and self._shared_documents(number).any()
+        ]
+        found = [self._difference(number, len(compared)) for number in compared]
         adjusted = holm([one.p_value for one in found])
-        return [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
+        differences = [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
+        overhead = fit_overhead_share(self.rows, depth_of(self._model))
+        levels = document_levels(self.rows, self.evidence.documents.get(self.rows.task))
+        return {
+            number: self._comparison(number, difference, len(compared), overhead, levels)
+            for number, difference in zip(compared, differences, strict=True)
+        }
 
-    def _comparisons(
+    def _difference(self, number: int, comparisons: int) -> PairedDifference:
+        rows, both = self.rows, self._shared_documents(number)
+        baseline = self.baselines[rows.configurations[number].settings]
+        base, ours = rows.mean(baseline.runs, "score")[both], rows.mean(rows.runs_of(number), "score")[both]
+        return paired_difference(base, ours, rows.strata[both], rng=self.rng, comparisons=comparisons, draws=self.draws)
+
+    def _comparison(
         self,
-        compared: Sequence[int],
-        baselines: Mapping[Settings, BaselineRuns],
-        differences: Sequence[PairedDifference],
-        bootstrap: TimeBootstrap,
-    ) -> Iterator[tuple[int, Comparison]]:
+        number: int,
+        difference: PairedDifference,
+        comparisons: int,
+        overhead: float | None,
+        levels: tuple[Array, Sequence[str]],
+    ) -> Comparison:
         rows, generates = self.rows, self.kind == GENERATE
-        overhead = fit_overhead_share(rows, depth_of(self._model))
-        level, levels = document_levels(rows, self.evidence.documents.get(rows.task))
-        for number, difference in zip(compared, differences, strict=True):
-            resolved, runs = rows.configurations[number], rows.runs_of(number)
-            baseline = baselines[resolved.settings]
-            found = speedup(bootstrap, baseline, runs, len(compared))
-            judged = found if generates else None
-            verdict = judge(
-                resolved.label, difference, judged, baseline.noise_floor, self.criteria, generates=generates
-            )
-            explanation = None
-            if judged is not None and judged.tokens is not None:
-                measured = judged.tokens.value
-                explanation = explain(rows, runs, baseline.runs, resolved, measured, self._model, overhead)
-            comparison = Comparison(
-                documents=difference.documents,
-                unpaired=int((rows.present(runs) ^ rows.present(baseline.runs)).sum()),
-                difference=difference,
-                speedup=found,
-                verdict=withhold(verdict, self._failed_gates(np.concatenate((runs, baseline.runs)))),
-                explanation=explanation,
-                regressions=find_regressions(rows, runs, baseline.runs),
-                breakdown=breakdown(rows, runs, baseline.runs, level, levels),
-            )
-            yield number, comparison
+        resolved, runs = rows.configurations[number], rows.runs_of(number)
+        baseline = self.baselines[resolved.settings]
+        found = speedup(self.bootstrap, baseline, runs, comparisons)
+        judged = found if generates else None
+        verdict = judge(resolved.label, difference, judged, baseline.noise_floor, self.criteria, generates=generates)
+        explanation = None
+        if judged is not None and judged.tokens is not None:
+            measured = judged.tokens.value
+            explanation = explain(rows, runs, baseline.runs, resolved, measured, self._model, overhead)
+        return Comparison(
+            documents=difference.documents,
+            difference=difference,
+            speedup=found,
+            verdict=withhold(verdict, self._failed_gates(np.concatenate((runs, baseline.runs)))),
+            explanation=explanation,
+            regressions=find_regressions(rows, runs, baseline.runs),
+            breakdown=breakdown(rows, runs, baseline.runs, *levels),
+        )
 
     def _failed_gates(self, runs: Array) -> list[str]:
         """Gates that withhold a verdict on these runs."""
@@ -239,21 +248,12 @@ class TaskAnalysis:
         failed = [f for f in self.findings if not f.ok and f.withholds_verdict]
         return list(dict.fromkeys(f.gate for f in failed if not f.trials or concerned & set(f.trials)))
 
-    def _configurations(
-        self,
-        bootstrap: TimeBootstrap,
-        comparisons: Mapping[int, Comparison],
-        baselines: Mapping[Settings, BaselineRuns],
-    ) -> tuple[ConfigurationResult, ...]:
-        rows = self.rows
-        reference = self._reference(baselines) if baselines and self.kind == GENERATE else None
+    def _configurations(self, comparisons: Mapping[int, Comparison]) -> tuple[ConfigurationResult, ...]:
+        rows, reference = self.rows, self._reference()
         steps, lengths = histograms(rows, "steps"), histograms(rows, "tokens")
         found = []
         for number, resolved in enumerate(rows.configurations):
             runs = rows.runs_of(number)
-            speed = None
-            if reference is not None:
-                speed = self._relative_speed(number, bootstrap, reference, baselines[reference.settings])
             found.append(
                 ConfigurationResult(
                     resolved=resolved,
@@ -262,68 +262,67 @@ class TaskAnalysis:
                     documents=int(rows.present(runs).sum()),
                     wanted=self.evidence.wanted_documents(rows),
                     accuracy=self._accuracy(runs),
-                    throughput=throughput(bootstrap, runs),
+                    throughput=throughput(self.bootstrap, runs),
                     steps=steps[number],
                     lengths=lengths[number],
                     comparison=comparisons.get(number),
-                    relative_speed=speed,
+                    relative_speed=None if reference is None else self._relative_speed(number, reference),
                     on_front=False,
                 )
             )
-        return self._ranked(_with_front(found), reference)
+        results = _with_front(found)
+        return tuple(results if reference is None else self._with_rankings(results, reference))
 
     def _accuracy(self, runs: Array) -> Estimate:
         scores = self.rows.mean(runs, "score")
         return accuracy_interval(scores[~np.isnan(scores)])
 
-    def _ranked(
-        self, results: Sequence[ConfigurationResult], reference: Configuration | None
-    ) -> tuple[ConfigurationResult, ...]:
-        if reference is None:
-            return tuple(results)
+    def _with_rankings(
+        self, results: Sequence[ConfigurationResult], reference: Configuration
+    ) -> Iterator[ConfigurationResult]:
         rng = np.random.default_rng([self.seed, 1, *self.rows.task.encode()])
         rankings = [
             rank(self.rows, number, reference, result.relative_speed, self._model, rng)
             for number, result in enumerate(results)
         ]
         rankings = with_beaten_by([result.accuracy.value for result in results], rankings)
-        return tuple(replace(result, ranking=one) for result, one in zip(results, rankings, strict=True))
+        return (replace(result, ranking=one) for result, one in zip(results, rankings, strict=True))
 
-    def _reference(self, baselines: Mapping[Settings, BaselineRuns]) -> Configuration:
-        """k=1 at the settings that were requested first, or that come first in the rows."""
+    def _reference(self) -> Configuration | None:
+        """k=1 at the settings requested first, or first in the rows; None if nothing is generated or k=1 is missing."""
+        if not self.baselines or self.kind != GENERATE:
+            return None
         requested = self.evidence.request.get("settings", {})
         first = {name: requested[name][0] for name in DECODE_SETTINGS if requested.get(name)}
         wanted = Configuration(policy="k1", **first).settings
-        chosen = wanted if wanted in baselines else next(iter(baselines))
-        return self._baseline_configuration(baselines[chosen])
+        chosen = wanted if wanted in self.baselines else next(iter(self.baselines))
+        return self._configuration_of(self.baselines[chosen])
 
-    def _baseline_configuration(self, baseline: BaselineRuns) -> Configuration:
+    def _configuration_of(self, baseline: BaselineRuns) -> Configuration:
         return self.rows.configurations[int(self.rows.owner[baseline.runs[0]])].configuration
 
-    def _relative_speed(
-        self, number: int, bootstrap: TimeBootstrap, reference: Configuration, baseline: BaselineRuns
-    ) -> Estimate | None:
+    def _relative_speed(self, number: int, reference: Configuration) -> Estimate | None:
         resolved = self.rows.configurations[number]
         if resolved.is_baseline and resolved.settings == reference.settings:
             return Estimate(value=1.0, low=1.0, high=1.0)
-        found = speedup(bootstrap, baseline, self.rows.runs_of(number))
+        found = speedup(self.bootstrap, self.baselines[reference.settings], self.rows.runs_of(number))
         return None if found is None else found.tokens
 
-    def _baseline(self, bootstrap: TimeBootstrap, baseline: BaselineRuns) -> Baseline:
+    def _baseline(self, baseline: BaselineRuns) -> Baseline:
         rows = self.rows
         return Baseline(
-            configuration=self._baseline_configuration(baseline),
+            configuration=self._configuration_of(baseline),
             labels=tuple(rows.run_label(int(run)) for run in baseline.runs),
             documents=int(rows.present(baseline.runs).sum()),
             accuracy=self._accuracy(baseline.runs),
-            throughput=throughput(bootstrap, baseline.runs),
+            throughput=throughput(self.bootstrap, baseline.runs),
             noise_floor=baseline.noise_floor,
         )
 
-    def _missing(self, baselines: Mapping[Settings, BaselineRuns]) -> Iterator[str]:
+    def _missing(self) -> Iterator[str]:
         rows, wanted = self.rows, self.evidence.wanted_documents(self.rows)
         for configuration in rows.configurations:
-            if not configuration.is_baseline and configuration.settings not in baselines:
+            if not configuration.is_baseline and configuration.settings not in self.baselines:
                 yield f"{configuration.label} has no run at k=1 with the same settings to compare with."
         for run in rows.all_runs:
             present = int((rows.cell[run] >= 0).sum())

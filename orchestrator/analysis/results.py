@@ -22,7 +22,6 @@ class Comparison:
     """A configuration against the pooled k=1 with its decode settings, on the documents both have."""
 
     documents: int
-    unpaired: int  # documents that only one side has
     difference: PairedDifference
     speedup: Speedup | None  # None if no times can be compared; not judged if nothing is generated
     verdict: Verdict

@@ -219,12 +219,10 @@ class TrialAttempt:
     """One attempt at a trial on one actor, as a point in time."""
 
     trial_id: str
-    attempt: int
     task: str
     label: str
     settings: Settings
     actor: str
-    device: str
     started_at: float  # seconds since 1970
     documents: int
     tokens: int
@@ -264,12 +262,10 @@ def _attempts(rows: TaskRuns, started: Array) -> Iterator[TrialAttempt]:
         tokens, wall = int(sums["tokens"][i]), float(sums["wall"][i])
         yield TrialAttempt(
             trial_id=str(names["trial_id"][columns["trial_id"][row]]),
-            attempt=int(columns["attempt"][row]),
             task=rows.task,
             label=rows.run_label(int(rows.run[row])),
             settings=rows.configurations[rows.owner[rows.run[row]]].settings,
             actor=str(names["actor"][columns["actor"][row]]),
-            device=str(names["device"][columns["device"][row]]),
             started_at=float(began[i]),
             documents=int(documents[i]),
             tokens=tokens,

@@ -84,14 +84,10 @@ class TrialNoise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseFloor:
-    """Calibrated speeds of the runs at k=1 relative to their pooled speed, on the documents that all of them have."""
+    """How far the calibrated speeds of the runs at k=1 differ, on the documents that all of them have."""
 
     labels: tuple[str, ...]
-    speeds: tuple[Estimate, ...]  # 1 is the pooled speed
-    raw: tuple[float, ...]  # tokens/s of the same runs, not calibrated
     spread: Estimate  # fastest ÷ slowest
-    documents: int
-    trial: TrialNoise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -253,10 +249,12 @@ def measure_baseline(bootstrap: TimeBootstrap, runs: Array) -> BaselineRuns:
     if len(runs) < 2 or not everywhere.any() or not (rows.columns["work"][rows.rows_of(runs)] > 0).all():
         return BaselineRuns(runs=runs, noise=noise, noise_floor=None)
     sums = bootstrap.sums(np.where(everywhere, rows.values(runs, "work"), 0.0))
-    with np.errstate(divide="ignore"):
-        draws = -np.log(sums)
-    draws = draws[np.isfinite(draws).all(axis=1)]  # with few documents a draw may hold none that all runs have
-    return BaselineRuns(runs=runs, noise=noise, noise_floor=_noise_floor(rows, runs, draws, noise, everywhere))
+    sums = sums[(sums > 0).all(axis=1)]  # with few documents a draw may hold none that all runs have
+    ratios = sums.max(axis=1) / sums.min(axis=1)
+    low, high = np.quantile(ratios[1:], [0.025, 0.975])
+    labels = tuple(rows.run_label(int(run)) for run in runs)
+    floor = NoiseFloor(labels=labels, spread=around(float(ratios[0]), float(low), float(high)))
+    return BaselineRuns(runs=runs, noise=noise, noise_floor=floor)
 
 
 def trial_noise(rows: TaskRuns, runs: Array, clusters: Array) -> TrialNoise:
@@ -290,27 +288,3 @@ def trial_noise(rows: TaskRuns, runs: Array, clusters: Array) -> TrialNoise:
 def trials_per_run(rows: TaskRuns, runs: Array) -> float:
     counts = [len(np.unique(rows.columns["trial_id"][rows.rows_of([run])])) for run in runs]
     return float(np.mean(counts))
-
-
-def _noise_floor(rows: TaskRuns, runs: Array, draws: Array, trial: TrialNoise, documents: Array) -> NoiseFloor:
-    """`draws` are bootstrap draws × runs of log calibrated speed; the first row is the estimate itself."""
-    centred = draws - draws.mean(axis=1, keepdims=True)
-    extra = trial.half_width(trials_per_run(rows, runs), float("inf"), CONFIDENCE) if len(runs) > 1 else 0.0
-    return NoiseFloor(
-        labels=tuple(rows.run_label(int(run)) for run in runs),
-        speeds=tuple(widen(_percentiles(column), extra).exp() for column in centred.T),
-        raw=tuple(_raw_speed(rows, int(run), documents) for run in runs),
-        spread=_percentiles(np.exp(centred.max(axis=1) - centred.min(axis=1))),
-        documents=int(documents.sum()),
-        trial=trial,
-    )
-
-
-def _percentiles(draws: Array) -> Estimate:
-    low, high = np.quantile(draws[1:], [0.025, 0.975])
-    return around(float(draws[0]), float(low), float(high))
-
-
-def _raw_speed(rows: TaskRuns, run: int, documents: Array) -> float:
-    tokens, wall = (rows.values([run], name)[0][documents].sum() for name in ("tokens", "wall"))
-    return float(tokens / wall) if wall > 0 else math.nan

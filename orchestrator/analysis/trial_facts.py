@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.core.configuration import CONFIGURATION_KEYS, Configuration
+from orchestrator.core.configuration import Configuration
+from orchestrator.core.totals import KEYS, TaskConfiguration
 
 TrialFiles = Mapping[str, Mapping[str, Any]]  # trial_id → content of trial.json
-TaskConfiguration = tuple[str, Configuration]
 
 COUNTERS = (
     "tokens",
@@ -40,9 +40,8 @@ class CounterSums:
 
 
 def counter_sums(rows: pa.Table) -> dict[TaskConfiguration, CounterSums]:
-    keys = ["task", *CONFIGURATION_KEYS]
     wanted = [*((name, "sum") for name in COUNTERS), ("started_at", "min"), ("started_at", "max"), ([], "count_all")]
-    grouped = rows.select([*keys, *COUNTERS, "started_at"]).group_by(keys).aggregate(wanted)
+    grouped = rows.select([*KEYS, *COUNTERS, "started_at"]).group_by(list(KEYS)).aggregate(wanted)
     return {
         (row["task"], Configuration.from_mapping(row)): CounterSums(
             rows=row["count_all"],
