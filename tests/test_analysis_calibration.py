@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from orchestrator.analysis.columns import SAMPLES_PER_CALIBRATION, SMOOTHING_REACH, smoothed_calibration
-from orchestrator.running.worker import PARTS
+from orchestrator.running.worker import CALIBRATION_PARTS
 
 
 def table(calibrations: list[float], actor: str = "worker-1", sweep: str = "s") -> pa.Table:
@@ -34,7 +34,7 @@ def test_one_slow_sample_does_not_change_the_speed() -> None:
     rng = np.random.default_rng(0)
     sampled = np.exp(rng.normal(0, 0.05, 200)) / 100  # seconds for a token
     sampled[[50, 120]] *= 3
-    rolling = [1 / sampled[max(0, place - PARTS) : place].mean() for place in range(1, 201)]
+    rolling = [1 / sampled[max(0, place - CALIBRATION_PARTS) : place].mean() for place in range(1, 201)]
     assert max(abs(np.log(np.array(rolling) / 100))) > 0.3
     assert np.abs(np.log(smoothed_calibration(table(rolling)) / 100)).max() < 0.08
 
@@ -51,7 +51,9 @@ def test_actors_and_sweeps_are_apart_and_the_order_of_rows_does_not_matter() -> 
 def test_a_machine_that_changes_within_seconds_is_followed_from_both_sides() -> None:
     """A lagging mean sees a slow spell too late and for too long; the centred one has its middle where it was."""
     true = np.where((np.arange(60) >= 20) & (np.arange(60) < 40), 50.0, 100.0)
-    lagging = [float(np.mean(true[max(0, place - PARTS) : place] if place else true[:1])) for place in range(60)]
+    lagging = [
+        float(np.mean(true[max(0, place - CALIBRATION_PARTS) : place] if place else true[:1])) for place in range(60)
+    ]
     lagging = [value + 1e-9 * place for place, value in enumerate(lagging)]  # no two samples are alike
     off = np.abs(np.log(smoothed_calibration(table(lagging)) / true))
     assert off.sum() < 0.8 * np.abs(np.log(np.array(lagging) / true)).sum()
@@ -62,4 +64,4 @@ def test_what_has_no_calibration_has_no_speed() -> None:
 
 
 def test_as_many_samples_as_the_worker_takes() -> None:
-    assert SAMPLES_PER_CALIBRATION == PARTS
+    assert SAMPLES_PER_CALIBRATION == CALIBRATION_PARTS

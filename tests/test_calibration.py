@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.running.worker import PARTS, REST, Calibrator
+from orchestrator.running.worker import CALIBRATION_PARTS, MIN_REST_FACTOR, Calibrator
 
 
 class Machine:
@@ -21,9 +21,9 @@ def test_the_first_trial_waits_for_all_samples_the_next_for_one() -> None:
     machine = Machine()
     calibrator = Calibrator(machine.decode, clock=lambda: machine.now)
     first, second = calibrator.before_trial(), calibrator.before_trial()
-    assert (first.seconds, second.seconds) == (PARTS, 1)
+    assert (first.seconds, second.seconds) == (CALIBRATION_PARTS, 1)
     assert first.speed == second.speed == 25, "each part counts as often as the others, wherever the last sample stood"
-    assert machine.parts == [*range(PARTS), 0]
+    assert machine.parts == [*range(CALIBRATION_PARTS), 0]
 
 
 def test_a_machine_that_slows_down_is_followed() -> None:
@@ -31,15 +31,15 @@ def test_a_machine_that_slows_down_is_followed() -> None:
     calibrator = Calibrator(machine.decode, clock=lambda: machine.now)
     calibrator.before_trial()
     machine.slowness = 2.0
-    speeds = [calibrator.before_trial().speed for _ in range(PARTS)]
+    speeds = [calibrator.before_trial().speed for _ in range(CALIBRATION_PARTS)]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[-1] == 12.5
 
 
-@pytest.mark.parametrize(("apart", "samples"), [(0.0, 100 // (REST + 1)), (30.0, 3), (200.0, 0)])
+@pytest.mark.parametrize(("apart", "samples"), [(0.0, 100 // (MIN_REST_FACTOR + 1)), (30.0, 3), (200.0, 0)])
 def test_samples_within_a_trial_rest_in_between_and_are_accounted_for(apart: float, samples: int) -> None:
     machine = Machine()
-    calibrator = Calibrator(machine.decode, apart=apart, clock=lambda: machine.now)
+    calibrator = Calibrator(machine.decode, min_interval=apart, clock=lambda: machine.now)
     calibrator.before_trial()
     decoded = []
 
@@ -51,9 +51,9 @@ def test_samples_within_a_trial_rest_in_between_and_are_accounted_for(apart: flo
     for result in calibrator.during(results()):  # type: ignore[arg-type]
         decoded.append(result)
     assert decoded == list(range(100))
-    assert calibrator.within == len(machine.parts) - PARTS == samples
+    assert calibrator.seconds_within_trial == len(machine.parts) - CALIBRATION_PARTS == samples
     calibrator.before_trial()
-    assert calibrator.within == 0
+    assert calibrator.seconds_within_trial == 0
 
 
 def test_a_trial_without_calibration_has_none_within() -> None:

@@ -15,8 +15,8 @@ from test_tasks_sources import gsm8k_folder, write_dataset
 
 from orchestrator.core import hardware
 from orchestrator.planning.checks import folder_revision
-from orchestrator.running.rows import Account
-from orchestrator.running.worker import Worker, find_planned_model, reports_out_of_memory, wait_for_memory
+from orchestrator.running.rows import TrialTotals
+from orchestrator.running.worker import Worker, explain_out_of_memory, find_planned_model, wait_for_memory
 from orchestrator.store.schema import ROWS
 from sampler import DecodeSettings, InputError, ReusePolicy
 from tasks.documents import TaskOptions
@@ -128,10 +128,10 @@ def test_scored_tasks_calibrate_by_decoding_too(root: Path) -> None:
     assert [len(row["scores"]) for row in rows] == [4, 4]
     assert [row["finish"] for row in rows] == [None, None]
     assert all(row["batch_seconds"] > 0 for row in rows)
-    account = Account()
+    totals = TrialTotals()
     for batch in worker.run(trial("k1", "mmlu_anatomy"), ["mmlu_anatomy/0"], context()):
-        account.add(batch)
-    assert (account.documents, account.tokens, account.totals["tokens_per_s"]) == (1, 0, 0.0)
+        totals.add(batch)
+    assert (totals.documents, totals.tokens, totals.metrics["tokens_per_s"]) == (1, 0, 0.0)
 
 
 def test_facts_are_plain_and_complete(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +200,10 @@ def test_a_gpu_that_is_too_small_is_named_with_its_memory() -> None:
     """Without a GPU: torch raises the same error by hand."""
     with (
         pytest.raises(InputError, match=r"GPU on this node is too small: .* need about 15 GiB and 3 GiB were free"),
-        reports_out_of_memory(15 * 2**30, 3 * 2**30),
+        explain_out_of_memory(15 * 2**30, 3 * 2**30),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-    with pytest.raises(RuntimeError, match="another"), reports_out_of_memory(1, 1):
+    with pytest.raises(RuntimeError, match="another"), explain_out_of_memory(1, 1):
         raise RuntimeError("another")
 
 

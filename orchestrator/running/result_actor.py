@@ -1,7 +1,7 @@
 """The result actor: stores record batches, acknowledges them once they are on disk, and keeps the running totals.
 
-It is the only writer of rows. It can be restarted at any moment: acknowledged rows are in the folder, a repeated call
-adds nothing, and what it knows of workers is only used to judge failures.
+It is the only writer of rows. Ray may restart it at any moment: acknowledged rows are on disk, a repeated call adds
+nothing, and its knowledge of workers is only used to find out why they failed.
 """
 
 import re
@@ -23,51 +23,51 @@ from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.store import StoreError, StoreWriter
 from sampler.errors import InputError
 
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 60.0
 KILLED_IN_SETUP = "its process died while it was being set up (killed, perhaps for lack of memory)"
-WORKER = re.compile(r"worker-([0-9]+)")
+WORKER_NAME = re.compile(r"worker-([0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """A trial and those of its documents that have no row yet."""
+    """A trial and its documents without a row. Created by the result actor, read by the worker that runs the trial."""
 
     trial: Trial
     missing: tuple[str, ...]
-    pause: float = 0.0  # seconds to wait first
+    pause: float = 0.0  # seconds to wait before starting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFailure:
-    """What the result actor knows of the worker that a failed trial had."""
+    """What is known about the worker of a failed trial. Created by the result actor, read by the driver."""
 
     was_known: bool  # the worker had registered, or was given the trial
-    setup: FailedSetup | None  # None: it had been set up
+    setup: FailedSetup | None  # None: its set-up had succeeded
     counts: WorkerCounts
 
 
 class Results:
-    """One sweep's folder, open for writing. Methods may be called from several threads."""
+    """Writes one sweep's directory. Methods may be called from several threads."""
 
     def __init__(self, plan: RunPlan, *, actors: int, metrics: bool = False) -> None:
         self._plan, self._actors = plan, actors
         self._trials = {trial.trial_id: trial for trial in plan.trials}
         self._by_key = {trial.key: trial for trial in plan.trials}
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._metrics = SweepMetrics(plan.sweep) if metrics else None
         self._failed: set[str] = set()
         self._running: set[str] = set()
         self._warm: set[str] = set()
-        self._setups: dict[str, FailedSetup] = {}  # by worker: how its set-up failed, or will have if it dies in it
+        self._setups: dict[str, FailedSetup] = {}  # by worker: why its set-up failed, or would have if it dies now
         self._worker_of: dict[TrialKey, str] = {}
         self._set_up: Counter[str] = Counter()  # successful set-ups, by node id
-        self._made: Counter[TrialKey] = Counter()  # workers made for a trial, in this run
-        self._assigned: Counter[TrialKey] = Counter()  # how often a trial was given to a worker, in this run
-        self._waited: dict[str, TrialKey] = {}  # workers that waited before they loaded, and the trial because of which
+        self._started: Counter[TrialKey] = Counter()  # workers started for a trial, in this run
+        self._assigned: Counter[TrialKey] = Counter()  # how often a trial was assigned, in this run
+        self._waited: dict[str, TrialKey] = {}  # by worker: the trial for which it waited before loading
         self._first_worker, self._problem = 1, ""
         try:
             self._open()
-        except (InputError, StoreError) as problem:  # a full disk, say: whoever calls is told, instead of Ray's trace
+        except (InputError, StoreError) as problem:  # such as a full disk: raised by each call, without Ray's trace
             self._problem = str(problem)
 
     def _open(self) -> None:
@@ -86,96 +86,95 @@ class Results:
         return self._writer
 
     def first_worker(self) -> int:
-        """The lowest number for a worker's name that no worker of this sweep has used."""
+        """The number for the next worker's name: no worker of this sweep has used it, or a higher one."""
         return self._first_worker
 
     def register(self, key: TrialKey, worker: str, node: Node) -> float:
-        """Notes a worker that is about to load for a trial, and returns the seconds it should wait first.
+        """Records a worker that is about to load, and returns how many seconds it should wait first.
 
-        If an earlier attempt at the trial failed, trying again at once may fail again.
+        After a failed attempt at its trial an immediate second one would probably fail too.
         """
-        with self._guard:
+        with self._lock:
             self._first_worker = max(self._first_worker, 1 + _number(worker))
             self._setups[worker] = FailedSetup(node=node, reason=KILLED_IN_SETUP)
             self._worker_of[key] = worker
-            pause = _pause(max(self._made[key], self._assigned[key]))
-            self._made[key] += 1
+            pause = _pause(max(self._started[key], self._assigned[key]))
+            self._started[key] += 1
             if pause:
                 self._waited[worker] = key
             return pause
 
     def ready(self, worker: str) -> None:
-        with self._guard:
+        with self._lock:
             self._warm.add(worker)
             if (setup := self._setups.pop(worker, None)) is not None:
                 self._set_up[setup.node.node_id] += 1
 
     def setup_failed(self, worker: str, failure: FailedSetup) -> None:
-        with self._guard:
+        with self._lock:
             self._setups[worker] = failure
 
     def worker_failed(self, key: TrialKey) -> WorkerFailure:
-        """Forgets the worker that a failed trial had, and returns what is known of it."""
-        with self._guard:
+        """Removes the worker of a failed trial, and returns what is known about it."""
+        with self._lock:
             worker = self._worker_of.pop(key, "")
             self._warm.discard(worker)
             counts = WorkerCounts(alive=len(self._warm), set_up=dict(self._set_up))
             return WorkerFailure(was_known=bool(worker), setup=self._setups.pop(worker, None), counts=counts)
 
     def assign(self, key: TrialKey, worker: str) -> Assignment:
-        """What is left to do of a trial, and how long to wait if an earlier attempt failed."""
+        """The missing documents of a trial, and a pause if an earlier attempt failed."""
         trial = self._by_key[key]
         done = self._store.completed_documents(trial.trial_id)
-        with self._guard:
+        with self._lock:
             self._worker_of[key] = worker
-            self._warm.add(worker)  # already there, unless this actor was restarted since
+            self._warm.add(worker)  # needed only if this actor was restarted since
             pause = 0.0 if self._waited.pop(worker, None) == key else _pause(self._assigned[key])
             self._assigned[key] += 1
         missing = tuple(d for d in self._plan.wanted.of(trial) if d not in done)
         return Assignment(trial=trial, missing=missing, pause=pause)
 
     def begin(self, trial_id: str, facts: Mapping[str, Any]) -> int:
-        """The number of the attempt."""
+        """Starts an attempt and returns its number."""
         attempt = self._store.begin(self._trials[trial_id].as_dict(), facts)
-        with self._guard:
+        with self._lock:
             self._running.add(trial_id)
         return attempt
 
     def append(self, trial_id: str, attempt: int, batch: pa.RecordBatch) -> int:
-        """How many rows were new; all of them are on disk."""
+        """Writes the rows to disk and returns how many were new."""
         new = self._store.append(trial_id, attempt, batch)
         if len(new):
-            with self._guard:
+            with self._lock:
                 self._totals.add_rows(new)
         return len(new)
 
     def finish(self, trial_id: str, facts: Mapping[str, Any]) -> None:
         sums = trial_sums(self._store.rows([trial_id], COLUMNS, verify=False))
-        summed = {**facts, "tally": sums.as_json()}
-        self._store.finish(trial_id, summed, self._plan.wanted.of(self._trials[trial_id]))
-        self._ended(trial_id, self._finished)
+        self._store.finish(trial_id, {**facts, "tally": sums.as_json()}, self._plan.wanted.of(self._trials[trial_id]))
+        self._end(trial_id, self._finished)
 
     def fail(self, trial_id: str, reason: str) -> None:
-        """Marks a trial as failed, also one that no worker lived long enough to begin."""
+        """Marks a trial as failed, even if no worker lived long enough to begin it."""
         if self._store.trial(trial_id) is None:
             self._store.begin(self._trials[trial_id].as_dict(), {})
         self._store.fail(trial_id, reason)
-        self._ended(trial_id, self._failed)
+        self._end(trial_id, self._failed)
 
     def unfinished(self) -> tuple[list[str], list[str]]:
-        """Trials that are not done, and a sentence for each damaged file that was found and set aside.
+        """Ids of trials that are not finished, and a sentence for each file that was found corrupted and quarantined.
 
-        A file that this actor, coming back, found damaged is one of a trial that Tune has seen end.
+        After a restart such a file may belong to a trial that has already ended in Tune.
         """
-        damage = [str(damage) for damage in self._store.corrupted.values()]
-        with self._guard:
-            return sorted(self._trials.keys() - self._finished), damage
+        corruption = [str(found) for found in self._store.corrupted.values()]
+        with self._lock:
+            return sorted(self._trials.keys() - self._finished), corruption
 
     def progress(self) -> Progress:
         if self._problem:
             raise StoreError(self._problem)
-        with self._guard:
-            actors = max(self._actors, len(self._running))  # nodes that came later bring more
+        with self._lock:
+            actors = max(self._actors, len(self._running))  # more if nodes were added
             progress = Progress(
                 sweep=self._plan.sweep,
                 totals=self._totals.totals(),
@@ -184,7 +183,7 @@ class Results:
                 failed=len(self._failed),
                 running=tuple(self._trials[trial_id].label for trial_id in sorted(self._running)),
                 actors=actors,
-                started=sum(self._made.values()),
+                started=sum(self._started.values()),
                 warm=min(len(self._warm), actors),
             )
             if self._metrics is not None:
@@ -195,16 +194,16 @@ class Results:
         if not self._problem:
             self._writer.close()
 
-    def _ended(self, trial_id: str, where: set[str]) -> None:
-        with self._guard:
+    def _end(self, trial_id: str, ended: set[str]) -> None:
+        with self._lock:
             self._running.discard(trial_id)
-            where.add(trial_id)
+            ended.add(trial_id)
 
 
 def _pause(failures: int) -> float:
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)) if failures else 0.0
+    return min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (failures - 1)) if failures else 0.0
 
 
 def _number(worker: str) -> int:
-    named = WORKER.fullmatch(worker)
+    named = WORKER_NAME.fullmatch(worker)
     return int(named[1]) if named else 0

@@ -1,4 +1,4 @@
-"""A trial's results as Arrow record batches, one row per document. Knows no model, no files, no Ray."""
+"""A trial's results as Arrow record batches, one row per document."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowContext:
-    """Whose rows these are and where they were made: what all rows of one attempt share beside the trial itself."""
+    """What all rows of one attempt share, besides the trial. Created by the trainable, read by `build_batches`."""
 
     sweep: str
     attempt: int
@@ -28,10 +28,10 @@ class RowContext:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """What the rows say about the model that made them."""
+class ModelInfo:
+    """The loaded model and how it runs. Created by the worker, read by `build_batches`."""
 
-    name: str
+    device: str  # its name
     dtype: str
     batch_size: int
     depth: int
@@ -39,8 +39,8 @@ class Device:
 
 
 @dataclass(kw_only=True, slots=True)
-class Account:
-    """What a trial's batches add up to so far."""
+class TrialTotals:
+    """Totals of a trial's batches so far."""
 
     documents: int = 0
     correct: int = 0
@@ -54,8 +54,8 @@ class Account:
         self.seconds += batch.column("batch_seconds")[0].as_py()
 
     @property
-    def totals(self) -> dict[str, float]:
-        """As Ray Tune gets them while the trial runs."""
+    def metrics(self) -> dict[str, float]:
+        """As reported to Ray Tune while the trial runs."""
         if not self.documents:
             return {"documents": 0}
         return {
@@ -65,25 +65,25 @@ class Account:
         }
 
 
-def batches(
-    results: "Iterable[Result]", trial: Trial, context: RowContext, device: Device, speed: Callable[[], float]
+def build_batches(
+    results: "Iterable[Result]", trial: Trial, context: RowContext, model: ModelInfo, speed: Callable[[], float]
 ) -> Iterator[pa.RecordBatch]:
-    """As many rows at a time as are decoded together; each batch as soon as its last document is there.
+    """Yields a record batch for each batch of documents, as soon as its last document is decoded.
 
-    `speed` is the actor's calibration of the moment, in tokens/s.
+    `speed` returns the worker's current calibration, in tokens/s.
     """
-    shared = _shared(trial, context, device)
+    shared = _attempt_columns(trial, context, model)
     remaining = iter(results)
     batch_id = 0
-    while batch := list(islice(remaining, device.batch_size)):
+    while batch := list(islice(remaining, model.batch_size)):
         seconds = sum(result.wall_seconds for result in batch)
         common = shared | {"batch_id": batch_id, "batch_seconds": seconds, "calibration": speed()}
-        rows = [common | _own(result) for result in batch]
+        rows = [common | _result_columns(result) for result in batch]
         yield pa.RecordBatch.from_pylist(rows, schema=ROWS)
         batch_id += 1
 
 
-def _shared(trial: Trial, context: RowContext, device: Device) -> dict[str, Any]:
+def _attempt_columns(trial: Trial, context: RowContext, model: ModelInfo) -> dict[str, Any]:
     policy = ReusePolicy.parse(trial.policy)
     return {
         "sweep": context.sweep,
@@ -94,18 +94,18 @@ def _shared(trial: Trial, context: RowContext, device: Device) -> dict[str, Any]
         "k": policy.k,
         "subset": policy.layers,
         "mode": None if policy.layers is None else policy.mode,
-        "layers": list(policy.layer_indices(device.depth, device.subset_size)),
-        "batch_size": device.batch_size,
-        "dtype": device.dtype,
+        "layers": list(policy.layer_indices(model.depth, model.subset_size)),
+        "batch_size": model.batch_size,
+        "dtype": model.dtype,
         "repeat": trial.repeat,
         "attempt": context.attempt,
         "actor": context.actor,
         "node": context.node,
-        "device": device.name,
+        "device": model.device,
     }
 
 
-def _own(result: "Result") -> dict[str, Any]:
+def _result_columns(result: "Result") -> dict[str, Any]:
     counters = result.counters
     return {
         "subtask": result.document.subtask,
@@ -135,5 +135,5 @@ def _own(result: "Result") -> dict[str, Any]:
 
 
 def _storable(text: str) -> str:
-    """Half of a character that was cut in two cannot be stored as UTF-8; the token ids keep what it was."""
+    """Replaces half characters, which cannot be stored as UTF-8; the token ids keep them."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -14,7 +14,7 @@ from orchestrator.core.trial import TrialKey, trial_key
 from orchestrator.running.environment import AccessTokens
 from orchestrator.running.nodes import FailedSetup, Node
 from orchestrator.running.result_actor import Assignment
-from orchestrator.running.rows import Account, RowContext
+from orchestrator.running.rows import RowContext, TrialTotals
 from orchestrator.running.watchdog import Watchdog
 from orchestrator.store import RowsLost, StoreError
 from sampler.errors import InputError
@@ -22,13 +22,11 @@ from sampler.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.running.worker import Worker
 
-# A trial's last result has one of these keys, unless somebody stopped the trial early.
-FINISHED, FAILED, REFUSED = (
-    "finished",
-    "failed",
-    "refused",
-)  # all rows are stored; why it cannot run; why rows cannot be
-REPORT_SECONDS = 2.0  # between two results of a running trial; the first comes with its second batch
+# A trial's last result has one of these keys, unless a scheduler stopped the trial early.
+FINISHED = "finished"  # all rows are stored
+FAILED = "failed"  # why the trial cannot run
+REFUSED = "refused"  # why the store refused rows
+REPORT_SECONDS = 2.0  # between two results of a running trial; the first comes with the second batch
 MAX_REASON_CHARACTERS = 500
 
 
@@ -36,11 +34,11 @@ class HasTimeout(Protocol):
     """Settings of a worker, or of a stand-in for it in tests and benchmarks."""
 
     @property
-    def timeout(self) -> float: ...  # seconds after which a worker that hangs is killed
+    def timeout(self) -> float: ...  # seconds of one piece of work after which the worker is killed
 
 
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
-    """Set up once; Tune hands it the next trial by `reset_config`, and asks for results until one is the last."""
+    """Set up once; Tune passes the next trial to `reset_config` and calls `step` until a result is the last."""
 
     def setup(
         self, config: dict[str, Any], *, results: Any, settings: HasTimeout, sweep: str, access: AccessTokens
@@ -59,7 +57,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         ray.get(results.ready.remote(self._name))
 
     def load(self, settings: Any) -> "Worker":
-        from orchestrator.running.worker import Worker  # imports torch, which a stand-in for the decoder does not need
+        from orchestrator.running.worker import Worker  # imports torch, which stand-ins do not need
 
         return Worker(settings)
 
@@ -69,19 +67,19 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         return True
 
     def step(self) -> dict[str, Any]:
-        """The trial's next result. Rows go to the result actor; Tune only gets totals."""
+        """Returns the trial's next result: totals only. Rows go to the result actor."""
         return next(self._results_to_report)
 
     def _run(self) -> Iterator[dict[str, Any]]:
-        """Runs what the trial still lacks."""
+        """Decodes the documents that have no row yet."""
         assigned: Assignment = ray.get(self._results.assign.remote(self._key, self._name))
         trial_id = assigned.trial.trial_id
         time.sleep(assigned.pause)
-        account = Account()
+        totals = TrialTotals()
         with _FailureReport(self._results, self._name, self._node), self._watchdog.working():
             self._worker.open_task(assigned.trial.task)
         try:
-            facts = (yield from self._decode(assigned, account)) if assigned.missing else {}
+            facts = (yield from self._decode(assigned, totals)) if assigned.missing else {}
             ray.get(self._results.finish.remote(trial_id, facts))
         except RowsLost:  # found when the rows were read back
             yield from self._run()
@@ -91,10 +89,10 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         except StoreError as error:
             yield {"done": True, REFUSED: error_message(error)}
         else:
-            yield {"done": True, FINISHED: True, **account.totals}
+            yield {"done": True, FINISHED: True, **totals.metrics}
 
-    def _decode(self, assigned: Assignment, account: Account) -> Generator[dict[str, Any], None, dict[str, Any]]:
-        """Decodes the missing documents, reporting totals now and then; returns facts for trial.json."""
+    def _decode(self, assigned: Assignment, totals: TrialTotals) -> Generator[dict[str, Any], None, dict[str, Any]]:
+        """Decodes the missing documents, yields totals now and then, and returns facts for trial.json."""
         began = time.perf_counter()
         trial, waited, acknowledgement = assigned.trial, 0.0, None
         with self._watchdog.working():
@@ -110,16 +108,16 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         )
         reported = float("-inf")
         for number, batch in enumerate(self._watchdog.each(self._worker.run(trial, assigned.missing, context))):
-            account.add(batch)
-            waited += _wait(acknowledgement)  # for the batch before: one is on its way while the next is decoded
+            totals.add(batch)
+            waited += _wait(acknowledgement)  # for the previous batch, which was sent while this one was decoded
             acknowledgement = self._results.append.remote(trial.trial_id, context.attempt, batch)
             if number and time.perf_counter() - reported >= REPORT_SECONDS:
-                yield account.totals
+                yield totals.metrics
                 reported = time.perf_counter()
         waited += _wait(acknowledgement)
         return {
             "seconds": time.perf_counter() - began,
-            "decode_seconds": account.seconds,
+            "decode_seconds": totals.seconds,
             "waiting_seconds": waited,
             "recalibration_seconds": self._worker.recalibration_seconds,
             "peak_memory": self._worker.peak_memory(),
@@ -133,7 +131,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
 
 
 class _FailureReport:
-    """Tells the result actor that this node failed, and why, before Tune hears that the actor failed."""
+    """Reports a failed set-up to the result actor before the error reaches Tune."""
 
     def __init__(self, results: Any, worker: str, node: Node) -> None:
         self._results, self._worker, self._node = results, worker, node
@@ -150,18 +148,18 @@ class _FailureReport:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line; an InputError is a sentence already."""
+    """An error in one line; the message of an InputError needs no type."""
     text = " ".join(str(error).split())
     return (text if isinstance(error, InputError) else f"{type(error).__name__}: {text}")[:MAX_REASON_CHARACTERS]
 
 
 def error_message(error: Exception) -> str:
-    """An error's message, without what Ray adds to one that was raised in another actor."""
+    """An error's message, without the traceback that Ray adds to errors of another actor."""
     return str(error.cause if isinstance(error, RayTaskError) else error)
 
 
 def _wait(acknowledgement: Any) -> float:
-    """Seconds until the rows sent before are on disk."""
+    """Waits until the rows sent before are on disk, and returns the seconds."""
     began = time.perf_counter()
     if acknowledgement is not None:
         ray.get(acknowledgement)

@@ -1,6 +1,6 @@
-"""One warm model that runs trials: documents in, record batches out. Ray stays outside.
+"""One warm model that runs trials: documents in, record batches out. Works without Ray.
 
-The model, its warm-up, the opened tasks and the calibrated speeds outlive a trial; every cache starts fresh with each.
+The model, the opened tasks and the calibrated speed are kept between trials; every cache starts fresh with each trial.
 A worker checks that its node has the model and the documents that the sweep was planned with.
 """
 
@@ -22,7 +22,7 @@ from orchestrator.core.trial import Trial
 from orchestrator.planning.checks import folder_revision
 from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.run_plan import WorkerSettings
-from orchestrator.running.rows import Device, RowContext, batches
+from orchestrator.running.rows import ModelInfo, RowContext, build_batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.errors import UnavailableError
 from sampler.loading import ModelFiles, find_model, pick_device
@@ -33,71 +33,78 @@ from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
 from tasks.task import Task, open_task
 
 T = TypeVar("T")
-PARTS = 4  # of the fixed documents; a sample decodes one, the next sample the next
-REST = 12  # times as long as the last sample took, at least, before the next one within a trial
-CALIBRATION_TOKENS = 32  # new ones of each document
-CALIBRATION_PROMPT = 256  # its last tokens
-CALIBRATION_APART = 60.0  # seconds, on a GPU
-MEMORY_SECONDS = 60.0
+CALIBRATION_PARTS = 4  # of the calibration documents; each sample decodes the next part
+MIN_REST_FACTOR = 12  # within a trial, a pause lasts at least this many times as long as the sample before it
+CALIBRATION_TOKENS = 32  # generated for each document
+CALIBRATION_PROMPT_TOKENS = 256  # the last ones of the prompt
+GPU_CALIBRATION_INTERVAL_SECONDS = 60.0
+FREE_MEMORY_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """The speed of the moment, and what finding it took just now."""
+    """The current speed, and how long measuring it took."""
 
     speed: float  # tokens/s
     seconds: float
 
 
 class Calibrator:
-    """`decode` decodes one part of the fixed documents and says how many tokens that gave.
+    """Measures the current speed with fixed documents, before each trial and now and then within it.
 
-    Within a trial samples are at least `apart` seconds from one another.
+    The time before a trial alone is not representative: the previous trial is still being stored, and a shared machine
+    changes its speed within seconds. Samples within a trial cost at most a thirteenth of its time. A GPU keeps its
+    speed for longer, so it is sampled at most once a minute.
+
+    `decode` decodes one part of the fixed documents and returns the number of tokens.
     """
 
     def __init__(
-        self, decode: Callable[[int], int], *, apart: float = 0.0, clock: Callable[[], float] = time.perf_counter
+        self, decode: Callable[[int], int], *, min_interval: float = 0.0, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._decode, self._apart, self._clock = decode, apart, clock
-        self._samples: deque[tuple[int, float]] = deque(maxlen=PARTS)  # tokens and seconds
-        self._taken = 0
-        self._ended = 0.0
-        self.within = 0.0  # seconds that samples took in the trial that runs, or ran last
+        self._decode, self._min_interval, self._clock = decode, min_interval, clock
+        self._samples: deque[tuple[int, float]] = deque(maxlen=CALIBRATION_PARTS)  # tokens and seconds
+        self._count = 0
+        self._last_end = 0.0
+        self.seconds_within_trial = 0.0  # spent on samples within the current or last trial
 
     def before_trial(self) -> Calibration:
-        """One more sample; the first time one of each part."""
+        """Takes a sample; the first time, one of each part."""
         began = self._clock()
         self._sample()
-        while len(self._samples) < PARTS:
+        while len(self._samples) < CALIBRATION_PARTS:
             self._sample()
-        self.within = 0.0
+        self.seconds_within_trial = 0.0
         return Calibration(speed=self.speed, seconds=self._clock() - began)
 
     @property
     def speed(self) -> float:
-        """Tokens/s of the last samples, in which each part counts once; none were taken yet: not a number."""
+        """Tokens/s over the last sample of each part; NaN before the first sample."""
         if not self._samples:
             return math.nan
         return sum(tokens for tokens, _ in self._samples) / sum(seconds for _, seconds in self._samples)
 
     def during(self, results: Iterable[T]) -> Iterator[T]:
-        """Hands the results of a trial on, with samples in between."""
+        """Yields the results of a trial, and takes samples in between."""
         for result in results:
             yield result
-            if self._samples and self._clock() - self._ended > max(self._apart, REST * self._samples[-1][1]):
+            if not self._samples:
+                continue
+            pause = max(self._min_interval, MIN_REST_FACTOR * self._samples[-1][1])
+            if self._clock() - self._last_end > pause:
                 self._sample()
-                self.within += self._samples[-1][1]
+                self.seconds_within_trial += self._samples[-1][1]
 
     def _sample(self) -> None:
         began = self._clock()
-        tokens = self._decode(self._taken % PARTS)
-        self._ended = self._clock()
-        self._samples.append((tokens, self._ended - began))
-        self._taken += 1
+        tokens = self._decode(self._count % CALIBRATION_PARTS)
+        self._last_end = self._clock()
+        self._samples.append((tokens, self._last_end - began))
+        self._count += 1
 
 
 class Worker:
-    """Loads and warms up at birth; then calibrates and runs one trial after the other."""
+    """Loads and warms up a model when created; then calibrates and runs one trial after another."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
@@ -105,24 +112,24 @@ class Worker:
             torch.set_num_threads(settings.threads)
         device, free = pick_device(settings.device), None
         if device.type == "cuda":
-            seconds = MEMORY_SECONDS if settings.memory <= torch.cuda.mem_get_info(device)[1] else 0.0
+            seconds = FREE_MEMORY_TIMEOUT_SECONDS if settings.memory <= torch.cuda.mem_get_info(device)[1] else 0.0
             free = wait_for_memory(settings.memory, lambda: torch.cuda.mem_get_info(device)[0], seconds=seconds)
         files = find_planned_model(settings.model, settings.revision)
-        with reports_out_of_memory(settings.memory, free):
+        with explain_out_of_memory(settings.memory, free):
             began = time.perf_counter()
             self.model = load_model(files, dtype=settings.dtype, device=settings.device)
-            self._synchronise()
+            self._synchronize()
             self.load_seconds = time.perf_counter() - began
             self.warm_up = warm_up(self.model, batch_size=settings.batch_size)
         self._device = hardware.describe_device(self.model.device.type, self.model.device.index)
-        self._made_with = {"packages": provenance.package_versions(), "code": provenance.code_version()}
+        self._provenance = {"packages": provenance.package_versions(), "code": provenance.code_version()}
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
         self._prompts = self._calibration_prompts()
-        apart = CALIBRATION_APART if self.model.device.type == "cuda" else 0.0
-        self._calibrator = Calibrator(self._decode_fixed, apart=apart)
+        min_interval = GPU_CALIBRATION_INTERVAL_SECONDS if self.model.device.type == "cuda" else 0.0
+        self._calibrator = Calibrator(self._decode_calibration_part, min_interval=min_interval)
 
     def facts(self, trial: Trial, calibration: Calibration) -> dict[str, Any]:
-        """What trial.json says about a trial and who runs it."""
+        """Facts for trial.json about a trial and the worker that runs it."""
         policy = ReusePolicy.parse(trial.policy)
         return {
             "process": os.getpid(),
@@ -135,8 +142,8 @@ class Worker:
             "calibration_seconds": calibration.seconds,
             "threads": torch.get_num_threads(),
             "layers": list(policy.layer_indices(self.model.config.num_layers, self.settings.subset_size)),
-            "settings": self._effective(trial),
-            **self._made_with,
+            "settings": self._effective_settings(trial),
+            **self._provenance,
         }
 
     def open_task(self, name: str) -> None:
@@ -148,11 +155,11 @@ class Worker:
 
     @property
     def recalibration_seconds(self) -> float:
-        """What calibrations within the last trial took."""
-        return self._calibrator.within
+        """Seconds spent on calibration within the last trial."""
+        return self._calibrator.seconds_within_trial
 
     def run(self, trial: Trial, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
-        """Rows of these documents. Only decoding is timed; scoring happens while the clock stands."""
+        """Rows of these documents. Their times cover decoding, not scoring."""
         task, by_id = self._opened(trial.task)
         unknown = [doc_id for doc_id in documents if doc_id not in by_id]
         if unknown:
@@ -170,7 +177,7 @@ class Worker:
         )
         results = evaluate(task, [by_id[doc_id] for doc_id in documents], sampler)
         calibrated = self._calibrator.during(results)
-        return batches(calibrated, trial, context, self._described(), lambda: self._calibrator.speed)
+        return build_batches(calibrated, trial, context, self._model_info(), lambda: self._calibrator.speed)
 
     def peak_memory(self) -> int:
         """Bytes: on a CUDA device since the trial began, else of this process."""
@@ -178,9 +185,9 @@ class Worker:
             return int(torch.cuda.max_memory_allocated(self.model.device))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def _effective(self, trial: Trial) -> dict[str, Any]:
-        """How documents are decoded; how long an answer may be is the task's to say."""
-        described, (task, _) = self._described(), self._opened(trial.task)
+    def _effective_settings(self, trial: Trial) -> dict[str, Any]:
+        """How documents are decoded; a task may set its own maximum length of an answer."""
+        described, (task, _) = self._model_info(), self._opened(trial.task)
         decode = _decode_settings(trial)
         return {
             **asdict(decode),
@@ -193,9 +200,9 @@ class Worker:
             "datasets": dict(task.provenance.datasets),
         }
 
-    def _described(self) -> Device:
-        return Device(
-            name=str(self._device["name"]),
+    def _model_info(self) -> ModelInfo:
+        return ModelInfo(
+            device=str(self._device["name"]),
             dtype=str(self.model.dtype).removeprefix("torch."),
             batch_size=self.settings.batch_size,
             depth=self.model.config.num_layers,
@@ -203,7 +210,7 @@ class Worker:
         )
 
     def _opened(self, name: str) -> tuple[Task, dict[str, Document]]:
-        """Each task is opened once, with all its documents."""
+        """A task and its documents by id; opened at first use."""
         if name not in self._tasks:
             try:
                 task = open_task(name, self.settings.options)
@@ -220,18 +227,18 @@ class Worker:
         return self._tasks[name]
 
     def _calibration_prompts(self) -> list[Prompt]:
-        """The first documents of one task; a scored question is continued like any other text."""
+        """The first documents of the calibration task; a scored question is continued like any other text."""
         task, _ = self._opened(self.settings.calibration_task)
         tokenizer = self.model.tokenizer
         template = chat_renderer(tokenizer) if task.options.chat_template else None
-        wanted = task.documents[: PARTS * self.settings.batch_size]
+        wanted = task.documents[: CALIBRATION_PARTS * self.settings.batch_size]
         contexts = [task.requests(document, template)[0].args[0] for document in wanted]
-        longest = min(CALIBRATION_PROMPT, self.model.config.max_positions - CALIBRATION_TOKENS)
+        longest = min(CALIBRATION_PROMPT_TOKENS, self.model.config.max_positions - CALIBRATION_TOKENS)
         return [Prompt(ids=encode(tokenizer, context)[-longest:]) for context in contexts if context]
 
-    def _decode_fixed(self, part: int) -> int:
-        """Decodes one batch of the fixed documents at k1 with default settings, whatever the trial; tokens it gave."""
-        self._synchronise()
+    def _decode_calibration_part(self, part: int) -> int:
+        """Decodes one batch of the fixed documents at k1 with default settings and returns the number of tokens."""
+        self._synchronize()
         size = self.settings.batch_size
         places = range(part * size, (part + 1) * size)
         decoded = decode_prompts(
@@ -245,10 +252,10 @@ class Worker:
             with_text=False,
         )
         tokens = sum(len(generated.ids) for _, generated in decoded)
-        self._synchronise()
+        self._synchronize()
         return tokens
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
 
@@ -275,7 +282,7 @@ def find_planned_model(source: str, revision: str | None) -> ModelFiles:
 
 
 @contextmanager
-def reports_out_of_memory(needed: int, free: int | None) -> Iterator[None]:
+def explain_out_of_memory(needed: int, free: int | None) -> Iterator[None]:
     """Turns a CUDA device's out-of-memory error into an InputError. Bytes: the estimate, and free before loading."""
     try:
         yield
@@ -288,8 +295,10 @@ def reports_out_of_memory(needed: int, free: int | None) -> Iterator[None]:
         ) from None
 
 
-def wait_for_memory(needed: int, free: Callable[[], int], *, seconds: float = MEMORY_SECONDS, step: float = 1.0) -> int:
-    """Waits until a worker that died has returned its memory, but not for ever. Returns the bytes free at the end."""
+def wait_for_memory(
+    needed: int, free: Callable[[], int], *, seconds: float = FREE_MEMORY_TIMEOUT_SECONDS, step: float = 1.0
+) -> int:
+    """Waits for memory that a worker that died has yet to release. Returns the bytes free at the end."""
     until = time.monotonic() + seconds
     while (available := free()) < needed and time.monotonic() < until:
         time.sleep(step)
