@@ -1,5 +1,7 @@
 """The result actor's class without Ray: what it acknowledges is on disk, and a new one knows all the old one did."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +219,8 @@ def test_a_folder_that_cannot_be_opened_is_told_to_whoever_calls(folder: Path) -
     second.close()
     assert first.assign(ONE.key, "worker-1").missing == DOCUMENTS
     first.close()
+
+
+def test_the_result_actor_starts_without_torch_and_tune() -> None:
+    program = "import sys, orchestrator.running.result_actor; print({'torch', 'ray.tune'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import provenance
 from orchestrator.core.trial import Trial, WantedDocuments
@@ -17,12 +17,14 @@ from orchestrator.planning.estimate import (
     rough_pass_seconds,
     seconds_needed,
 )
-from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.sweep_record import SweepRecord, combine, describe_extension, unknown_settings
 from orchestrator.store import StoreWriter
 from sampler.errors import InputError
 from tasks.catalog import GENERATE
 from tasks.documents import TaskOptions
+
+if TYPE_CHECKING:  # imports torch and lm-eval, which the result actor does not need
+    from orchestrator.planning.prepared import PreparedSweep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +75,7 @@ class RunPlan:
 
 
 def plan_run(
-    prepared: PreparedSweep, writer: StoreWriter, stored: SweepRecord | None, *, force: Sequence[str] | None = None
+    prepared: "PreparedSweep", writer: StoreWriter, stored: SweepRecord | None, *, force: Sequence[str] | None = None
 ) -> RunPlan:
     """Writes nothing: the machine may turn out to be too small for the plan. `force`: policies to run again."""
     record = combine(stored, prepared.record(), folder=str(prepared.folder))
@@ -105,7 +107,7 @@ def plan_run(
     )
 
 
-def save_plan(prepared: PreparedSweep, writer: StoreWriter, plan: RunPlan, *, arguments: Sequence[str]) -> None:
+def save_plan(prepared: "PreparedSweep", writer: StoreWriter, plan: RunPlan, *, arguments: Sequence[str]) -> None:
     """Makes the folder ready for the plan's trials. Documents come first, because sweep.json promises them."""
     for trial_id in plan.rerun:
         writer.quarantine(trial_id)
@@ -122,7 +124,7 @@ def save_plan(prepared: PreparedSweep, writer: StoreWriter, plan: RunPlan, *, ar
     writer.write_request({**plan.record, "commands": [*plan.record.get("commands", ()), command]})
 
 
-def worker_settings(prepared: PreparedSweep, plan: RunPlan) -> WorkerSettings:
+def worker_settings(prepared: "PreparedSweep", plan: RunPlan) -> WorkerSettings:
     settings = prepared.settings
     return WorkerSettings(
         model=prepared.model_source,
@@ -151,7 +153,7 @@ def _begun(trials: Sequence[Trial], known: Collection[str], policies: Sequence[s
     return tuple(trial.trial_id for trial in trials if trial.policy in policies and trial.trial_id in known)
 
 
-def _calibration_task(prepared: PreparedSweep) -> str:
+def _calibration_task(prepared: "PreparedSweep") -> str:
     """Chosen when a sweep begins and kept, so that all calibrations are comparable."""
     generating = [name for name, task in prepared.tasks.items() if task.task.kind == GENERATE]
     return (generating or list(prepared.tasks))[0]
@@ -162,7 +164,7 @@ def _now() -> str:
 
 
 def describe_plan(
-    prepared: PreparedSweep,
+    prepared: "PreparedSweep",
     *,
     done: Mapping[str, Collection[str]] | None = None,
     measured: Mapping[str, float] | None = None,
@@ -192,7 +194,7 @@ def describe_plan(
     ]
 
 
-def _basis(prepared: PreparedSweep, rough: Collection[str], measured: Mapping[str, float], device: str) -> str:
+def _basis(prepared: "PreparedSweep", rough: Collection[str], measured: Mapping[str, float], device: str) -> str:
     """What the estimate of time is based on."""
     if not rough:
         return "from the rows measured so far"
