@@ -63,7 +63,7 @@ class MadeSweep:
         """The folder with its request and documents, open for writing."""
         store = StoreWriter(self.folder, disk=Unsynced())
         facts = {"primary": "exact", "documents": self.count, "fewshot": 0, "source": "made", "datasets": {}}
-        store.write_request(
+        store.write_sweep_record(
             {
                 "sweep": "made-01234567",
                 "created": "2026-01-01T00:00:00+00:00",

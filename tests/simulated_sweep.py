@@ -94,7 +94,7 @@ def write_sweep(folder: Path, simulation: Simulation | None = None) -> Path:
         for n in range(sim.actors)
     ]
     with StoreWriter(folder, disk=QuickDisk()) as store:
-        store.write_request(_request(sim))
+        store.write_sweep_record(_request(sim))
         for task, table in documents.items():
             store.write_documents(task, table)
         for trial in list(_plan(sim))[: sim.trials]:

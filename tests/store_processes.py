@@ -34,7 +34,7 @@ def race_for_lock(folder: Path, start: Barrier, said: Connection) -> None:
 def append_for_ever(folder: Path, said: Connection, first: int) -> None:
     """Says each document's number once the store has acknowledged it; finishes the trial now and then."""
     writer = StoreWriter(folder)
-    writer.write_request({"sweep": "killed"})
+    writer.write_sweep_record({"sweep": "killed"})
     attempt = writer.begin(spec(), {})
     for number in range(first, first + 10_000):
         writer.append(TRIAL, attempt, make_rows([f"d{number}"], attempt=attempt, tokens=number))

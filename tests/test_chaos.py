@@ -31,7 +31,7 @@ ALL = list(FAULTS)
 def write(folder: Path, marks: dict[str, int], *, attempt: int = 0, finished: bool = False) -> Path:
     """A sweep of one trial whose rows say these numbers of tokens."""
     with StoreWriter(folder) as writer:
-        writer.write_request({"sweep": "s"})
+        writer.write_sweep_record({"sweep": "s"})
         writer.begin(spec(), {})
         for doc_id, tokens in marks.items():
             writer.append(TRIAL, 0, make_rows([doc_id], tokens=tokens, attempt=attempt))

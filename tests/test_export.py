@@ -79,7 +79,7 @@ def sweep_of(task: Task, folder: Path, data: Path) -> Path:
     """A sweep of this task's own documents, answered by canned texts and scored by lm-eval."""
     write_sweep(folder, Simulation(documents={"gsm8k": len(task.documents)}, policies=("k1_first",), shard_size=100))
     store = Store(folder)
-    request = dict(store.read_request() or {})
+    request = dict(store.read_sweep_record() or {})
     request["identity"] = {
         **request["identity"],
         "data": "folder",
@@ -99,7 +99,7 @@ def sweep_of(task: Task, folder: Path, data: Path) -> Path:
         {name: getattr(one, name, None) for name in DOCUMENTS.names} | {"shard": 0, "level": None} for one in described
     ]
     with StoreWriter(folder, disk=QuickDisk()) as writer:
-        writer.write_request(request)
+        writer.write_sweep_record(request)
         writer.write_documents("gsm8k", pa.Table.from_pylist(documents, schema=DOCUMENTS))
         names = ("trial_id", "task", "policy", "threshold", "small_block", "block_cache", "repeat", "shard")
         writer.begin({name: rows[0][name] for name in names}, {})

@@ -191,7 +191,7 @@ def novel(table: pa.Table) -> pa.Table:
 def newer_sweep(folder: Path) -> dict[Key, dict[str, Any]]:
     """A sweep with a finished and an unfinished trial, as a later version with a new column would write it."""
     with StoreWriter(folder) as writer:
-        writer.write_request({"sweep": "newer", "colour": "blue"})
+        writer.write_sweep_record({"sweep": "newer", "colour": "blue"})
         writer.write_documents("gsm8k", make_documents(["a", "b"]))
         for trial_id in ("aa", "bb"):
             writer.append(trial_id, writer.begin(spec(trial_id), {}), make_rows(["a", "b"], trial_id=trial_id))
@@ -215,7 +215,7 @@ def test_columns_of_a_newer_version_are_ignored_with_one_notice(tmp_path: Path) 
     assert store.rows().schema.equals(ROWS)
     assert store.rows(columns=["doc_id", "tokens"]).num_rows == 4
     assert rows_of(tmp_path) == before
-    assert store.read_request() == {"schema": 1, "sweep": "newer", "colour": "blue"}
+    assert store.read_sweep_record() == {"schema": 1, "sweep": "newer", "colour": "blue"}
     (notice,) = store.notices
     assert "novel, source" in notice
     assert "newer version" in notice
@@ -263,7 +263,7 @@ def test_a_newer_schema_version_is_refused_with_one_sentence(tmp_path: Path, nam
     sentence = rf"{name} has schema 2, written by a newer version; this version reads up to 1: upgrade"
 
     def read() -> None:
-        Store(tmp_path).read_request()
+        Store(tmp_path).read_sweep_record()
         Store(tmp_path).rows()
 
     with pytest.raises(InputError, match=sentence):

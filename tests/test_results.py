@@ -33,7 +33,7 @@ def plan_for(folder: Path, documents: tuple[str, ...] = DOCUMENTS) -> RunPlan:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     with StoreWriter(tmp_path / "sweep") as writer:
-        writer.write_request({"sweep": "s-1"})
+        writer.write_sweep_record({"sweep": "s-1"})
     return tmp_path / "sweep"
 
 

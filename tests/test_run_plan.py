@@ -50,7 +50,7 @@ def ready(arguments: Sequence[str], *, finish: bool = False) -> tuple[PreparedSw
     """As the command does it; with `finish`, all that is to do is done."""
     command = parse_sweep(list(arguments))
     folder = Path(command.settings.out) / "s"
-    stored = Store(folder).read_request()
+    stored = Store(folder).read_sweep_record()
     prepared = prepare(command.settings, MACHINE, stored)
     with StoreWriter(prepared.folder) as writer:
         made = plan_run(prepared, writer, stored, force=command.force)
@@ -72,7 +72,7 @@ def test_a_new_folder_holds_request_and_documents(common: list[str]) -> None:
     prepared, made = ready(arguments)
     assert [spec.label for spec in made.remaining if spec.shard == 1] != []
     assert len(made.remaining) == 4  # two shards of 4 and 2, two policies
-    request = Store(prepared.folder).read_request()
+    request = Store(prepared.folder).read_sweep_record()
     assert request is not None
     assert request["sweep"] == made.sweep
     assert request["sweep"].startswith("s-")
@@ -117,7 +117,7 @@ def test_a_larger_limit_a_task_and_a_policy_extend(common: list[str]) -> None:
         ("mmlu_anatomy", "k3_first"),
         ("gsm8k", "k3_first"),
     }
-    request = Store(prepared.folder).read_request()
+    request = Store(prepared.folder).read_sweep_record()
     assert request is not None
     assert request["settings"]["policies"] == ["k1", "k2_all", "k3_first"]
     assert request["settings"]["limit"] is None
@@ -147,7 +147,7 @@ def test_nothing_is_written_before_it_is_known_to_fit(common: list[str]) -> None
     command = parse_sweep(arguments)
     prepared = prepare(command.settings, MACHINE, None)
     with StoreWriter(prepared.folder) as writer:
-        assert len(plan_run(prepared, writer, writer.read_request()).remaining) == 2
+        assert len(plan_run(prepared, writer, writer.read_sweep_record()).remaining) == 2
     assert {path.name for path in prepared.folder.iterdir()} == {"lock"}
     _, made = ready([*arguments[:-1], "2"])
     assert len(made.remaining) == 2

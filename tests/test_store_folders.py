@@ -65,27 +65,27 @@ def test_a_bad_folder_is_refused_and_not_changed(tmp_path: Path, case: str) -> N
     with pytest.raises(InputError, match=sentence):
         StoreWriter(tmp_path)
     with pytest.raises(InputError, match=sentence):
-        Store(tmp_path).read_request()
+        Store(tmp_path).read_sweep_record()
     assert contents(tmp_path) == before
 
 
 def test_a_request_written_by_hand_is_read(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "sweep": "by hand"}))
-    assert Store(tmp_path).read_request() == {"schema": 1, "sweep": "by hand"}
+    assert Store(tmp_path).read_sweep_record() == {"schema": 1, "sweep": "by hand"}
     StoreWriter(tmp_path).close()
 
 
 def test_sweep_copy_json_can_replace_sweep_json(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as writer:
-        writer.write_request({"sweep": "mine"})
+        writer.write_sweep_record({"sweep": "mine"})
     (tmp_path / "sweep.json").write_bytes(b"corrupted")
     (tmp_path / "sweep.copy.json").replace(tmp_path / "sweep.json")
-    assert Store(tmp_path).read_request() == {"schema": 1, "sweep": "mine"}
+    assert Store(tmp_path).read_sweep_record() == {"schema": 1, "sweep": "mine"}
 
 
 def test_a_sweep_abandoned_before_its_request_was_written_can_start_again(tmp_path: Path) -> None:
     StoreWriter(tmp_path / "new" / "deep").close()
-    assert Store(tmp_path / "new" / "deep").read_request() is None
+    assert Store(tmp_path / "new" / "deep").read_sweep_record() is None
     StoreWriter(tmp_path / "new" / "deep").close()
 
 
@@ -98,7 +98,7 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
 
 def test_reading_a_missing_folder(tmp_path: Path) -> None:
     reader = Store(tmp_path / "nowhere")
-    assert reader.read_request() is None
+    assert reader.read_sweep_record() is None
     assert reader.trials() == {}
     assert len(reader.rows()) == 0
     assert reader.rows().schema.equals(ROWS)
@@ -111,7 +111,7 @@ def test_reading_a_missing_folder(tmp_path: Path) -> None:
 
 def test_a_read_only_folder(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "sweep") as writer:
-        writer.write_request({"sweep": "mine"})
+        writer.write_sweep_record({"sweep": "mine"})
         writer.append(TRIAL, writer.begin(spec(), {}), make_rows(["d0"]))
     bind = ["mount", "--bind", "-o", "ro", tmp_path, tmp_path]
     if subprocess.run(bind, capture_output=True).returncode:

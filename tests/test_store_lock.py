@@ -117,7 +117,7 @@ def test_a_lock_that_did_not_fit_on_the_disk_blocks_nobody(tmp_path: Path, monke
 
 def test_a_writer_that_lost_its_lock_stops_writing(tmp_path: Path) -> None:
     writer = StoreWriter(tmp_path)
-    writer.write_request({"sweep": "x"})
+    writer.write_sweep_record({"sweep": "x"})
     attempt = writer.begin(spec(), {})
     (path,) = (tmp_path / "lock").iterdir()
     path.write_text(json.dumps({**LockHolder.this_process().as_dict(), "machine": "another"}))
@@ -135,7 +135,7 @@ def test_a_lock_folder_removed_by_hand_ends_the_writer(tmp_path: Path) -> None:
     (path,) = (tmp_path / "lock").iterdir()
     path.unlink()
     with pytest.raises(StoreError, match="taken over"):
-        writer.write_request({"sweep": "x"})
+        writer.write_sweep_record({"sweep": "x"})
     writer.close()
 
 

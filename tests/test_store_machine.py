@@ -34,7 +34,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.attempts = dict.fromkeys(TRIALS, 0)
         self.mark = 0
         self.writer = StoreWriter(self.folder, disk=self.disk)
-        self.writer.write_request({"sweep": "machine"})
+        self.writer.write_sweep_record({"sweep": "machine"})
         self.reader = Store(self.folder)
         self.disk.watch = self.read_meanwhile
         for trial_id in TRIALS:

@@ -30,7 +30,7 @@ def fill(writer: StoreWriter, doc_ids: list[str], *, tokens: int = 7, trial_id: 
 
 def new_sweep(folder: Path) -> StoreWriter:
     writer = StoreWriter(folder)
-    writer.write_request({"sweep": "test"})
+    writer.write_sweep_record({"sweep": "test"})
     return writer
 
 
@@ -47,7 +47,7 @@ def test_rows_trial_records_and_documents_are_read_back(tmp_path: Path) -> None:
         writer.finish(TRIAL, {"peak_memory": 5, "tally": {"correct": 4}}, DOCS[::-1])
         reader = Store(tmp_path)
         assert reader.documents("gsm8k").equals(documents, check_metadata=True)
-        assert reader.read_request() == {"schema": 1, "sweep": "test"}
+        assert reader.read_sweep_record() == {"schema": 1, "sweep": "test"}
         facts = reader.trials()[TRIAL]
         assert facts["trial"] == spec()
         assert (facts["status"], facts["rows"]) == ("finished", 4)
@@ -117,7 +117,7 @@ def test_rows_of_another_schema_or_trial_are_refused(tmp_path: Path) -> None:
 
 def run_scenario(writer: StoreWriter, acknowledged: dict[str, int], mark: int) -> None:
     """A trial is begun, filled, finished, extended and finished again; a second time it changes nothing."""
-    writer.write_request({"sweep": "test"})
+    writer.write_sweep_record({"sweep": "test"})
     for wanted in (DOCS[:2], DOCS):
         attempt = writer.begin(spec(), {})
         for doc_id in wanted:
@@ -183,7 +183,7 @@ class FullDisk(Disk):
 def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, cut_fails: bool) -> None:
     disk = FullDisk(cut_fails=cut_fails)
     writer = StoreWriter(tmp_path, disk=disk)
-    writer.write_request({"sweep": "test"})
+    writer.write_sweep_record({"sweep": "test"})
     attempt = fill(writer, DOCS[:2])
     disk.full = True
     with pytest.raises(StoreError, match=f"cannot write rows of trial {TRIAL} in .*No space left on device"):

@@ -277,7 +277,7 @@ def change(sweep: MadeSweep, number: int) -> MadeSweep:
 def check_continues(url: str, folder: Path, expected: dict[tuple[str, str], dict[str, Any]]) -> None:
     """The copy as it is now, in an empty place, is a whole sweep that can be run to its end."""
     opened(url, folder)
-    request = Store(folder).read_request()
+    request = Store(folder).read_sweep_record()
     if request is None:
         assert not (folder / "trials").exists()
         return
@@ -329,7 +329,11 @@ def test_a_fetch_killed_20_times_is_complete_in_the_end(url: str, tmp_path: Path
             with pytest.raises(InputError, match="holds a partly downloaded sweep; repeat the"):
                 StoreWriter(there)
         else:
-            assert not there.exists() or Store(there).read_request() is None or local_files(there) == local_files(here)
+            assert (
+                not there.exists()
+                or Store(there).read_sweep_record() is None
+                or local_files(there) == local_files(here)
+            )
     opened(url, there)
     assert local_files(there) == local_files(here)
     upload(url, there)  # also removes temporary files that killed processes left
@@ -398,7 +402,7 @@ def test_what_is_refused_before_a_run(url: str, tmp_path: Path) -> None:
     upload(url, mine)
     request = json.loads((other / "sweep.json").read_text())
     with StoreWriter(other) as store:
-        store.write_request({**{key: request[key] for key in request if key != "check"}, "sweep": "another-1"})
+        store.write_sweep_record({**{key: request[key] for key in request if key != "check"}, "sweep": "another-1"})
     with pytest.raises(InputError, match=r"/copies/s holds the sweep made-01234567, but .*/other/s is another-1; use"):
         opened(url, other)
     system, root = fs.FileSystem.from_uri(url)

@@ -87,7 +87,7 @@ def run_warm(flags: Sequence[str], out: Path) -> dict[str, Any]:
 def read_sweep(folder: Path) -> tuple[SweepSettings, TokenIds]:
     """A finished sweep's settings, with the model as it was resolved, and its answers."""
     store = Store(folder)
-    request = store.read_request()
+    request = store.read_sweep_record()
     assert request is not None
     rows = store.rows(columns=["task", "policy", "doc_id", "token_ids"])
     keys = zip(*(rows[name].to_pylist() for name in ("task", "policy", "doc_id")), strict=True)

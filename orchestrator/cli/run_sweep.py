@@ -90,9 +90,9 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
 def _open_existing(folder: Path, lock: ExitStack, *, dry_run: bool) -> tuple[SweepRecord | None, StoreWriter | None]:
     """The folder's sweep.json, read once: under the folder's lock, so that no other command changes it meanwhile."""
     if dry_run or not (folder / "sweep.json").exists():
-        return Store(folder).read_request(), None
+        return Store(folder).read_sweep_record(), None
     writer = lock.enter_context(StoreWriter(folder))
-    return writer.read_request(), writer
+    return writer.read_sweep_record(), writer
 
 
 def _create(folder: Path) -> StoreWriter:

@@ -146,7 +146,7 @@ def print_job_status(folder: Path) -> None:
     if not jobs:
         raise InputError(f"{folder} has no Slurm jobs: give the directory of a submitted sweep, such as results/demo")
     print(*lines(jobs, queue([job.job for job in jobs])), "", sep="\n")
-    if Store(folder).read_request() is None:
+    if Store(folder).read_sweep_record() is None:
         print("the sweep has not begun")
         return
     found = read_status(folder)

@@ -121,7 +121,7 @@ def save_plan(prepared: "PreparedSweep", writer: StoreWriter, plan: RunPlan, *, 
         "code": provenance.code_version(),
         "packages": provenance.package_versions(),
     }
-    writer.write_request({**plan.record, "commands": [*plan.record.get("commands", ()), command]})
+    writer.write_sweep_record({**plan.record, "commands": [*plan.record.get("commands", ()), command]})
 
 
 def worker_settings(prepared: "PreparedSweep", plan: RunPlan) -> WorkerSettings:

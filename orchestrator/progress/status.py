@@ -92,7 +92,7 @@ class SweepStatus:
 
 def read_status(folder: Path) -> SweepStatus:
     store = Store(folder)
-    record = store.read_request()
+    record = store.read_sweep_record()
     if record is None:
         writer = active_writer(folder)
         if writer is not None:

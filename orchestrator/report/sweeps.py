@@ -57,7 +57,7 @@ def open_sweep(folder: Path) -> tuple[Store, dict[str, Any]]:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a directory; {EXAMPLE}")
     store = Store(folder)
-    request = store.read_request()
+    request = store.read_sweep_record()
     if request is None:
         raise InputError(f"{folder} is not a sweep directory: it has no sweep.json; {EXAMPLE}")
     missing = [key for key in ("identity", "settings", "tasks") if not isinstance(request.get(key), Mapping)]

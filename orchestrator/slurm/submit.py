@@ -74,7 +74,7 @@ def submit(submission: Submission) -> str:
         raise InputError(
             "sbatch is not on the path: submit on a machine with Slurm's commands, or print the script with --dry-run"
         )
-    check_sweep(submission.settings, submission.machine, Store(submission.folder).read_request())
+    check_sweep(submission.settings, submission.machine, Store(submission.folder).read_sweep_record())
     if submission.dry_run:
         return _script(submission, submission.folder / SLURM_FOLDER / "001.sh")
     token = RayToken.load_or_create()

@@ -1,6 +1,6 @@
 """Reads a sweep folder, at any time, also while another process writes to it. Never changes anything.
 
-    sweep.json, sweep.copy.json    the request, twice
+    sweep.json, sweep.copy.json    identity and settings of the sweep, twice
     documents/<task>.parquet       questions, choices and gold answers
     trials/<trial_id>/trial.json   the trial, its status and attempts
                       rows-<n>.arrows   rows of a running trial; one segment per attempt and writer
@@ -36,12 +36,12 @@ from orchestrator.store.trial_files import (
 )
 from sampler.errors import InputError
 
-REQUEST_FILE = "sweep.json"
-REQUEST_COPY = "sweep.copy.json"
+SWEEP_FILE = "sweep.json"
+SWEEP_COPY_FILE = "sweep.copy.json"
 FETCHING_MARKER = "fetching.json"  # exists while the sweep is being downloaded into the folder
 SLURM_FOLDER = "slurm"  # job scripts and logs, created before the sweep starts
 QUARANTINE_FOLDER = "quarantine"
-QUARANTINE_FOLDERS = (QUARANTINE_FOLDER, "set-aside")  # the second: of versions before 2
+QUARANTINE_FOLDERS = (QUARANTINE_FOLDER, "set-aside")  # the second: in sweeps of older versions
 
 
 class Store:
@@ -52,28 +52,28 @@ class Store:
         self.corrupted: dict[Path, Corruption] = {}  # files skipped so far
         self.ignored_columns: set[str] = set()  # of a newer version, ignored so far
 
-    def read_request(self) -> dict[str, Any] | None:
+    def read_sweep_record(self) -> dict[str, Any] | None:
         """The content of sweep.json; None for a folder without a sweep; InputError for a folder that cannot be used."""
-        path = self.folder / REQUEST_FILE
+        path = self.folder / SWEEP_FILE
         if (self.folder / FETCHING_MARKER).exists():
             raise InputError(
                 f"{self.folder} holds a partly downloaded sweep; repeat the command with its --upload to download the "
                 "rest, or delete the folder"
             )
         try:
-            request = read_json(path, checksum_required=False)
+            record = read_json(path, checksum_required=False)
         except FileNotFoundError:
             _require_unused(self.folder)
             return None
         except NotADirectoryError as error:
             raise InputError(f"{self.folder} is a file; a sweep needs a folder") from error
         except CorruptedFile as error:
-            check_version(path, _stated_schema(path), f" (or is corrupted: {REQUEST_COPY} is a copy of it)")
-            raise InputError(f"{path} {error}; replace it with {REQUEST_COPY}, or use another folder") from error
+            check_version(path, _stated_schema(path), f" (or is corrupted: {SWEEP_COPY_FILE} is a copy of it)")
+            raise InputError(f"{path} {error}; replace it with {SWEEP_COPY_FILE}, or use another folder") from error
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
-        check_version(path, request.get("schema"))
-        return request
+        check_version(path, record.get("schema"))
+        return record
 
     def documents(self, task: str) -> pa.Table:
         path = self.documents_path(task)
@@ -247,4 +247,4 @@ def _require_unused(folder: Path) -> None:
     allowed = {SLURM_FOLDER} | ({LOCK_FOLDER, "documents"} if LOCK_FOLDER in names else set())
     if names - allowed:
         some = ", ".join(sorted(names - allowed)[:3])
-        raise InputError(f"{folder} is not empty (it holds {some}) and has no {REQUEST_FILE}; use another folder")
+        raise InputError(f"{folder} is not empty (it holds {some}) and has no {SWEEP_FILE}; use another folder")

@@ -30,7 +30,7 @@ from orchestrator.store.files import (
     write_file,
 )
 from orchestrator.store.lock import FolderLock
-from orchestrator.store.reader import FETCHING_MARKER, REQUEST_COPY, REQUEST_FILE, Store
+from orchestrator.store.reader import FETCHING_MARKER, SWEEP_COPY_FILE, SWEEP_FILE, Store
 from orchestrator.store.remote_folder import FileState, LocalFile, RemoteFolder, UploadFailed, UploadManifest
 from orchestrator.store.trial_files import ROWS_FILE, SEGMENT_NAME, TRIAL_FILE
 from sampler.errors import InputError
@@ -39,10 +39,10 @@ PARALLEL_COPIES = 8
 OWNER_FILE = "uploader.json"  # only in the copy: the id of the manifest that last wrote to it
 REPORT_PAGE = "report.html"  # copied after the files it refers to
 REPORT_FILES, REPORT_FOLDERS = ("results.md",), ("figures", "summaries")
-REQUEST_PART, REPORT_PART = "sweep.json and its documents", "the report"
+RECORD_PART, REPORT_PART = "sweep.json and its documents", "the report"
 COPIED_NAMES = (
-    REQUEST_FILE,
-    REQUEST_COPY,
+    SWEEP_FILE,
+    SWEEP_COPY_FILE,
     REPORT_PAGE,
     *REPORT_FILES,
     "documents",
@@ -55,7 +55,7 @@ COPIED_NAMES = (
 class UploadOutcome:
     """What one pass could not copy, and why; empty if the copy is up to date."""
 
-    missing: tuple[str, ...] = ()  # REQUEST_PART, trials/<id>, REPORT_PART
+    missing: tuple[str, ...] = ()  # RECORD_PART, trials/<id>, REPORT_PART
     problem: str = ""
 
     def __str__(self) -> str:
@@ -92,14 +92,14 @@ class RemoteCopy:
         make_folders(DISK, self.folder)
         lock = FolderLock.acquire(self.folder)
         try:
-            if not (self.folder / FETCHING_MARKER).exists() and Store(self.folder).read_request() is not None:
+            if not (self.folder / FETCHING_MARKER).exists() and Store(self.folder).read_sweep_record() is not None:
                 raise InputError(f"{self.folder} was started by another process meanwhile; repeat the command")
             for parent, _, _ in os.walk(self.folder):
                 remove_temporary_files(Path(parent))
             write_file(DISK, self.folder / FETCHING_MARKER, json.dumps({"from": self.url}).encode() + b"\n")
             names = [name for name in self._fetchable() if not self._is_current(name, _state(self.folder / name))]
-            _in_parallel(self._fetch_file, [name for name in names if name not in (REQUEST_FILE, REQUEST_COPY)])
-            for name in (REQUEST_COPY, REQUEST_FILE):
+            _in_parallel(self._fetch_file, [name for name in names if name not in (SWEEP_FILE, SWEEP_COPY_FILE)])
+            for name in (SWEEP_COPY_FILE, SWEEP_FILE):
                 if name in names:
                     self._fetch_file(name)
             (self.folder / FETCHING_MARKER).unlink()
@@ -158,7 +158,7 @@ class RemoteCopy:
     ) -> UploadOutcome:
         """Copies part by part and stops at the first failure: the other parts need the same network."""
         trials = [f"trials/{trial_id}" for trial_id in trial_ids]
-        left = dict.fromkeys([REQUEST_PART, *trials, *([REPORT_PART] if report else ())])
+        left = dict.fromkeys([RECORD_PART, *trials, *([REPORT_PART] if report else ())])
 
         def copy_and_count(trial_id: str) -> None:
             if not stopped():
@@ -166,8 +166,8 @@ class RemoteCopy:
                 del left[f"trials/{trial_id}"]
 
         try:
-            self._copy_request()
-            del left[REQUEST_PART]
+            self._copy_sweep_record()
+            del left[RECORD_PART]
             _in_parallel(copy_and_count, trial_ids)
             if report:
                 self._copy_report()
@@ -176,12 +176,12 @@ class RemoteCopy:
             return UploadOutcome(missing=tuple(left), problem=str(error))
         return UploadOutcome(missing=tuple(left))
 
-    def _copy_request(self) -> None:
+    def _copy_sweep_record(self) -> None:
         """sweep.json is read before the documents: all documents it lists are then on disk."""
-        request = [(name, LocalFile.read(self.folder / name)) for name in (REQUEST_FILE, REQUEST_COPY)]
+        files = [(name, LocalFile.read(self.folder / name)) for name in (SWEEP_FILE, SWEEP_COPY_FILE)]
         for name in _files_below(self.folder, "documents"):
             self._copy_file(name)
-        for name, file in request:
+        for name, file in files:
             self._copy_if_changed(name, file)
 
     def _may_be_finished(self, trial_id: str) -> bool:
@@ -277,15 +277,15 @@ def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[s
     _refuse_overlap(remote, folder)
     try:
         sizes = remote.list()
-        there = _remote_request(remote) if REQUEST_FILE in sizes else None
+        there = _remote_sweep_record(remote) if SWEEP_FILE in sizes else None
     except UploadFailed as error:
         raise InputError(f"--upload {remote.url} cannot be used: {error}") from error
     fetching = (folder / FETCHING_MARKER).exists()
-    here = None if fetching else Store(folder).read_request()
+    here = None if fetching else Store(folder).read_sweep_record()
     _check_same_sweep(remote, folder, here, there, sizes)
     if fetching and there is None:
         raise InputError(
-            f"{folder} holds a partly downloaded sweep, and {remote.url} has no {REQUEST_FILE}; delete the folder"
+            f"{folder} holds a partly downloaded sweep, and {remote.url} has no {SWEEP_FILE}; delete the folder"
         )
     if dry_run:
         if here is None and there is not None:
@@ -310,11 +310,11 @@ def _refuse_overlap(remote: RemoteFolder, folder: Path) -> None:
             raise InputError(f"--upload {remote.url} is the sweep's own folder; use another URL")
 
 
-def _remote_request(remote: RemoteFolder) -> dict[str, Any]:
+def _remote_sweep_record(remote: RemoteFolder) -> dict[str, Any]:
     try:
-        return decode_json(remote.read(REQUEST_FILE), checksum_required=False)
+        return decode_json(remote.read(SWEEP_FILE), checksum_required=False)
     except CorruptedFile as error:
-        raise InputError(f"--upload {remote.url}: its {REQUEST_FILE} {error}; delete it or use another URL") from error
+        raise InputError(f"--upload {remote.url}: its {SWEEP_FILE} {error}; delete it or use another URL") from error
 
 
 def _check_same_sweep(
@@ -332,7 +332,7 @@ def _check_same_sweep(
     others = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents", OWNER_FILE})
     if there is None and here is None and others:
         raise InputError(
-            f"--upload {remote.url} is not empty (it holds {', '.join(others[:3])}) and has no {REQUEST_FILE}; "
+            f"--upload {remote.url} is not empty (it holds {', '.join(others[:3])}) and has no {SWEEP_FILE}; "
             "use another URL or another --name"
         )
 

@@ -25,7 +25,7 @@ from orchestrator.store.files import (
     write_json,
 )
 from orchestrator.store.lock import STALE_SECONDS, FolderLock
-from orchestrator.store.reader import QUARANTINE_FOLDER, REQUEST_COPY, REQUEST_FILE, Store
+from orchestrator.store.reader import QUARANTINE_FOLDER, SWEEP_COPY_FILE, SWEEP_FILE, Store
 from orchestrator.store.schema import DOCUMENTS, ROWS, SCHEMA_VERSION
 from orchestrator.store.trial_files import Corruption, trial_of
 from orchestrator.store.trial_writer import TrialWriter, recover_documents, recover_trial
@@ -41,10 +41,10 @@ class StoreWriter(Store):
         self._quarantine = self.folder / QUARANTINE_FOLDER
         self._open: dict[str, TrialWriter] = {}
         self._guard = threading.Lock()
-        self.read_request()
+        self.read_sweep_record()
         self._lock = self._acquire(stale_seconds)
         try:
-            self.read_request()  # again: from now on nobody else changes it
+            self.read_sweep_record()  # again: from now on nobody else changes it
             with self._reporting_errors("recover the folder"):
                 self._recover()
         except BaseException:
@@ -76,11 +76,11 @@ class StoreWriter(Store):
                 trial.close()
         self._lock.release()
 
-    def write_request(self, request: Mapping[str, Any]) -> None:
+    def write_sweep_record(self, record: Mapping[str, Any]) -> None:
         """Writes sweep.json twice, since no other file holds the same information."""
-        value = {"schema": SCHEMA_VERSION, **request} | {"schema": SCHEMA_VERSION}  # also for an older request
-        with self._reporting_errors(f"write {REQUEST_FILE}"):
-            for name in (REQUEST_FILE, REQUEST_COPY):
+        value = {"schema": SCHEMA_VERSION, **record} | {"schema": SCHEMA_VERSION}  # also for an older record
+        with self._reporting_errors(f"write {SWEEP_FILE}"):
+            for name in (SWEEP_FILE, SWEEP_COPY_FILE):
                 write_json(self._disk, self.folder / name, value)
 
     def write_documents(self, task: str, documents: pa.Table) -> None:

@@ -67,7 +67,7 @@ def write_begun(folder: Path, *, documents: int, shard: int) -> list[Trial]:
     settings = SweepSettings(tasks=(TASK,), shard_size=shard, model="made", out="made")
     identity = _identity(shard)
     with StoreWriter(folder, disk=Unsynced()) as store:
-        store.write_request(_request(settings, identity, documents))
+        store.write_sweep_record(_request(settings, identity, documents))
         ids = [{"doc_id": f"{TASK}/{n}", "shard": n // shard} for n in range(documents)]
         store.write_documents(TASK, pa.Table.from_pylist([constants(DOCUMENTS) | own for own in ids], DOCUMENTS))
     return plan_trials(identity, settings, {TASK: range(documents // shard)})
