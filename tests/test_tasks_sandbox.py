@@ -233,7 +233,7 @@ def test_python_level_escapes_fail(kind: str, tmp_path: Path) -> None:
 
 def test_all_processes_die_with_the_caller(kind: str) -> None:
     program = "import os, time\nfor _ in range(3): os.fork()\nif os.getpid() > 1: os.setsid()\ntime.sleep(600)"
-    code = f"from tasks.sandbox import *\nrun({program!r}, kind={kind!r})"
+    code = f"from tasks.sandbox import *\nrun_program({program!r}, kind={kind!r})"
     root = Path(sandbox.__file__).parents[1]
     child = subprocess.Popen([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
     deadline = time.monotonic() + 120
