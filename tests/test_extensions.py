@@ -69,7 +69,7 @@ EXTENSIONS = {  # what is added: per file, the text to find and what replaces it
         "orchestrator/report/tables.py": (
             "WORK_COLUMNS: tuple[Column, ...] = (\n",
             "WORK_COLUMNS: tuple[Column, ...] = (\n"
-            '    Column("characters/answer", lambda row: number_cell(row.per_document("answer_characters"))),\n',
+            '    Column("letters", lambda row: number_cell(row.per_document("answer_characters"))),\n',
         ),
     },
 }
@@ -122,7 +122,7 @@ def test_the_extended_project_runs_reports_and_reads_older_sweeps(tmp_path: Path
     command(tmp_path, "sweep", *flags, "--model", "tiny", "--actors", "1", "--no-dashboard", "--name", "extended")
     folder = tmp_path / "results" / "extended"
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "characters/answer" in page
+    assert "letters" in page
     assert "rest_middle temperature 0.7" in page
     assert "temperature 0.7" in command(tmp_path, "status", str(folder))
     rows = Store(folder).rows()  # this version ignores the columns it does not know
@@ -131,4 +131,4 @@ def test_the_extended_project_runs_reports_and_reads_older_sweeps(tmp_path: Path
     with tarfile.open(ROOT / "tests" / "formats" / "v1-finished.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     command(tmp_path, "report", str(tmp_path / "finished"))
-    assert "characters/answer" in (tmp_path / "finished" / "report.html").read_text(encoding="utf-8")
+    assert "letters" in (tmp_path / "finished" / "report.html").read_text(encoding="utf-8")
