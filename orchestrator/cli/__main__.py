@@ -11,9 +11,9 @@ from sampler.errors import InputError
 
 COMMANDS = {  # name: module, what it does
     "sweep": ("sweep", "run policies over benchmarks; the same command again continues"),
-    "status": ("results", "show the progress of a sweep"),
-    "report": ("results", "write the report of a sweep: HTML, Markdown, figures"),
-    "export": ("results", "write the results in the format of lm-eval"),
+    "status": ("reports", "show the progress of a sweep"),
+    "report": ("reports", "write the report of a sweep: HTML, Markdown, figures"),
+    "export": ("reports", "write the results in the format of lm-eval"),
     "tasks": ("tasks", "list the benchmarks, or run one without Ray"),
     "generate": ("sampling", "continue prompts from standard input"),
     "score": ("sampling", "compute log-likelihoods of texts from standard input"),
