@@ -19,7 +19,7 @@ from simulated_sweep import NINE, Simulation, write_sweep
 
 from orchestrator.cli.console import run_command
 from orchestrator.cli.reports import report
-from orchestrator.report import write_report
+from orchestrator.report import tables, write_report
 from orchestrator.report.examples import AFTER, BEFORE, ELLIPSIS, HEAD, TAIL, first_difference, mark_difference
 from orchestrator.report.text import signed
 from sampler.errors import InputError
@@ -173,6 +173,16 @@ def test_results_have_the_tables_of_the_original_experiment(reported: Path) -> N
     for above, line in pairwise(lines):  # every row of a table has its header's columns
         if line.startswith("|") and above.startswith("|"):
             assert line.count("|") == above.count("|")
+
+
+def test_a_counter_is_shown_by_declaring_a_column(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    column = tables.Column("prompt tokens/document", lambda row: tables.number_cell(row.per_document("prompt_tokens")))
+    monkeypatch.setattr(tables, "WORK_COLUMNS", (*tables.WORK_COLUMNS, column))
+    write_report([few], figures=False)
+    summary = json.loads((few / "summaries/gsm8k/k2_middle/summary.json").read_text())
+    text = read_page(few).text
+    assert "prompt tokens/document" in text
+    assert f"{summary['counters']['prompt_tokens'] / summary['counters']['rows']:.1f}" in text
 
 
 def test_the_same_rows_give_the_same_bytes(few: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from orchestrator.analysis.earlier_results import caveats
 from orchestrator.analysis.results import best, best_by_k
 from orchestrator.report.section import Section, TaskView
 from orchestrator.report.tables import (
@@ -155,19 +156,20 @@ def _notes(section: Section) -> Iterator[str]:
 
 
 def _earlier(section: Section) -> Iterator[str]:
-    if section.earlier is None:
+    if not section.earlier:
         return
     yield "## Comparison with an earlier experiment"
     yield ""
-    yield f"{section.earlier.folder} contains the means of an earlier run: {'; '.join(section.earlier.caveats)}."
+    yield f"{section.earlier_name} contains the means of an earlier run: {'; '.join(caveats(section.earlier))}."
     yield ""
-    for task in section.earlier.tasks:
-        yield f"### {task.name}"
+    for task in section.earlier:
+        table = earlier_table(task, section)
+        yield f"### {table.name}"
         yield ""
         for sentence in task.anomalies:
             yield f"- {sentence}"
         yield ""
-        yield from _table(earlier_table(task))
+        yield from _table(table)
 
 
 def _table(table: Table) -> Iterator[str]:

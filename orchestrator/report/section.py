@@ -1,13 +1,12 @@
 """A section of a report: one sweep (or several that can be compared), analyzed and ready to be rendered."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from orchestrator.analysis import Analysis, analyse
-from orchestrator.analysis.earlier_results import EarlierResult, EarlierTaskResults, caveats
+from orchestrator.analysis.earlier_results import EarlierTaskResults
 from orchestrator.analysis.explain import Explanation, flops_per_token
 from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fastest_within_margin
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
@@ -109,47 +108,6 @@ class TaskView:
         return f", {baseline.configuration.settings_label()}" if len(self.task.baselines) > 1 else ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EarlierRow:
-    old: EarlierResult
-    ours: ConfigurationResult | None  # None if we have no such configuration
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EarlierTask:
-    name: str
-    in_ours: bool
-    rows: tuple[EarlierRow, ...]
-    anomalies: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EarlierResults:
-    """Results of an earlier experiment next to ours. They are means without documents, so nothing is paired."""
-
-    folder: str
-    caveats: tuple[str, ...]
-    tasks: tuple[EarlierTask, ...]
-
-
-def match_earlier(old: Sequence[EarlierTaskResults], ours: Sequence[TaskResult], folder: Path) -> EarlierResults:
-    by_task = {task.task: task for task in ours}
-    tasks = tuple(_match_task(one, by_task.get(one.task)) for one in old)
-    return EarlierResults(folder=folder.resolve().name, caveats=caveats(old), tasks=tasks)
-
-
-def _match_task(old: EarlierTaskResults, ours: TaskResult | None) -> EarlierTask:
-    by_policy: dict[str, ConfigurationResult] = {}
-    for result in ours.configurations if ours is not None else ():
-        by_policy.setdefault(result.configuration.policy, result)
-    return EarlierTask(
-        name=old.task + (f" (first {old.limit} of each subject)" if old.limit else ""),
-        in_ours=ours is not None,
-        rows=tuple(EarlierRow(old=row, ours=by_policy.get(row.summary.config)) for row in old.rows),
-        anomalies=old.anomalies,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """`build_section` creates it; the page, results.md and the summaries are rendered from it."""
@@ -162,7 +120,8 @@ class Section:
     examples: tuple[Examples, ...]
     trials: Mapping[str, Mapping[str, Any]]
     data_notices: tuple[str, ...] = ()
-    earlier: EarlierResults | None = None
+    earlier: tuple[EarlierTaskResults, ...] = ()  # of another experiment, to show next to ours
+    earlier_name: str = ""
 
     @property
     def model(self) -> str:

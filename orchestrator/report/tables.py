@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from orchestrator.analysis.earlier_results import EarlierResult, EarlierTaskResults
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.ranking import AXES, SPEED, Ranking
 from orchestrator.analysis.results import ConfigurationResult
 from orchestrator.analysis.speedups import Speedup
 from orchestrator.report.examples import Examples
-from orchestrator.report.section import ConfigurationView, EarlierRow, EarlierTask, TaskView
+from orchestrator.report.section import ConfigurationView, Section, TaskView
 from orchestrator.report.text import (
     NONE,
     hours,
@@ -348,15 +349,20 @@ def regressions_table(groups: Sequence[Examples]) -> Table:
     return _table("Documents lost and won", ("configuration", "task", "lost", "won", "shown"), rows)
 
 
-def earlier_table(task: EarlierTask) -> Table:
-    """An earlier experiment next to ours, if we ran the task."""
+def earlier_table(earlier: EarlierTaskResults, section: Section) -> Table:
+    """An earlier experiment next to ours, if we ran the task. Its means have no documents, so nothing is paired."""
+    ours = next((view.task for view in section.tasks if view.task.task == earlier.task), None)
+    by_policy: dict[str, ConfigurationResult] = {}
+    for result in ours.configurations if ours is not None else ():
+        by_policy.setdefault(result.configuration.policy, result)
     titles = ["configuration", "accuracy %, then", "drop, then", "tokens/s, then", "speed-up, then"]
-    titles += ["accuracy %, ours", "difference, ours", "tokens/s, ours", "speed-up, ours"] if task.in_ours else []
-    return _table(f"Earlier results: {task.name}", titles, [_earlier_cells(row)[: len(titles)] for row in task.rows])
+    titles += ["accuracy %, ours", "difference, ours", "tokens/s, ours", "speed-up, ours"] if ours is not None else []
+    name = earlier.task + (f" (first {earlier.limit} of each subject)" if earlier.limit else "")
+    rows = [_earlier_cells(row, by_policy.get(row.summary.config))[: len(titles)] for row in earlier.rows]
+    return _table(name, titles, rows)
 
 
-def _earlier_cells(row: EarlierRow) -> list[Cell]:
-    old, ours = row.old, row.ours
+def _earlier_cells(old: EarlierResult, ours: ConfigurationResult | None) -> list[Cell]:
     stated = old.summary.reported_drop  # computed by the experiment from rounded accuracies
     speedup = None if ours is None else _speedup(ours)
     drop = Cell(text=NONE, sort="")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.analysis.earlier_results import read_summaries, read_summary
+from orchestrator.analysis.earlier_results import caveats, read_summaries, read_summary
 from orchestrator.report import tables, text
 from orchestrator.report.markdown import results_markdown
 from orchestrator.report.parallel import process_pool_map, sequential_map
-from orchestrator.report.section import Section, build_section, match_earlier
+from orchestrator.report.section import Section, build_section
 from orchestrator.report.summaries import configuration_summaries
 from orchestrator.report.sweeps import read_sweeps
 from orchestrator.store import Store
@@ -63,7 +63,7 @@ def write_report(
 
     By default the report of one sweep is written into its directory, that of several into `merged/` of the first.
     """
-    earlier = None if compare is None else read_summaries(compare)
+    earlier = () if compare is None else read_summaries(compare)
     large = sum(len(Store(folder).trial_ids()) for folder in folders) >= POOL_MIN_TRIALS
     with process_pool_map() if large else nullcontext(sequential_map) as parallel:
         groups = read_sweeps(folders, parallel)
@@ -72,8 +72,9 @@ def write_report(
             build_section(data, prefix=prefix, margin=margin, speedup=speedup, figures=figures, parallel=parallel)
             for data, prefix in zip(groups, prefixes, strict=True)
         ]
-    if earlier is not None and compare is not None:
-        sections = [replace(one, earlier=match_earlier(earlier, one.analysis.tasks, compare)) for one in sections]
+    if compare is not None:
+        name = compare.resolve().name
+        sections = [replace(section, earlier=earlier, earlier_name=name) for section in sections]
     target = Path(out) if out is not None else Path(folders[0]) if len(folders) == 1 else Path(folders[0]) / "merged"
     files = {
         **dict(_figure_files(sections)),
@@ -145,7 +146,7 @@ def render_page(sections: Sequence[Section], *, folders: Sequence[str]) -> str:
     """
     models = list(dict.fromkeys(section.model for section in sections))
     css, js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    compared = any(section.earlier is not None for section in sections)
+    compared = any(section.earlier for section in sections)
     return (
         _environment()
         .get_template("report.html.j2")
@@ -174,7 +175,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {name: getattr(text, name) for name in TEXT_FILTERS}
     environment.filters["data_uri"] = _svg_data_uri
-    environment.globals["tables"] = tables
+    environment.globals |= {"tables": tables, "caveats": caveats}
     return environment
 
 
