@@ -12,30 +12,31 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from pages import ALL, MODULE, OURS, PAGES, README, ROOT, run_page_command
+from pages import ALL, OURS, PAGES, README, ROOT, programs, run_page_command
 from simulated_sweep import Simulation, write_sweep
 from tasks_fakes import canned_for, run
 
-from orchestrator.cli.flags import parse_sweep
+from orchestrator.cli.__main__ import dispatch
+from orchestrator.cli.flags import aliases, parse_sweep
+from orchestrator.planning.settings import ALL_SETTINGS
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.policies import RULES
 from tasks.catalog import CATALOG
 from tasks.documents import TaskOptions
 from tasks.task import open_task
+from tools import settings_page
 
 ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # the Hub, or a job that was submitted
-LONG = ("orchestrator.bench", "sampler.bench", "tools.")  # minutes, or the project's files
+LONG = ("reuse-sweep bench", "tools.")  # minutes, or the project's files
 SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, which `.ci/run` does from nothing
 RAY_WITH_TOKEN = "RAY_AUTH_MODE=token ray "  # tests/test_dashboard.py runs these during a sweep
 CONTAINERS = ("docker ", "kubectl ")  # programs that may not be installed here
 OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's commands
-COMMANDS = (
-    *(f"orchestrator.{name}" for name in ("sweep", "status", "report", "export", "bench")),
-    *("orchestrator.slurm submit", "orchestrator.slurm status", "tasks.list", "tasks.run"),
-    *("tools.bundled.documents", "tools.bundled.training_lines"),
-    *("sampler.generate", "sampler.score", "sampler.bench", "sampler.profile"),
-    *("tools.cold", "tools.faults", "tools.scale", "tools.tiny.train", "tools.tiny.evaluate"),
-)
+PROGRAMS = {
+    *("sweep", "status", "report", "export", "tasks", "tasks run", "generate", "score", "profile", "bench"),
+    *("bench sweep", "slurm submit", "slurm status", "tools.bundled.documents", "tools.bundled.training_lines"),
+    *("tools.cold", "tools.faults", "tools.scale", "tools.tiny.train", "tools.tiny.evaluate", "tools.settings_page"),
+}
 
 
 RUN = [command for command in OURS if not any(part in command for part in (*ELSEWHERE, *LONG))]
@@ -58,39 +59,38 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_runs(command: str, place: Path) -> None:
     """As written, but jobs are only planned, and sweeps too, which test_documentation_sweeps runs to their end."""
     shortened = command.replace("--requeue -- ", "--requeue --dry-run -- ")
-    if "orchestrator.sweep" in command and "--dry-run" not in command:
+    if programs(command)[0] == "sweep" and "--dry-run" not in command:
         shortened += " --dry-run"
     assert run_page_command(shortened, place).strip()
 
 
 @cache
-def known_flags(module: str, *words: str) -> set[str]:
-    """Of a command, and of its second word where it has such."""
-    package = importlib.import_module(module)
-    command = importlib.import_module(f"{module}.__main__") if hasattr(package, "__path__") else package
-    told = io.StringIO()
-    with mock.patch.object(sys, "argv", [module, *words, "--help"]), redirect_stdout(told), suppress(SystemExit):
-        command.main()
-    return set(re.findall(r"--[a-z][a-z-]*", told.getvalue()))
+def known_flags(program: str) -> set[str]:
+    printed = io.StringIO()
+    with mock.patch.object(sys, "argv", [program, "--help"]), redirect_stdout(printed), suppress(SystemExit):
+        if program.startswith("tools."):
+            module = importlib.import_module(program)
+            (importlib.import_module(f"{program}.__main__") if hasattr(module, "__path__") else module).main()
+        else:
+            dispatch([*program.split(), "--help"])
+    return set(re.findall(r"--[a-z][a-z-]*", printed.getvalue()))
 
 
 def test_every_flag_exists() -> None:
     """Those of each command, and in the text those of any."""
     for command in OURS:
-        module = MODULE.findall(command)[0]
         own, _, passed_on = command.partition(" -- ")
-        words = shlex.split(own)
-        second = [words[words.index(module) + 1]] if module == "orchestrator.slurm" else []
-        assert flags_in(words) <= known_flags(module, *second), command
-        assert flags_in(shlex.split(passed_on)) <= known_flags("orchestrator.sweep"), command
+        assert flags_in(shlex.split(own)) <= known_flags(programs(command)[0]), command
+        assert flags_in(shlex.split(passed_on)) <= known_flags("sweep"), command
     for command in ALL:
         if command.startswith(("ray submit", "ray job submit")):
-            assert flags_in(shlex.split(command.partition(" -- ")[2])) <= known_flags("orchestrator.sweep"), command
+            assert flags_in(shlex.split(command.partition(" -- ")[2])) <= known_flags("sweep"), command
 
 
 def test_pages_and_help_know_the_same_flags() -> None:
     """Whatever the text mentions is a flag of some command, and whatever a command takes is in some page."""
-    known = set().union(*(known_flags(*command.split()) for command in COMMANDS))
+    known = set().union(*map(known_flags, PROGRAMS - {"tools.settings_page"}))
+    known |= {f"--{alias}" for alias in aliases(ALL_SETTINGS)}
     mentioned: set[str] = set()
     for page in PAGES:
         here = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*(?![\w-])", page.read_text(encoding="utf-8")))
@@ -101,8 +101,13 @@ def test_pages_and_help_know_the_same_flags() -> None:
 
 
 def test_every_command_of_ours_is_known_here() -> None:
-    modules = {module for page in PAGES for module in MODULE.findall(page.read_text(encoding="utf-8"))}
-    assert modules == {command.partition(" ")[0] for command in COMMANDS}
+    mentioned = {program for page in PAGES for program in programs(page.read_text(encoding="utf-8"))}
+    assert mentioned == PROGRAMS
+
+
+def test_the_settings_page_is_generated() -> None:
+    """`python -m tools.settings_page > docs/settings.md` updates it."""
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == settings_page.page()
 
 
 def flags_in(words: list[str]) -> set[str]:

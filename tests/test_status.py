@@ -223,7 +223,7 @@ def test_help_names_every_key_of_the_json(sweep: MadeSweep) -> None:
         *found["writer"],
     ]
     words = set(told.replace(",", " ").replace(";", " ").replace(":", " ").replace("(", " ").split())
-    assert not set(keys) - words
+    assert not set(keys) - words, set(keys) - words
 
 
 def test_reading_waits_neither_for_torch_nor_for_ray() -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import Parser
 from orchestrator.cli.flags import parse_options
-from orchestrator.planning.fields import setting
+from orchestrator.planning.fields import setting, shared
+from orchestrator.planning.settings import SweepSettings
 
 if TYPE_CHECKING:
     from orchestrator.progress.status import SweepStatus
@@ -49,6 +50,7 @@ REPORT_EXAMPLES = """examples:
   reuse-sweep report results/my-sweep --margin 3      exploratory: not the margin declared before the run
 Sweeps of the same model and settings are merged. Different ones get separate sections and are never paired.
 """
+EXPLORATORY = "other than the declared one; makes verdicts exploratory"
 EXPORT_EXAMPLES = """examples:
   reuse-sweep export --lm-eval results/my-sweep
   reuse-sweep export --lm-eval results/my-sweep --out exported
@@ -71,12 +73,8 @@ class ReportOptions:
     compare: Path | None = setting(
         None, metavar="OLD", help="directory with summary.json files of an earlier experiment"
     )
-    margin: float | None = setting(
-        None, metavar="POINTS", help="margin other than the declared one; makes verdicts exploratory"
-    )
-    speedup: float | None = setting(
-        None, metavar="RATIO", help="speed-up other than the declared one; makes verdicts exploratory"
-    )
+    margin: float | None = shared(SweepSettings, "margin", default=None, help=f"margin {EXPLORATORY}")
+    speedup: float | None = shared(SweepSettings, "speedup", default=None, help=f"speed-up {EXPLORATORY}")
     no_figures: bool = setting(False, help="write the report without figures, which is faster")
     open: bool = setting(False, help="open the report in a browser")
 

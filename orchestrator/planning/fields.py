@@ -36,6 +36,7 @@ class Setting:
     maximum: float | None = None
     above: float | None = None  # exclusive minimum
     below: float | None = None  # exclusive maximum
+    cap: float | None = None  # larger values are surely mistakes; not part of the documented range
     unit: str = ""
     choices: tuple[str, ...] = ()
     example: str = ""  # shown if the setting is missing or empty
@@ -98,7 +99,9 @@ class Setting:
             elif self.choices and one not in self.choices:
                 yield f"{self.flag} must be {listed(self.choices)} (got {display(one)})"
             elif self.kind in (int, float) and not self._in_bounds(one):
-                yield f"{self.flag} must be {self._bounds} (got {display(one)})"
+                yield f"{self.flag} must be {self.bounds or 'a finite number'} (got {display(one)})"
+            elif self.cap is not None and one > self.cap:
+                yield f"{self.flag} must be at most {display(self.cap)} (got {display(one)})"
             elif self.check is not None and (wrong := self.check(one)) is not None:
                 yield f"{self.flag}{' ' if wrong.startswith('must') else ': '}{wrong}"
         if self.many and not self.repeatable and (twice := repeated(values)) is not None:
@@ -122,19 +125,15 @@ class Setting:
         )
 
     @property
-    def _bounds(self) -> str:
-        unit = f" {self.unit}" if self.unit else ""
-        ends = [end for end in (self.minimum, self.above, self.maximum, self.below) if end is not None]
-        if (self.minimum is None) == (self.maximum is None) and len(ends) == 2:
-            return f"between {display(ends[0])} and {display(ends[1])}{unit}"
-        words = (
-            ("at least", self.minimum),
-            ("above", self.above),
-            ("at most", self.maximum),
-            ("below", self.below),
-        )
-        parts = [f"{word} {display(end)}" for word, end in words if end is not None]
-        return f"{' and '.join(parts)}{unit}" if parts else "a finite number"
+    def bounds(self) -> str:
+        """The allowed range in words, '' if there is none."""
+        low = ("at least", self.minimum) if self.above is None else ("above", self.above)
+        high = ("at most", self.maximum) if self.below is None else ("below", self.below)
+        if None not in (low[1], high[1]) and (self.above is None) == (self.below is None):
+            text = f"between {display(low[1])} and {display(high[1])}"
+        else:
+            text = " and ".join(f"{word} {display(end)}" for word, end in (low, high) if end is not None)
+        return f"{text} {self.unit}".rstrip()
 
 
 def setting(default: Any = MISSING, **declaration: Any) -> Any:

@@ -195,16 +195,16 @@ class SweepSettings:
         "auto", group=MODEL, help="hub, bundled or a directory laid out like the Hub; auto matches the model"
     )
     limit: int | None = setting(
-        None, group=MODEL, minimum=1, maximum=10**9, default_text="all", help="first N documents of each subtask"
+        None, group=MODEL, minimum=1, cap=10**9, default_text="all", help="first N documents of each subtask"
     )
     sample: int | None = setting(
-        None, group=MODEL, minimum=1, maximum=10**9, help="N random documents spread over the subtasks"
+        None, group=MODEL, minimum=1, cap=10**9, help="N random documents spread over the subtasks"
     )
     fewshot: int | None = setting(
         None,
         group=MODEL,
         minimum=0,
-        maximum=1000,
+        cap=1000,
         aliases=("num-fewshot",),
         default_text="set by the task",
         help="worked examples in the prompt",
@@ -220,24 +220,24 @@ class SweepSettings:
         help="number of layers in first, middle and last",
     )
     dtype: str = setting("auto", group=MODEL, metavar="TYPE", choices=DTYPES, help=", ".join(DTYPES[1:]) + " or auto")
-    batch_size: int = setting(1, group=MODEL, minimum=1, maximum=10**4, help="documents decoded together")
+    batch_size: int = setting(1, group=MODEL, minimum=1, cap=10**4, help="documents decoded together")
     max_new_tokens: int | None = setting(
         None,
         group=MODEL,
         minimum=1,
-        maximum=10**6,
+        cap=10**6,
         aliases=("max-gen-toks",),
         default_text="set by the task",
         help="maximum length of an answer",
     )
-    repeats: int = setting(1, group=MODEL, minimum=1, maximum=1000, help="number of times to run each trial")
+    repeats: int = setting(1, group=MODEL, minimum=1, cap=1000, help="number of times to run each trial")
     seed: int = setting(
-        0, group=MODEL, minimum=0, maximum=2**32 - 1, default_text="0", help="of the random sample and trial order"
+        0, group=MODEL, minimum=0, cap=2**32 - 1, default_text="0", help="of the random sample and trial order"
     )
-    shard_size: int = setting(50, group=MODEL, minimum=1, maximum=10**9, help="documents per trial")
+    shard_size: int = setting(50, group=MODEL, minimum=1, cap=10**9, help="documents per trial")
 
     actors: int | None = setting(
-        None, group=MACHINE, minimum=1, maximum=10**5, default_text="as many as fit", help="models loaded at a time"
+        None, group=MACHINE, minimum=1, cap=10**5, default_text="as many as fit", help="models loaded at a time"
     )
     gpus_per_actor: float | None = setting(
         None, group=MACHINE, check=_check_gpus, default_text="1, or 0 without GPUs", help="0.5 puts two on a GPU"
@@ -246,7 +246,7 @@ class SweepSettings:
         None, group=MACHINE, minimum=SMALLEST_SHARE, default_text="1", help="cores to reserve for each actor"
     )
     threads_per_actor: int | None = setting(
-        None, group=MACHINE, minimum=1, maximum=1024, default_text="1 on a CPU", help="CPU threads of each actor"
+        None, group=MACHINE, minimum=1, cap=1024, default_text="1 on a CPU", help="CPU threads of each actor"
     )
     accelerator_type: str | None = setting(
         None, group=MACHINE, metavar="TYPE", help="GPU model that actors need, as Ray names it: A100, H100, T4"
