@@ -16,16 +16,16 @@ from orchestrator.progress.view import SweepView
 from orchestrator.running import environment
 from orchestrator.running.stop import StopSignals
 from orchestrator.store import Store
-from tools.scale.million import TASK, write_begun
+from tools.scale.synthetic_sweep import TASK, write_planned_sweep
 
 TRIALS, SECONDS, LOADING = 54, 0.3, 6.0
 
 environment.prepare(local=True)
 from orchestrator.running import cluster, driver  # noqa: E402  only now: the environment is prepared
-from tools.scale.actors import StandIn, StandInSettings  # noqa: E402
+from tools.scale.simulated_worker import SimulatedWorker, SimulatedWorkerSettings  # noqa: E402
 
 
-class Slow(StandIn):
+class Slow(SimulatedWorker):
     def load(self, settings: Any) -> Any:
         if self._name != "worker-1":
             time.sleep(LOADING)
@@ -33,7 +33,7 @@ class Slow(StandIn):
 
 
 def main(folder: Path) -> None:
-    trials = write_begun(folder, documents=TRIALS // 9, shard=1)
+    trials = write_planned_sweep(folder, documents=TRIALS // 9, shard_size=1)
     documents = {trial.shard: (f"{trial.task}/{trial.shard}",) for trial in trials}
     plan = RunPlan(
         folder=str(folder),
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
         run = driver.SweepRun(
             plan=plan,
             results=results,
-            settings=StandInSettings(seconds=SECONDS, actors=1),
+            settings=SimulatedWorkerSettings(seconds_per_document=SECONDS, actors=1),
             placement=placement,
             view=view,
             stop=StopSignals(),

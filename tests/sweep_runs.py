@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from orchestrator.store import Store
-from tools.faults.ledger import OF_THE_MOMENT
+from tools.faults.row_checker import VARYING_COLUMNS
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # a sweep of these tests takes twenty on a machine with nothing else to do
@@ -124,7 +124,7 @@ def is_loopback(address: str) -> bool:
 def outcome(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Every row by trial and document, without what depends on the moment; each there once."""
     table: pa.Table = Store(folder).rows()
-    rows = table.drop_columns(sorted(OF_THE_MOMENT)).to_pylist()
+    rows = table.drop_columns(sorted(VARYING_COLUMNS)).to_pylist()
     found = {(row["trial_id"], row["doc_id"]): row for row in rows}
     assert len(found) == len(rows), "a document has two rows"
     return found

@@ -12,7 +12,7 @@ from analysis_tables import Truth, World, asked, described, draw, grid
 from simulated_sweep import Simulation, write_sweep
 
 from orchestrator.store import Store
-from tools.scale.figure import spent_by
+from tools.scale.figures import measure_command
 
 ROOT = Path(__file__).parent.parent
 ANALYSE = """
@@ -76,10 +76,10 @@ def test_a_report_of_a_million_rows(tmp_path: Path, shard_size: int) -> None:
     documents = {"gsm8k": 1_319, "minerva_math": 5_000, "mmlu": 12_300}
     folder = write_sweep(tmp_path / "s", Simulation(documents=documents, repeats=6, shard_size=shard_size, actors=8))
     assert Store(folder).rows(columns=["doc_id"], verify=False).num_rows == 1_005_426
-    spent = spent_by("orchestrator.report", [str(folder)])
+    spent = measure_command("orchestrator.report", [str(folder)])
     print(spent)
-    assert spent.wall < 20, spent
-    assert spent.memory < 1_500, spent
+    assert spent.wall_seconds < 20, spent
+    assert spent.memory_mb < 1_500, spent
     assert (folder / "report.html").stat().st_size < 5_000_000
 
 

@@ -14,8 +14,8 @@ from orchestrator.report.parallel import process_pool_map
 from orchestrator.report.section import build_section
 from orchestrator.report.sweeps import TRIALS_PER_PART, read_sweeps
 from sampler.errors import InputError
-from tools.faults import damage
-from tools.processes import below, gone
+from tools.faults.faults import trial_files
+from tools.processes import descendants, wait_until_gone
 
 ROOT = Path(__file__).parents[1]
 WAITING = """
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 def test_several_processes_give_the_same_report(tmp_path: Path) -> None:
     """More trials than one part holds, one of them corrupted."""
     sweep = write_sweep(tmp_path / "s", Simulation(documents={"gsm8k": 160, "mmlu": 57}, shard_size=20))
-    victim = damage.files(sweep, ("rows.parquet",))[70]
+    victim = trial_files(sweep, ("rows.parquet",))[70]
     victim.write_bytes(victim.read_bytes()[:-20])
     (alone,) = read_sweeps([sweep])
     assert len(alone.trials) > TRIALS_PER_PART
@@ -67,7 +67,7 @@ def test_processes_exit_with_their_parent(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=os.environ | path) as started:
         assert started.stdout is not None
         assert started.stdout.readline() == b"ready\n"
-        helpers = list(below(started.pid))
+        helpers = list(descendants(started.pid))
         assert helpers
         os.kill(started.pid, signal.SIGKILL)
-    assert gone(helpers, within=30)
+    assert wait_until_gone(helpers, timeout_seconds=30)

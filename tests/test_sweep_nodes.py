@@ -9,7 +9,7 @@ from node_namespaces import Machines, machines, reason_against_nodes
 from ray_nodes import NodeSweep, hosts_at_work, start_head, start_worker
 from sweep_runs import Run, outcome
 
-from tools.faults.case import write_files
+from tools.faults.sweep import write_model_and_data
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
@@ -22,7 +22,7 @@ FIRST, LATE, DYING = 3, 5, 2
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("case")
-    write_files(folder, documents=DOCUMENTS)
+    write_model_and_data(folder, documents=DOCUMENTS)
     return folder
 
 

@@ -14,10 +14,9 @@ from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import build_transformer
 from sampler.measure import TINY
 from sampler.plan import CacheSpec, PassKind, compute_all
-from tools.tiny.batches import Shard, pack
+from tools.tiny.batches import Shard, make_blocks, pack
 from tools.tiny.examples import Example
-from tools.tiny.network import Blocks, Network, Weights, new_weights, qwen2_tensors
-from tools.tiny.rows import make_rows
+from tools.tiny.network import Network, PackedBlocks, Weights, new_weights, qwen2_tensors
 
 CONFIG = replace(TINY, num_layers=3, vocab_size=40, mask_token_id=39, eos_token_ids=(38,), pad_token_id=37)
 SIZE = CONFIG.block_size
@@ -39,7 +38,7 @@ def example(length: int, prompt: int, seed: int = 0) -> Example:
 
 def shard_of(*examples: Example, size: int = 24) -> Shard:
     rng = random.Random(3)
-    return pack([make_rows(each, CONFIG, rng, 0.5) for each in examples], CONFIG, size)
+    return pack([make_blocks(each, CONFIG, rng, 0.5) for each in examples], CONFIG, size)
 
 
 class Everything:
@@ -79,7 +78,7 @@ def sampled(weights: Weights, before: list[int], block: list[int]) -> Tensor:
 def test_every_block_of_a_shard_has_the_logits_that_decoding_will_see() -> None:
     weights = weights_of(CONFIG)
     one = example(110, 40)
-    rows = make_rows(one, CONFIG, random.Random(3), 0.5)
+    rows = make_blocks(one, CONFIG, random.Random(3), 0.5)
     shard = pack([rows], CONFIG, 12)
     every = torch.arange(12 * SIZE)
     logits = Network(CONFIG, compiled=False).logits(weights, shard.blocks, every).unflatten(0, (12, SIZE))
@@ -105,7 +104,7 @@ def test_blocks_see_what_one_mask_over_the_whole_batch_would_let_them_see() -> N
     torch.testing.assert_close(fast, masked_logits(weights, shard.blocks), atol=2e-4, rtol=1e-4)
 
 
-def masked_logits(weights: Weights, blocks: Blocks) -> Tensor:
+def masked_logits(weights: Weights, blocks: PackedBlocks) -> Tensor:
     """The network written down plainly, with one mask for all blocks."""
     sees = torch.zeros(len(blocks.tokens_BS), len(blocks.tokens_BS), dtype=torch.bool)
     for group in blocks.groups:
@@ -149,7 +148,7 @@ def masked_logits(weights: Weights, blocks: Blocks) -> Tensor:
 def test_a_noisy_copy_sees_clean_earlier_blocks_and_itself_only() -> None:
     """Changing another noisy copy, or a clean copy of the block itself, changes nothing; an earlier block does."""
     weights = weights_of(CONFIG)
-    rows = make_rows(example(100, 40), CONFIG, random.Random(0), 0.0)
+    rows = make_blocks(example(100, 40), CONFIG, random.Random(0), 0.0)
     assert [(row.place, row.noisy) for row in rows] == [
         (0, False), (1, False), (2, False), (1, True), (1, True), (2, True), (2, True), (3, True), (3, True),
     ]  # fmt: skip

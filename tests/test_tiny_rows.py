@@ -1,4 +1,4 @@
-"""Blocks to learn from look as decoding and scoring meet them."""
+"""PackedBlocks to learn from look as decoding and scoring meet them."""
 
 import random
 from collections import Counter
@@ -8,9 +8,17 @@ import pytest
 
 from sampler import InputError
 from sampler.measure import TINY
-from tools.tiny.batches import SHARDS, Batches
+from tools.tiny.batches import (
+    AHEAD_WEIGHT,
+    CHOICE_WEIGHT,
+    CONTENT_WEIGHT,
+    SHARDS_PER_STEP,
+    Batches,
+    Block,
+    count_blocks,
+    make_blocks,
+)
 from tools.tiny.examples import Example
-from tools.tiny.rows import AHEAD, CHOICE, CONTENT, Row, count_rows, make_rows
 
 CONFIG = replace(TINY, num_layers=2, vocab_size=600, mask_token_id=599, eos_token_ids=(598,), pad_token_id=597)
 MASK, EOS, SIZE = CONFIG.mask_token_id, 598, CONFIG.block_size
@@ -21,8 +29,8 @@ def example(length: int, prompt: int, asked: frozenset[int] | None = None) -> Ex
     return Example(tokens=(*range(length - 1), EOS), prompt=prompt, asked=asked)
 
 
-def rows_of(given: Example, seed: int, like_decoding: float) -> list[Row]:
-    return make_rows(given, CONFIG, random.Random(seed), like_decoding)
+def rows_of(given: Example, seed: int, like_decoding: float) -> list[Block]:
+    return make_blocks(given, CONFIG, random.Random(seed), like_decoding)
 
 
 @pytest.mark.parametrize("prompt", [5, 31, 32, 33, 40, 63, 64, 65])
@@ -34,7 +42,7 @@ def test_what_is_read_is_masked_and_what_is_shown_is_true(prompt: int, answer: i
     learned: Counter[int] = Counter()
     for seed in range(30):
         rows = rows_of(given, seed, like_decoding)
-        assert len(rows) == count_rows(given, CONFIG)
+        assert len(rows) == count_blocks(given, CONFIG)
         for row in rows:
             begin = row.place * SIZE
             for offset, token in enumerate(row.tokens):
@@ -44,7 +52,7 @@ def test_what_is_read_is_masked_and_what_is_shown_is_true(prompt: int, answer: i
                     assert begin + offset >= prompt
                 else:
                     assert token == filled[begin + offset]
-            for reading in row.readings:
+            for reading in row.predictions:
                 position = begin + reading.offset + 1
                 assert reading.target == filled[position]
                 assert position >= prompt
@@ -87,7 +95,7 @@ def test_copies_like_decoding_hide_everything_behind_their_small_block() -> None
             masked = [offset for offset, token in enumerate(row.tokens) if token == MASK]
             small = masked[0] // 8
             assert set(range(8 * (small + 1), SIZE)) <= set(masked)
-            sure = [reading for reading in row.readings if reading.weight == 1.0]
+            sure = [reading for reading in row.predictions if reading.weight == 1.0]
             assert {(reading.offset + 1) // 8 for reading in sure} == {small}
 
 
@@ -96,10 +104,10 @@ def test_content_counts_double_and_what_lies_ahead_little() -> None:
     weights: dict[int, set[float]] = {44: set(), 45: set()}
     for seed in range(60):
         for row in rows_of(given, seed, 1.0):
-            for reading in row.readings:
+            for reading in row.predictions:
                 if reading.target in weights:
                     weights[reading.target].add(reading.weight)
-    assert weights == {44: {CONTENT, AHEAD * CONTENT}, 45: {1.0, AHEAD}}
+    assert weights == {44: {CONTENT_WEIGHT, AHEAD_WEIGHT * CONTENT_WEIGHT}, 45: {1.0, AHEAD_WEIGHT}}
 
 
 def test_a_choice_looks_as_scoring_sees_it() -> None:
@@ -111,9 +119,9 @@ def test_a_choice_looks_as_scoring_sees_it() -> None:
         assert row.tokens[:8] == tuple(range(32, 40))
         assert row.tokens[8] == MASK
         assert set(row.tokens[10:]) == {MASK}
-        assert row.readings[0].offset == 7
-        assert row.readings[0].target == 40
-        assert row.readings[0].weight == CHOICE
+        assert row.predictions[0].offset == 7
+        assert row.predictions[0].target == 40
+        assert row.predictions[0].weight == CHOICE_WEIGHT
         shown += row.tokens[9] == EOS
     assert 25 < shown < 50
 
@@ -121,9 +129,11 @@ def test_a_choice_looks_as_scoring_sees_it() -> None:
 def test_a_choice_at_a_blocks_start_is_read_in_the_block_before() -> None:
     (first, second) = rows_of(example(66, 64), 0, 0.5)
     assert not first.noisy
-    assert not first.readings
+    assert not first.predictions
     assert not second.noisy
-    assert [(reading.offset, reading.target, reading.weight) for reading in second.readings] == [(31, 64, CHOICE)]
+    assert [(reading.offset, reading.target, reading.weight) for reading in second.predictions] == [
+        (31, 64, CHOICE_WEIGHT)
+    ]
 
 
 def test_a_drill_asks_its_results_only() -> None:
@@ -132,7 +142,7 @@ def test_a_drill_asks_its_results_only() -> None:
     for seed in range(20):
         for row in rows_of(given, seed, 0.5):
             seen |= {row.place * SIZE + offset for offset, token in enumerate(row.tokens) if token == MASK}
-            assert all(reading.target in given.asked for reading in row.readings)
+            assert all(reading.target in given.asked for reading in row.predictions)
     assert seen == {25, 26, 40}  # 64 begins a block, so the block before hands it over
 
 
@@ -147,11 +157,9 @@ def test_every_example_is_learned_once_an_epoch_and_no_shard_overflows() -> None
     assert epoch != batches.shards_of_epoch(1)
     beyond = batches.shard(len(epoch), 0.5)  # the first of the next epoch
     assert beyond.examples == len(batches.shards_of_epoch(1)[0])
-    assert len(batches.shards(0, 0.5)) == SHARDS
+    assert len(batches.shards(0, 0.5)) == SHARDS_PER_STEP
 
 
 def test_an_example_that_fits_no_shard_is_named() -> None:
-    with pytest.raises(
-        InputError, match="training example 2 takes 12 blocks of 32 tokens, copies included; at most 10"
-    ):
+    with pytest.raises(InputError, match=r"training example 2 needs 12 blocks .*limit is 10"):
         Batches([example(40, 20), example(150, 40)], CONFIG, seed=0, size=10)

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 from sampler import InputError
 from sampler.text import decode, encode, encode_chat, load_tokenizer
 from tools.tiny.examples import Line, encode_examples, read_lines, training_texts
-from tools.tiny.model_files import _as_qwen2, tiny_config
-from tools.tiny.tokenizer import END, MASK, PAD, START, build_tokenizer, write_tokenizer
+from tools.tiny.model_files import END, MASK, PAD, START, _as_qwen2, build_tokenizer, tiny_config, write_tokenizer
 
 STRANGE = "Zürich costs 3½ € (naïve)\n\n\tπ ≈ 3.14159… 日本 🙂 \\frac{1}{2}"
 

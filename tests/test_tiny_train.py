@@ -12,15 +12,12 @@ import torch
 from tiny_lines import sum_line, write_lines
 
 from sampler import InputError, load_model
-from tools.tiny import checkpoint
 from tools.tiny.batches import Batches
 from tools.tiny.evaluate import boxed, evaluate
 from tools.tiny.examples import encode_examples, read_lines, training_texts
-from tools.tiny.model_files import tiny_config, write_model
-from tools.tiny.optimizer import orthogonal
-from tools.tiny.tokenizer import build_tokenizer
-from tools.tiny.train import identity, main, train
-from tools.tiny.trainer import GROWS_AT, Budget, Trainer, learning_rate
+from tools.tiny.model_files import build_tokenizer, tiny_config, write_model
+from tools.tiny.train import Progress, load_checkpoint, main, run_identity, save_checkpoint, train
+from tools.tiny.trainer import GROWS_AT, Budget, Trainer, learning_rate, orthogonal
 
 RUN = "a run"
 
@@ -63,8 +60,8 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     for step in range(at):
         begun.step(budget.position(step, 0))
     seen = sum(begun.batches.shard(number, 0.5).examples for number in range(2 * at))
-    stopped = checkpoint.Progress(run=RUN, step=at, examples=seen, grew_at=begun.grew_at)
-    checkpoint.save(tmp_path / "cut.safetensors", begun.state(), stopped)
+    stopped = Progress(run=RUN, step=at, examples=seen, grew_at=begun.grew_at)
+    save_checkpoint(tmp_path / "cut.safetensors", begun.state(), stopped)
     resumed = new_trainer(prepared)
     again = train(resumed, budget, tmp_path / "cut.safetensors", RUN)
     assert_same(whole, resumed)
@@ -98,19 +95,19 @@ def test_growing_keeps_the_scale_of_the_loss(prepared: tuple[Any, list[Any], Any
 
 def test_a_checkpoint_of_another_run_is_refused(prepared: tuple[Any, list[Any], Any], tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
-    checkpoint.save(path, {"x": torch.zeros(1)}, checkpoint.Progress(run="another", step=3))
-    with pytest.raises(InputError, match="belongs to a run with other data, seed or budget"):
-        checkpoint.load(path, RUN)
+    save_checkpoint(path, {"x": torch.zeros(1)}, Progress(run="another", step=3))
+    with pytest.raises(InputError, match="a run with other data, seed or budget"):
+        load_checkpoint(path, RUN)
     path.write_bytes(b"not safetensors")
-    with pytest.raises(InputError, match="is no checkpoint of this program"):
-        checkpoint.load(path, RUN)
+    with pytest.raises(InputError, match="is not a training checkpoint"):
+        load_checkpoint(path, RUN)
     config = prepared[2]
     names = {
-        identity(b"data", config, Budget(steps=1), 0),
-        identity(b"other", config, Budget(steps=1), 0),
-        identity(b"data", config, Budget(steps=2), 0),
-        identity(b"data", config, Budget(minutes=1), 0),
-        identity(b"data", config, Budget(steps=1), 1),
+        run_identity(b"data", config, Budget(steps=1), 0),
+        run_identity(b"other", config, Budget(steps=1), 0),
+        run_identity(b"data", config, Budget(steps=2), 0),
+        run_identity(b"data", config, Budget(minutes=1), 0),
+        run_identity(b"data", config, Budget(steps=1), 1),
     }
     assert len(names) == 5
 

@@ -1,1 +1,1 @@
-"""A campaign of faults: real sweeps, disturbed on purpose, must end with the rows of one that was not disturbed."""
+"""The fault campaign: real sweeps, disturbed on purpose, must end with the rows of an undisturbed sweep."""

@@ -1,178 +1,215 @@
-"""The faults: each strikes a running sweep once and says what was wrong on the spot. The table of them is FAULTS."""
+"""The faults. Each is injected once into a running sweep and returns the problems found on the spot."""
 
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
-from tools.faults import damage
-from tools.faults.command import Command
-from tools.faults.ledger import Problem, other
-from tools.faults.scene import LONGEST, RESULTS, WORKER, Scene, TooLate, complaints
-from tools.processes import below, gone
+from orchestrator.store.trial_files import read_segment
+from tools.faults.row_checker import Problem, other_problem
+from tools.faults.sweep import (
+    COMMAND_TIMEOUT_SECONDS,
+    RESULT_PROCESS,
+    WORKER_PROCESS,
+    DisturbedSweep,
+    SweepCommand,
+    TooLate,
+    traceback_problems,
+)
+from tools.processes import descendants, wait_until_gone
 
-Strike = Callable[[Scene, Random], list[Problem]]
+Inject = Callable[[DisturbedSweep, Random], list[Problem]]
 ROW_FILES = ("rows-*.arrows", "rows.parquet")
+MOST_BYTES_TORN = 2000
+WATCHDOG_PROCESS = "kill_silent_parent"
 IN_USE = "is in use"
-FULL = (
-    "No space left",
-    "cannot be written to",
-    "are free; name another folder",
-)  # while rows are written, at the start, before it
+DISK_FULL = (
+    "No space left",  # while rows are written
+    "cannot be written to",  # at the start
+    "are free; name another folder",  # before the start
+)
 
 
-def kill_worker(scene: Scene, chance: Random) -> list[Problem]:
-    return _kill(scene.victim(WORKER, chance))
+def kill_worker(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    return _kill(sweep.random_process(WORKER_PROCESS, chance))
 
 
-def kill_results(scene: Scene, chance: Random) -> list[Problem]:
-    return _kill(scene.victim(RESULTS, chance))
+def kill_result_actor(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    return _kill(sweep.random_process(RESULT_PROCESS, chance))
 
 
 def _kill(pid: int) -> list[Problem]:
-    with suppress(ProcessLookupError):  # it has just ended by itself
+    with suppress(ProcessLookupError):  # it has just ended
         os.kill(pid, signal.SIGKILL)
     return []
 
 
-def kill_driver(scene: Scene, chance: Random) -> list[Problem]:
+def kill_driver(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
     del chance
-    return scene.kill_driver()
+    return sweep.kill_driver()
 
 
-def kill_node(scene: Scene, chance: Random) -> list[Problem]:
+def kill_node(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
     del chance
-    assert scene.nodes is not None
-    scene.nodes.replace()
-    problems = scene.ledger.look()
-    scene.nodes.wait()
+    assert sweep.nodes is not None
+    sweep.nodes.kill_second()
+    problems = sweep.checker.check()
+    sweep.nodes.wait_for_replacement()
     return problems
 
 
-def stop_worker(scene: Scene, chance: Random) -> list[Problem]:
-    """Stops one that its watchdog watches already; it must be gone before it could go on."""
-    pid = scene.victim(WORKER, chance)
-    until = time.monotonic() + LONGEST
-    while not any("kill_silent_parent" in name for name in below(pid).values()):
-        if not scene.running or time.monotonic() > until:
+def stop_worker(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    """SIGSTOP for a worker that already has a watchdog; the watchdog must kill it."""
+    pid = sweep.random_process(WORKER_PROCESS, chance)
+    until = time.monotonic() + COMMAND_TIMEOUT_SECONDS
+    while not any(WATCHDOG_PROCESS in name for name in descendants(pid).values()):
+        if not sweep.running or time.monotonic() > until:
             raise TooLate
-        pid = scene.victim(WORKER, chance)
+        pid = sweep.random_process(WORKER_PROCESS, chance)
         time.sleep(0.05)
+    limit_seconds = 3 * sweep.case.worker_timeout_seconds
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
-        if not gone([pid], within=3 * scene.case.timeout + 10):
+        if not wait_until_gone([pid], timeout_seconds=limit_seconds + 10):
             os.kill(pid, signal.SIGCONT)
-            return [other(f"a worker that was stopped for {3 * scene.case.timeout:.0f} s was not replaced")]
+            return [other_problem(f"a worker that was stopped for {limit_seconds:.0f} s was not replaced")]
     return []
 
 
-def fill_disk(scene: Scene, chance: Random) -> list[Problem]:
+def fill_disk(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
     del chance
-    scene.disk.fill()
+    sweep.disk.fill()
     try:
-        code = scene.command.wait(LONGEST)
+        code = sweep.command.wait(COMMAND_TIMEOUT_SECONDS)
     finally:
-        scene.disk.free()
+        sweep.disk.free()
     if code is None:
-        return [other(f"a command went on for {LONGEST:.0f} s on a full disk")]
-    if code == 0 or any(sentence in scene.command.text for sentence in FULL):
-        return complaints(scene.command)
-    return [*complaints(scene.command), other(f"ended with {code} and did not say that the disk is full")]
+        return [other_problem(f"a command ran for {COMMAND_TIMEOUT_SECONDS:.0f} s on a full disk")]
+    if code == 0 or any(message in sweep.command.text for message in DISK_FULL):
+        return traceback_problems(sweep.command)
+    unreported = other_problem(f"ended with exit code {code} without reporting that the disk is full")
+    return [*traceback_problems(sweep.command), unreported]
 
 
-def slow_disk(scene: Scene, chance: Random) -> list[Problem]:
+def slow_disk(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
     until = time.monotonic() + chance.uniform(2, 5)
-    while scene.running and time.monotonic() < until:
-        scene.disk.freeze(chance.uniform(0.1, 0.8))
+    while sweep.running and time.monotonic() < until:
+        sweep.disk.freeze(chance.uniform(0.1, 0.8))
         time.sleep(chance.uniform(0, 0.2))
     return []
 
 
-def tear_rows(scene: Scene, chance: Random) -> list[Problem]:
-    """What a crash leaves if the disk had not written all it said."""
-    problems = scene.kill_driver()
-    path = damage.newest(damage.files(scene.folder, ROW_FILES[:1]))
+def tear_rows(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    """Leaves what a crash leaves if the disk had not written everything it had acknowledged."""
+    problems = sweep.kill_driver()
+    path = newest_file(trial_files(sweep.folder, ROW_FILES[:1]))
     if path is None:
         raise TooLate
-    scene.ledger.forgive(path.parent.name)
-    if damage.tear(path, chance):
-        scene.expect_set_aside(path)
+    sweep.checker.allow_rerun(path.parent.name)
+    if tear_file(path, chance):
+        sweep.expect_quarantine(path)
     return problems
 
 
-def flip_rows(scene: Scene, chance: Random) -> list[Problem]:
-    return _flip(scene, chance, ROW_FILES)
+def flip_row_bit(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    return _flip_bit_of(ROW_FILES, sweep, chance)
 
 
-def flip_facts(scene: Scene, chance: Random) -> list[Problem]:
-    return _flip(scene, chance, ("trial.json",))
+def flip_trial_json_bit(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    return _flip_bit_of(("trial.json",), sweep, chance)
 
 
-def _flip(scene: Scene, chance: Random, patterns: tuple[str, ...]) -> list[Problem]:
-    """While the sweep runs, or between two commands; in the first case the file may be written anew at any time."""
+def _flip_bit_of(patterns: tuple[str, ...], sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    """While the sweep runs, when the file may be rewritten at any time, or between two commands."""
     stopped = chance.random() < 0.5
-    problems = scene.kill_driver() if stopped else []
+    problems = sweep.kill_driver() if stopped else []
     for _ in range(20):
-        there = damage.files(scene.folder, patterns)
-        if not there:
+        existing = trial_files(sweep.folder, patterns)
+        if not existing:
             raise TooLate
-        path = chance.choice(there)
+        path = chance.choice(existing)
         if patterns == ROW_FILES:
-            scene.ledger.forgive(path.parent.name)
-        with suppress(FileNotFoundError):  # compacted meanwhile
-            damage.flip(path, chance)
+            sweep.checker.allow_rerun(path.parent.name)
+        with suppress(FileNotFoundError):  # compacted in the meantime
+            flip_bit(path, chance)
             if stopped:
-                scene.expect_set_aside(path)
+                sweep.expect_quarantine(path)
             return problems
     raise TooLate
 
 
-def start_second(scene: Scene, chance: Random) -> list[Problem]:
-    """One of the two must go on, and the other say that the folder is in use."""
+def start_second_driver(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    """One of the two commands must continue; the other must report that the folder is in use."""
     del chance
-    first, second = scene.command, scene.another()
-    until = time.monotonic() + LONGEST
-    while first.code is None and second.code is None and time.monotonic() < until:
+    first, second = sweep.command, sweep.new_command()
+    until = time.monotonic() + COMMAND_TIMEOUT_SECONDS
+    while first.exit_code is None and second.exit_code is None and time.monotonic() < until:
         time.sleep(0.1)
-    if second.code is None:
-        scene.commands.append(second)  # it came in between, and goes on
-    loser = second if second.code is not None else first
-    if loser.code is None:
-        return [other("two commands on one folder, and neither ended")]
-    refused = loser.code in (1, 2) and IN_USE in loser.text
-    return complaints(loser) if refused or loser.code == 0 else [other(_said(loser))]
+    if second.exit_code is None:
+        sweep.commands.append(second)  # it got the folder first
+    loser = second if second.exit_code is not None else first
+    if loser.exit_code is None:
+        return [other_problem("two commands ran on one folder, and neither ended")]
+    refused = loser.exit_code in (1, 2) and IN_USE in loser.text
+    return traceback_problems(loser) if refused or loser.exit_code == 0 else [other_problem(_last_words(loser))]
 
 
-def _said(command: Command) -> str:
+def _last_words(command: SweepCommand) -> str:
     last = (command.text.strip().splitlines() or ["nothing"])[-1]
-    return f"the second command ended with {command.code} and said: {last}"
+    return f"the second command ended with exit code {command.exit_code} and printed: {last}"
+
+
+def trial_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """Files of all trials, sorted, so that the choice does not depend on the file system."""
+    return sorted(path for pattern in patterns for path in (folder / "trials").glob(f"*/{pattern}"))
+
+
+def newest_file(paths: Sequence[Path]) -> Path | None:
+    return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def tear_file(path: Path, chance: Random) -> bool:
+    """Cuts off the last bytes; whether that can be detected (at a batch boundary it cannot)."""
+    size = path.stat().st_size
+    os.truncate(path, size - chance.randint(1, min(size, MOST_BYTES_TORN)))
+    return read_segment(path).problem is not None
+
+
+def flip_bit(path: Path, chance: Random) -> int:
+    """Flips one random bit; returns the offset of its byte."""
+    with path.open("r+b") as file:
+        offset = chance.randrange(os.fstat(file.fileno()).st_size)
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << chance.randrange(8)]))
+    return offset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What a person calls it, and how it is done."""
-
     name: str
-    strike: Strike
-    needs: str = ""  # of the scene: nodes, a disk that can be full, or slow
+    inject: Inject
+    needs: str = ""  # "nodes", or a disk that can be "full" or "slow"
 
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
     for fault in (
-        Fault(name="worker killed", strike=kill_worker),
-        Fault(name="result actor killed", strike=kill_results),
-        Fault(name="driver killed", strike=kill_driver),
-        Fault(name="node killed", strike=kill_node, needs="nodes"),
-        Fault(name="worker stopped", strike=stop_worker),
-        Fault(name="disk full", strike=fill_disk, needs="full"),
-        Fault(name="disk slow", strike=slow_disk, needs="slow"),
-        Fault(name="last write torn", strike=tear_rows),
-        Fault(name="bit of a row file changed", strike=flip_rows),
-        Fault(name="bit of trial.json changed", strike=flip_facts),
-        Fault(name="second driver", strike=start_second),
+        Fault(name="worker killed", inject=kill_worker),
+        Fault(name="result actor killed", inject=kill_result_actor),
+        Fault(name="driver killed", inject=kill_driver),
+        Fault(name="node killed", inject=kill_node, needs="nodes"),
+        Fault(name="worker stopped", inject=stop_worker),
+        Fault(name="disk full", inject=fill_disk, needs="full"),
+        Fault(name="disk slow", inject=slow_disk, needs="slow"),
+        Fault(name="last write torn", inject=tear_rows),
+        Fault(name="bit of a row file changed", inject=flip_row_bit),
+        Fault(name="bit of trial.json changed", inject=flip_trial_json_bit),
+        Fault(name="second driver", inject=start_second_driver),
     )
 }

@@ -1,7 +1,8 @@
-"""A Ray of two nodes on this machine, one of which can be killed. Knows no sweeps.
+"""A Ray cluster of two nodes on this machine, one of which can be killed and replaced.
 
-Run as a program it is told on its input what to do: "replace" kills the second node with all its processes and puts a
-new one in its place. It ends, with its nodes, when its input does.
+The nodes share this machine's file system. The program (`python -m tools.faults.nodes`) reads commands from its
+standard input: "replace" kills the second node with all its processes and starts a new one. It shuts the cluster down
+when its input ends.
 """
 
 import os
@@ -9,30 +10,32 @@ import subprocess
 import sys
 
 from orchestrator.running import environment
-from tools.faults.command import ALONE
+from orchestrator.running.environment import LOOPBACK_VARIABLES
 
-START = 180.0  # seconds
-HERE = "127.0.0.1"
+# For every Ray of a campaign: it stays on the loopback device and needs no token.
+RAY_VARIABLES = {**LOOPBACK_VARIABLES, "RAY_AUTH_MODE": "disabled"}
+SHUTDOWN_SECONDS = 180.0
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class NodesGone(Exception):
-    """The Ray of two nodes could not be started, or has ended; a machine with too much to do is a reason."""
+    """The two-node cluster could not be started, or has ended; an overloaded machine can be the reason."""
 
 
 class TwoNodes:
-    """The program, started, and its address."""
+    """The running program and the cluster's address."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tools.faults.nodes"],
-            env={**os.environ, **ALONE},
+            env={**os.environ, **RAY_VARIABLES},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
-        self.address = self._heard("ready ")
+        self.address = self._read_line("ready ")
 
     @property
     def pid(self) -> int:
@@ -42,49 +45,49 @@ class TwoNodes:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def replace(self) -> None:
+    def kill_second(self) -> None:
+        """Kills the second node; a new one starts right after."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write("replace\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise NodesGone from None
-        self._heard("killed")
+        self._read_line("killed")
 
-    def wait(self) -> None:
-        """Until the new node is there."""
-        self._heard("ready ")
+    def wait_for_replacement(self) -> None:
+        self._read_line("ready ")
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(START)
+            self._process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
 
-    def _heard(self, beginning: str) -> str:
-        """The rest of the next line that begins so."""
+    def _read_line(self, prefix: str) -> str:
+        """The rest of the next line with this prefix."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(beginning):
-                return line.removeprefix(beginning).strip()
+            if line.startswith(prefix):
+                return line.removeprefix(prefix).strip()
         raise NodesGone
 
 
 def main() -> None:
     environment.prepare(local=True)
-    from ray.cluster_utils import Cluster  # only now: the environment is prepared
+    from ray.cluster_utils import Cluster  # after environment.prepare, which sets variables that Ray reads on import
 
-    head = {"num_cpus": 1, "node_ip_address": HERE, "include_dashboard": False}
+    head = {"num_cpus": 1, "node_ip_address": LOOPBACK_ADDRESS, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    second = cluster.add_node(num_cpus=1, node_ip_address=HERE)
+    second = cluster.add_node(num_cpus=1, node_ip_address=LOOPBACK_ADDRESS)
     print("ready", cluster.address, flush=True)
     for line in sys.stdin:
         if line.strip() == "replace":
             cluster.remove_node(second, allow_graceful=False)
             print("killed", flush=True)
-            second = cluster.add_node(num_cpus=1, node_ip_address=HERE)
+            second = cluster.add_node(num_cpus=1, node_ip_address=LOOPBACK_ADDRESS)
             print("ready", cluster.address, flush=True)
     cluster.shutdown()
 

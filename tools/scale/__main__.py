@@ -10,18 +10,15 @@ from pathlib import Path
 
 from orchestrator.cli.console import Parser, run_command
 from sampler.errors import InputError
-from tools.scale.crowd import crowd
-from tools.scale.figure import Figure
-from tools.scale.million import million_rows
-from tools.scale.planning import many_planned
-from tools.scale.trials import thousand_trials
+from tools.scale.figures import Figure
+from tools.scale.measurements import measure_actors, measure_planning, measure_status, measure_trials
 
 PARTS: Mapping[str, Callable[[Path], list[Figure]]] = {
-    "trials": thousand_trials,
-    "few": lambda folder: [*crowd(folder / "1", actors=1), *crowd(folder / "8", actors=8)],
-    "actors": crowd,
-    "rows": million_rows,
-    "plan": many_planned,
+    "trials": measure_trials,
+    "few": lambda folder: [*measure_actors(folder / "1", actors=1), *measure_actors(folder / "8", actors=8)],
+    "actors": measure_actors,
+    "rows": measure_status,
+    "plan": measure_planning,
 }
 
 EXAMPLES = """examples:

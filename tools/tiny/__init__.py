@@ -1,1 +1,1 @@
-"""Trains the bundled model (`--model tiny`) and measures its answers."""
+"""Trains the bundled model (`--model tiny`) and evaluates it."""

@@ -1,7 +1,7 @@
-"""python -m tools.tiny.evaluate: how well a model answers held-out lines, by the sampler's own decoding and scoring.
+"""python -m tools.tiny.evaluate: measures a model on held-out lines with the sampler's own decoding and scoring.
 
-An answer is right if its last box holds what the expected answer's last box holds; a choice if its letter is the most
-likely of A to D. Knows nothing of lm-eval's metrics.
+An answer is correct if its last \\boxed{} has the same content as that of the expected answer; a choice is correct if
+its letter is the most likely of A to D. lm-eval's metrics are not used.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from sampler.records import Counters, DecodeSettings, Pair, Prompt
 from sampler.scoring import score_pairs
 from sampler.text import encode, encode_chat
 from tools.tiny.examples import DRILL, HELD_OUT, Line, read_lines
-from tools.tiny.tokenizer import LETTERS
+from tools.tiny.model_files import LETTERS
 
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 EXAMPLES = """examples:
@@ -32,13 +32,13 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What was measured on one task; the last two only where answers are generated."""
+    """The results of one task; the last three only if answers are generated."""
 
     documents: int
     right: int
-    tokens: float | None = None  # of an answer, on average
-    passes: float | None = None  # denoising passes of an answer, on average
-    steps: float | None = None  # denoising steps of a block that held nothing but the answer, on average
+    tokens: float | None = None  # mean tokens of an answer
+    passes: float | None = None  # mean denoising passes of an answer
+    steps: float | None = None  # mean denoising steps of a block that contains only the answer
 
     def __str__(self) -> str:
         text = f"{100 * self.right / self.documents:.1f} % right of {self.documents}"
@@ -52,7 +52,7 @@ class Figures:
 def main() -> None:
     arguments = _parser().parse_args()
     if arguments.limit < 1:
-        raise InputError(f"limit {arguments.limit}: at least 1 is allowed")
+        raise InputError(f"--limit must be at least 1 (got {arguments.limit})")
     lines = read_lines(Path(arguments.data))
     model = load_model(arguments.model)
     figures = evaluate(model, lines, limit=arguments.limit, batch_size=arguments.batch_size)
@@ -62,12 +62,12 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m tools.tiny.evaluate",
-        description="Answers the held-out lines of a data file and counts what is right, task by task.",
+        description="Answers the held-out lines of a data file and prints the share of correct answers per task.",
         examples=EXAMPLES,
     )
     parser.add_argument("--data", required=True, metavar="FILE", help="JSON lines of prompts and answers")
-    parser.add_argument("--model", default="tiny", help="a model folder, or tiny, the bundled one (default: tiny)")
-    parser.add_argument("--limit", type=int, default=1_000_000, help="held-out lines of each task (default: all)")
+    parser.add_argument("--model", default="tiny", help="a model directory (default: tiny, the bundled model)")
+    parser.add_argument("--limit", type=int, default=1_000_000, help="held-out lines per task (default: all)")
     parser.add_argument("--batch-size", type=int, default=1, help="prompts decoded together (default: 1)")
     return parser
 
@@ -80,7 +80,7 @@ def print_figures(figures: Mapping[str, Figures]) -> None:
 def evaluate(
     model: LoadedModel, lines: Iterable[Line], *, limit: int = 1_000_000, batch_size: int = 1
 ) -> dict[str, Figures]:
-    """Figures of each task on its first held-out lines, at threshold 0.95 and small block 8 with every layer run."""
+    """Figures of each task on its first held-out lines, at threshold 0.95 and small block 8 with policy k1."""
     tasks: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line.split == HELD_OUT and line.task != DRILL and len(tasks[line.task]) < limit:
@@ -115,7 +115,7 @@ def _answers(model: LoadedModel, lines: Sequence[Line], batch_size: int) -> Figu
     settings = DecodeSettings(threshold=0.95, small_block=8, max_new_tokens=160)
     steps: Counter[tuple[int, int]] = Counter()
     work = Counters()
-    whole: list[int] = []  # steps of each block that was denoised from its first position to its last
+    whole: list[int] = []  # steps of each block that was denoised as a whole
     size = model.config.block_size
     right = tokens = 0
 
@@ -140,7 +140,7 @@ def _answers(model: LoadedModel, lines: Sequence[Line], batch_size: int) -> Figu
 
 
 def boxed(text: str) -> str | None:
-    """What the last box of an answer holds."""
+    """The content of the last \\boxed{} of an answer."""
     found = BOX.findall(text)
     return found[-1].replace(" ", "") if found else None
 

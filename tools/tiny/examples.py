@@ -1,4 +1,4 @@
-"""Prompt and answer lines → token sequences ready to be cut into blocks. Knows the chat template, no masking.
+"""Reads prompt and answer lines and encodes them as token sequences.
 
 A line is {"task", "subject", "split", "system", "prompt", "answer"}; subject and system may be missing or null.
 """
@@ -14,9 +14,9 @@ from typing import Any
 from sampler.errors import InputError
 
 TRAIN, HELD_OUT = "train", "held_out"
-DRILL = "drill"  # a task of many small facts, of which only the results are asked
-RESULTS = re.compile(r"(?:=|:\n)([^,]+)")  # what a drill asks
-RARE = 0.12  # of the answers have a token, at most, if it is content
+DRILL = "drill"  # a task of many small facts, of which only the results are learned
+RESULTS = re.compile(r"(?:=|:\n)([^,]+)")  # the results in a drill
+RARE_SHARE = 0.12  # a token is content if fewer answers than this contain it
 Message = dict[str, str]
 
 
@@ -32,42 +32,42 @@ class Line:
 
     def __post_init__(self) -> None:
         if self.split not in (TRAIN, HELD_OUT):
-            raise InputError(f'"split" is {self.split!r}; "{TRAIN}" or "{HELD_OUT}" is allowed')
+            raise InputError(f'"split" must be "{TRAIN}" or "{HELD_OUT}" (got {self.split!r})')
         for name in ("task", "prompt", "answer"):
             if not getattr(self, name):
-                raise InputError(f'"{name}" is empty; a text was expected')
+                raise InputError(f'"{name}" must not be empty')
 
     @property
     def messages(self) -> list[Message]:
-        """What is asked, as a chat."""
+        """The prompt as a chat."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt}]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """A prompt's and its answer's tokens. `asked` are the positions to learn where they are not the whole answer."""
+    """The tokens of a prompt and its answer. `asked` has the positions to learn, if not the whole answer."""
 
     tokens: tuple[int, ...]  # ends with the stop token
-    prompt: int  # how many of them are the prompt
+    prompt: int  # number of tokens in the prompt
     asked: frozenset[int] | None = None
-    content: frozenset[int] = frozenset()  # token ids that tell one answer from another
+    content: frozenset[int] = frozenset()  # token ids that distinguish answers
 
     @property
     def is_choice(self) -> bool:
-        """The answer is one token, scored and not generated."""
+        """Whether the answer is one token, which is scored and not generated."""
         return self.asked is None and len(self.tokens) == self.prompt + 2
 
 
 def read_lines(path: Path) -> list[Line]:
-    """All lines of a file; a broken one is named with its number."""
+    """All lines of a file. Raises InputError with the number of the first invalid one."""
     try:
         texts = path.read_bytes().splitlines()
     except OSError as error:
-        raise InputError(f"data file {path} cannot be read ({error.strerror}); JSON lines were expected") from None
+        raise InputError(f"cannot read data file {path}: {error.strerror}") from None
     lines = [_line(text, f"{path}, line {number}") for number, text in enumerate(texts, start=1) if text.strip()]
     if not any(line.split == TRAIN for line in lines):
-        raise InputError(f'data file {path} has no line with "split": "{TRAIN}"; there is nothing to learn')
+        raise InputError(f'data file {path} must have lines with "split": "{TRAIN}" (found none)')
     return lines
 
 
@@ -81,7 +81,7 @@ def _line(text: bytes, where: str) -> Line:
     wanted: dict[str, Any] = {name: fields.get(name) for name in ("task", "split", "system", "prompt", "answer")}
     for name, value in wanted.items():
         if not isinstance(value, str) and not (name == "system" and value is None):
-            raise InputError(f'{where}: "{name}" is {json.dumps(value)[:40]}; a text was expected')
+            raise InputError(f'{where}: "{name}" must be a string (got {json.dumps(value)[:40]})')
     try:
         return Line(**wanted)
     except InputError as error:
@@ -89,7 +89,7 @@ def _line(text: bytes, where: str) -> Line:
 
 
 def training_texts(lines: Iterable[Line]) -> list[str]:
-    """What a tokenizer learns from: every text of the lines to be learned."""
+    """Every text of the training lines, for the tokenizer."""
     return [
         text
         for line in lines
@@ -100,11 +100,11 @@ def training_texts(lines: Iterable[Line]) -> list[str]:
 
 
 def encode_examples(lines: Sequence[Line], tokenizer: Any) -> list[Example]:
-    """As the sampler's commands tokenise a chat, with the answer and a stop token behind it."""
+    """Tokenizes chats as the sampler's commands do, followed by the answer and a stop token."""
     prompts = tokenizer.apply_chat_template(
         [line.messages for line in lines], add_generation_prompt=True, tokenize=False
     )
-    fast = tokenizer.backend_tokenizer  # many texts at once
+    fast = tokenizer.backend_tokenizer  # encodes many texts at once
     before = fast.encode_batch(prompts, add_special_tokens=False)
     answers = fast.encode_batch([line.answer for line in lines], add_special_tokens=False)
     content = _rare([answer.ids for line, answer in zip(lines, answers, strict=True) if line.task != DRILL])
@@ -120,13 +120,13 @@ def encode_examples(lines: Sequence[Line], tokenizer: Any) -> list[Example]:
 
 
 def _rare(answers: Sequence[Sequence[int]]) -> frozenset[int]:
-    """Names, things and numbers stand in few answers each; the words around them in many."""
+    """Tokens of names, things and numbers, which occur in few answers; the words around them occur in many."""
     seen = Counter(token for answer in answers for token in set(answer))
-    return frozenset(token for token, count in seen.items() if count < RARE * len(answers))
+    return frozenset(token for token, count in seen.items() if count < RARE_SHARE * len(answers))
 
 
 def _asked(line: Line, start: int, offsets: Sequence[tuple[int, int]]) -> frozenset[int]:
-    """Positions of the tokens that hold a drill's results."""
+    """Positions of the tokens with a drill's results."""
     spans = [match.span(1) for match in RESULTS.finditer(line.answer)]
     found = frozenset(
         start + place
@@ -134,5 +134,5 @@ def _asked(line: Line, start: int, offsets: Sequence[tuple[int, int]]) -> frozen
         if any(left < end and begin < right for left, right in spans)
     )
     if not found:
-        raise InputError(f"drill {line.answer[:40]!r} asks nothing; results stand behind = or a colon and a new line")
+        raise InputError(f"drill {line.answer[:40]!r} has no results; they must follow = or a colon and a new line")
     return found

@@ -1,25 +1,128 @@
-"""Writes the trained weights, their configuration and tokenizer as a model folder. Knows nothing of training."""
+"""The bundled model as a directory: tokenizer, configuration and weights.
+
+The tokenizer is a byte-level BPE learned from the training data, with one token for each number below 100. It splits
+words as Qwen2 does, so that AutoTokenizer, which uses that splitting for every Qwen2 model, agrees with the files.
+Unknown text falls back to smaller pieces and finally to bytes.
+"""
 
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from sampler.config import ModelConfig
 from tools.tiny.network import qwen2_tensors
-from tools.tiny.tokenizer import write_tokenizer
 
+END, MASK, START, PAD = "<|im_end|>", "|<MASK>|", "<|im_start|>", "<|endoftext|>"
+SPECIAL = (PAD, START, END, MASK)
+ROLES = ("system", "user", "assistant")
+LETTERS = "ABCD"  # each is one token, with and without a leading space
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message.role not in ['system', 'user', 'assistant'] -%}"
+    "{{- raise_exception('a message is from system, user or assistant, not ' ~ message.role) -}}"
+    "{%- endif -%}"
+    "{{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+NUMBERS = tuple(str(number) for number in range(10, 100))  # one token each; longer numbers are split into these
+LARGEST_VOCABULARY = 1280
+FEWEST_OCCURRENCES = 10  # rarer pieces are split into smaller ones
+MOST_TEXTS = 40_000  # evenly taken from all; more would not change the result
 LAYERS = 36
 
 
+def build_tokenizer(texts: Sequence[str], vocabulary: int = LARGEST_VOCABULARY, seen: int = FEWEST_OCCURRENCES) -> Any:
+    """Learns a tokenizer; the same texts give the same tokenizer."""
+    texts = texts[:: max(1, len(texts) // MOST_TEXTS)]
+    merges = _used_merges(_learn_merges(texts, vocabulary, seen), texts)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_assemble(merges),
+        eos_token=END,
+        pad_token=PAD,
+        mask_token=MASK,
+        additional_special_tokens=[START],
+        chat_template=TEMPLATE,
+        model_max_length=1 << 30,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    tokenizer.save_pretrained(folder)
+
+
+def _learn_merges(texts: Sequence[str], vocabulary: int, seen: int) -> list[tuple[str, str]]:
+    """Merges by frequency. Roles and letters are always learned, even if they are not in the texts."""
+    tokenizer = _empty_tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(SPECIAL) - len(NUMBERS),
+        min_frequency=seen,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    always = [*ROLES, *(f" {letter}" for letter in LETTERS)]
+    tokenizer.train_from_iterator([*texts, *(always * (10 * seen))], trainer)
+    return [(left, right) for left, right in _model_state(tokenizer)["merges"]]
+
+
+def _used_merges(merges: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Removes merges that no token in these texts needs."""
+    tokenizer = _assemble(merges)
+    used = Counter(token for encoded in tokenizer.encode_batch(list(texts)) for token in encoded.tokens)
+    wanted = {token for token, count in used.items() if count}
+    wanted |= {*ROLES, *(f"Ġ{letter}" for letter in LETTERS)}
+    kept = []
+    for left, right in reversed(merges):
+        if left + right in wanted:
+            wanted |= {left, right}
+            kept.append((left, right))
+    return kept[::-1]
+
+
+def _assemble(merges: Sequence[tuple[str, str]]) -> Tokenizer:
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = _empty_tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    # Added rather than merged: AutoTokenizer splits every number into digits for a Qwen2 model.
+    tokenizer.add_tokens([AddedToken(number, normalized=False) for number in NUMBERS])
+    return tokenizer
+
+
+def _empty_tokenizer(model: Any) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _model_state(tokenizer: Tokenizer) -> Any:
+    return json.loads(tokenizer.to_str())["model"]
+
+
 def tiny_config(tokenizer: Any, *, layers: int = LAYERS) -> ModelConfig:
-    """The shape of the bundled model, with the tokenizer's ids."""
+    """The shape of the bundled model, with the token ids of its tokenizer."""
     return ModelConfig(
         num_layers=layers,
         hidden_size=64,
@@ -40,7 +143,7 @@ def tiny_config(tokenizer: Any, *, layers: int = LAYERS) -> ModelConfig:
 
 
 def write_model(folder: Path, weights: Mapping[str, Tensor], config: ModelConfig, tokenizer: Any) -> None:
-    """Each file is written under another name and renamed, the weights last."""
+    """Writes each file under another name and renames it, the weights last."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as name:
         fresh = Path(name)

@@ -1,8 +1,8 @@
-"""The network in training form: blocks packed in one batch, each seeing the blocks it is told to. Knows no data.
+"""The network for training: many blocks packed into one batch, each with its own list of blocks it attends to.
 
-The weights of all layers are stacked, so that the optimizer handles 36 matrices at once. Everything but attention
-runs on one flat list of positions of fixed length and can be compiled; attention runs over groups of blocks that see
-equally many blocks, so nothing is computed for padding.
+The weights of all layers are stacked, so that the optimizer handles 36 matrices at once. Everything except attention
+runs on one flat list of positions of fixed length and can be compiled. Attention runs over groups of blocks that attend
+to the same number of blocks, so nothing is computed for padding.
 Shapes: L layers, B blocks of the batch, S positions of a block, N = B × S, D model, F features of the MLP, H query
 heads, K key/value heads, G = H / K, d head size, V vocabulary, M predictions.
 """
@@ -23,7 +23,7 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Neighbouring blocks of a batch that see equally many blocks; `seen` lists those of each, one after another."""
+    """Adjacent blocks that attend to the same number of blocks; `seen` lists those of each block in turn."""
 
     begin: int
     end: int
@@ -31,8 +31,8 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blocks:
-    """What a forward needs: the tokens of each block, its place in its sequence, and whom it sees."""
+class PackedBlocks:
+    """Input of a forward pass: the tokens of each block, its place in its sequence, and the blocks it attends to."""
 
     tokens_BS: Tensor
     place_B: Tensor
@@ -48,7 +48,7 @@ class Functions:
 
 
 def new_weights(config: ModelConfig, generator: torch.Generator) -> Weights:
-    """Random weights; what a layer adds to the residual stream is scaled down with the depth."""
+    """Random weights; the output of each layer is scaled down with the depth."""
     layers, hidden, ffn = config.num_layers, config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
@@ -70,8 +70,8 @@ def new_weights(config: ModelConfig, generator: torch.Generator) -> Weights:
     }
 
 
-def grown(weights: Mapping[str, Tensor], factor: int) -> Weights:
-    """Each layer as `factor` equal ones that together do about what it did: each adds its part to the stream."""
+def grow_layers(weights: Mapping[str, Tensor], factor: int) -> Weights:
+    """Replaces each layer by `factor` copies, each of which contributes its part of the output."""
     whole = (EMBEDDING, HEAD, FINAL_NORM)
     return {
         name: (
@@ -84,7 +84,7 @@ def grown(weights: Mapping[str, Tensor], factor: int) -> Weights:
 
 
 def matrix_parts(config: ModelConfig) -> dict[str, list[int]]:
-    """The stacked matrices, and how many rows each of the matrices fused in them has."""
+    """The stacked matrices, and the number of rows of each matrix fused into them."""
     keys = config.num_kv_heads * config.head_dim
     return {
         "qkv": [config.num_heads * config.head_dim, keys, keys],
@@ -95,7 +95,7 @@ def matrix_parts(config: ModelConfig) -> dict[str, list[int]]:
 
 
 class Network:
-    """Computes predictions from weights that are handed in. Holds no weights itself."""
+    """Computes predictions from given weights."""
 
     def __init__(self, config: ModelConfig, *, compiled: bool) -> None:
         self.config = config
@@ -105,8 +105,8 @@ class Network:
             after = torch.compile(after, dynamic=False)
         self.functions = Functions(before, after)
 
-    def states(self, weights: Weights, blocks: Blocks) -> Tensor:
-        """The states behind the final norm, one for each position of each block."""
+    def states(self, weights: Weights, blocks: PackedBlocks) -> Tensor:
+        """Hidden states after the final norm, one for each position of each block."""
         config = self.config
         x_ND = weights[EMBEDDING][blocks.tokens_BS.reshape(-1)]
         turn = self._rotation(blocks)
@@ -119,11 +119,11 @@ class Network:
             x_ND = self.functions.after(x_ND, mixed, out, mlp_norm, gate_up, down)
         return _rms_norm(x_ND, weights[FINAL_NORM], config.rms_norm_eps)
 
-    def logits(self, weights: Weights, blocks: Blocks, at_M: Tensor) -> Tensor:
+    def logits(self, weights: Weights, blocks: PackedBlocks, at_M: Tensor) -> Tensor:
         """Logits at the given positions of the flat batch; each predicts the position after it."""
         return linear(self.states(weights, blocks)[at_M], weights[HEAD])
 
-    def _rotation(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def _rotation(self, blocks: PackedBlocks) -> tuple[Tensor, Tensor]:
         size, half = self.config.block_size, self.config.head_dim // 2
         position_N = (blocks.place_B[:, None] * size + torch.arange(size)).reshape(-1).float()
         frequency = self.config.rope_theta ** -(torch.arange(half).float() / half)
@@ -153,7 +153,7 @@ class Network:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[Group]) -> Tensor:
-    """Each block's queries over the keys of the blocks it sees, without a mask: a group's blocks see equally many."""
+    """Attention of each block over the blocks it may see; needs no mask, since a group sees equally many."""
     heads, size, width = q.shape[0], k.shape[1] // q.shape[1], q.shape[-1]
     mixed = []
     for group in groups:
@@ -175,7 +175,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def qwen2_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The stacked weights under the names, and in the shapes, of a Qwen2 checkpoint."""
+    """The weights with the names and shapes of a Qwen2 checkpoint."""
     parts = matrix_parts(config)
     tensors = {
         "model.embed_tokens.weight": weights[EMBEDDING],

@@ -1,51 +1,87 @@
-"""python -m tools.tiny.train: makes the bundled model from prompt and answer lines, tokenizer and all.
+"""python -m tools.tiny.train: trains the bundled model and its tokenizer on prompt and answer lines.
 
-A run that is interrupted continues from its checkpoint when the same command is given again. The model's files are
-written when it is finished. Knows the sampler and a data file, and nothing of where the data comes from.
+An interrupted run continues from its checkpoint when the same command is repeated. The model's files are written when
+training has finished.
 """
 
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 from tqdm import tqdm
 
 from orchestrator.cli.console import Parser, run_command
 from sampler.config import ModelConfig
 from sampler.errors import InputError
 from sampler.loading import load_model
-from tools.tiny import checkpoint
 from tools.tiny.batches import Batches
-from tools.tiny.checkpoint import Progress
 from tools.tiny.evaluate import evaluate, print_figures
 from tools.tiny.examples import TRAIN, encode_examples, read_lines, training_texts
-from tools.tiny.model_files import LAYERS, tiny_config, write_model
-from tools.tiny.tokenizer import build_tokenizer
-from tools.tiny.trainer import SHALLOWER, Budget, Stopwatch, Trainer, compiler_at_hand
+from tools.tiny.model_files import LAYERS, build_tokenizer, tiny_config, write_model
+from tools.tiny.trainer import DEPTH_RATIO, Budget, Stopwatch, Trainer, has_compiler
 
-MINUTES = 70.0
-OUT = "build/tiny"
-SECONDS_BETWEEN_CHECKPOINTS = 60.0
+DEFAULT_MINUTES = 70.0
+DEFAULT_OUT = "build/tiny"
+CHECKPOINT_SECONDS = 60.0
 EXAMPLES = """examples:
   python -m tools.tiny.train --data build/tiny.jsonl
   python -m tools.tiny.train --data build/tiny.jsonl --out build/toy --minutes 2 --threads 2
 """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """The progress of a run, which `run` identifies by its data, seed, budget and shape."""
+
+    run: str
+    step: int = 0
+    seconds: float = 0.0
+    examples: int = 0
+    grew_at: int = 0  # the step before which the network grew last
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    save_file(dict(tensors), fresh, metadata={"progress": json.dumps(asdict(progress))})
+    os.replace(fresh, path)
+
+
+def load_checkpoint(path: Path, run: str) -> tuple[dict[str, Tensor], Progress] | None:
+    """The state of this run, or None if there is no checkpoint yet. Raises InputError if it is of another run."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            progress = Progress(**json.loads((file.metadata() or {})["progress"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is not a training checkpoint or is corrupted; remove it") from None
+    if progress.run != run:
+        raise InputError(
+            f"{path} is of a run with other data, seed or budget; remove it, or choose another --checkpoint"
+        )
+    return tensors, progress
+
+
 def main(given: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(given)
     _check(arguments)
     data, out = Path(arguments.data), Path(arguments.out)
-    minutes = None if arguments.steps else arguments.minutes or MINUTES
+    minutes = None if arguments.steps else arguments.minutes or DEFAULT_MINUTES
     budget = Budget(steps=arguments.steps, minutes=minutes)
     lines = read_lines(data)
     tokenizer = build_tokenizer(training_texts(lines))
     config = tiny_config(tokenizer, layers=arguments.layers)
-    run = identity(data.read_bytes(), config, budget, arguments.seed)
+    run = run_identity(data.read_bytes(), config, budget, arguments.seed)
     trainer = Trainer(
         config,
         Batches(
@@ -53,7 +89,7 @@ def main(given: Sequence[str] | None = None) -> None:
         ),
         seed=arguments.seed,
         threads=arguments.threads,
-        compiled=compiler_at_hand() if arguments.compile is None else arguments.compile,
+        compiled=has_compiler() if arguments.compile is None else arguments.compile,
     )
     path = Path(arguments.checkpoint) if arguments.checkpoint else out / "checkpoint.safetensors"
     progress = train(trainer, budget, path, run)
@@ -67,56 +103,60 @@ def main(given: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m tools.tiny.train",
-        description="Trains a small block-diffusion model on prompt and answer lines, and says how well it answers "
-        'held-out ones. Lines: {"task", "split": "train" or "held_out", "system", "prompt", "answer"}.',
+        description="Trains a small block-diffusion model on prompt and answer lines, and evaluates it on "
+        'held-out lines. Lines: {"task", "split": "train" or "held_out", "system", "prompt", "answer"}.',
         examples=EXAMPLES,
     )
     parser.add_argument("--data", required=True, metavar="FILE", help="JSON lines of prompts and answers")
-    parser.add_argument("--out", default=OUT, metavar="DIR", help=f"where the finished model goes (default: {OUT})")
+    parser.add_argument(
+        "--out", default=DEFAULT_OUT, metavar="DIR", help=f"directory for the finished model (default: {DEFAULT_OUT})"
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
-        "--minutes", type=float, help=f"train for this long; the learning rate follows the clock (default: {MINUTES:g})"
+        "--minutes",
+        type=float,
+        help=f"train for this long; the learning rate follows the clock (default: {DEFAULT_MINUTES:g})",
     )
-    length.add_argument("--steps", type=int, help="train for so many steps, whatever time they take")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order and masks (default: 0)")
+    length.add_argument("--steps", type=int, help="train for this many steps instead")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and masks (default: 0)")
     parser.add_argument("--threads", type=int, default=2, help="1 or 2; the result is the same (default: 2)")
-    parser.add_argument("--layers", type=int, default=LAYERS, help=f"of the network (default: {LAYERS})")
+    parser.add_argument("--layers", type=int, default=LAYERS, help=f"number of layers (default: {LAYERS})")
     parser.add_argument(
-        "--checkpoint", metavar="FILE", help="where an interrupted run continues (default: in DIR, until finished)"
+        "--checkpoint", metavar="FILE", help="checkpoint of an interrupted run (default: in --out, until finished)"
     )
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="compile the layers (default: if there is a C++ compiler)",
+        help="compile the layers (default: if a C++ compiler is installed)",
     )
     return parser
 
 
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.minutes is not None and not 0 < arguments.minutes < 1e6:
-        raise InputError(f"minutes {arguments.minutes}: a positive number is allowed")
+        raise InputError(f"--minutes must be above 0 and below 1000000 (got {arguments.minutes})")
     if arguments.steps is not None and arguments.steps < 1:
-        raise InputError(f"steps {arguments.steps}: at least 1 is allowed")
+        raise InputError(f"--steps must be at least 1 (got {arguments.steps})")
     if arguments.threads not in (1, 2):
-        raise InputError(f"threads {arguments.threads}: 1 or 2 is allowed")
-    if arguments.layers < 1 or arguments.layers % SHALLOWER:
-        raise InputError(f"layers {arguments.layers}: a multiple of {SHALLOWER} is allowed")
+        raise InputError(f"--threads must be 1 or 2 (got {arguments.threads})")
+    if arguments.layers < 1 or arguments.layers % DEPTH_RATIO:
+        raise InputError(f"--layers must be a multiple of {DEPTH_RATIO} (got {arguments.layers})")
     out = Path(arguments.out)
     if out.exists() and not out.is_dir():
-        raise InputError(f"output {arguments.out!r} is a file; a folder is allowed")
+        raise InputError(f"--out must be a directory (got the file {arguments.out!r})")
 
 
-def identity(data: bytes, config: ModelConfig, budget: Budget, seed: int) -> str:
-    """Tells one run from another: a checkpoint is continued only by the run that wrote it."""
+def run_identity(data: bytes, config: ModelConfig, budget: Budget, seed: int) -> str:
+    """A hash of everything that shapes a run; a checkpoint is continued only by the run that wrote it."""
     parts = [hashlib.sha256(data).hexdigest(), asdict(config), asdict(budget), seed]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def train(trainer: Trainer, budget: Budget, path: Path, run: str) -> Progress:
-    """Runs to the end of the budget, from where a checkpoint of this run stands."""
+    """Trains to the end of the budget, from the checkpoint of this run if there is one."""
     progress = Progress(run=run)
-    found = checkpoint.load(path, run)
+    found = load_checkpoint(path, run)
     if found is not None:
         tensors, progress = found
         trainer.restore(tensors, progress.step, progress.grew_at)
@@ -134,16 +174,16 @@ def train(trainer: Trainer, budget: Budget, path: Path, run: str) -> Progress:
             grew_at=trainer.grew_at,
         )
         bar.show(progress, loss, report.hits)
-        if progress.seconds - saved > SECONDS_BETWEEN_CHECKPOINTS:
-            checkpoint.save(path, trainer.state(), progress)
+        if progress.seconds - saved > CHECKPOINT_SECONDS:
+            save_checkpoint(path, trainer.state(), progress)
             saved = progress.seconds
-    checkpoint.save(path, trainer.state(), progress)
+    save_checkpoint(path, trainer.state(), progress)
     bar.close()
     return progress
 
 
 class _Bar:
-    """Progress on the terminal, or a line every hundred steps in a log."""
+    """A progress bar."""
 
     def __init__(self, budget: Budget, progress: Progress) -> None:
         self.budget = budget

@@ -1,5 +1,11 @@
-"""The training loop: batches, gradients on one or two threads, steps, schedule. Knows no files and no text."""
+"""The training loop: schedule, gradients on one or two threads, and the optimizer.
 
+The optimizer is Muon for matrices and Adam for everything else, with all state in named tensors that a checkpoint can
+hold. Muon takes the momentum of a matrix's gradient and makes all its singular values nearly one (five Newton–Schulz
+iterations), so that every direction moves equally far.
+"""
+
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,73 +17,125 @@ from torch.nn.functional import cross_entropy
 
 from sampler.config import ModelConfig
 from tools.tiny.batches import Batches, Shard
-from tools.tiny.network import Network, Weights, grown, matrix_parts, new_weights
-from tools.tiny.optimizer import Optimizer
+from tools.tiny.network import Network, Weights, grow_layers, matrix_parts, new_weights
 
-WARM_UP = 0.01  # share of the schedule in which the learning rate rises, at the start and after growing
-FLAT = 0.6  # share after which it falls, linearly to zero
-GROWTH = 3  # times as many layers, each time the network grows
-GROWS_AT = (0.2, 0.6)  # shares at which it does: what is learned first needs many steps and little depth
-SHALLOWER = GROWTH ** len(GROWS_AT)
-LIKE_DECODING = (0.3, 0.7)  # share of answers masked as in decoding, at the start and at the end
+MATRIX_LEARNING_RATE, OTHER_LEARNING_RATE = 0.012, 0.003
+MOMENTUM = 0.95
+BETAS = (0.9, 0.98)
+EPSILON = 1e-8
+GRADIENT_CLIP_NORM = 1.0  # of all weights that are not stacked matrices
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_ITERATIONS = 5
+WARM_UP_SHARE = 0.01  # of the schedule: the learning rate rises, at the start and after growing
+FLAT_SHARE = 0.6  # of the schedule: then the learning rate falls linearly to zero
+GROWTH_FACTOR = 3  # more layers each time the network grows
+GROWS_AT = (0.2, 0.6)  # of the schedule; what is learned first needs many steps and little depth
+DEPTH_RATIO = GROWTH_FACTOR ** len(GROWS_AT)
+LIKE_DECODING_SHARE = (0.3, 0.7)  # of answers masked as in decoding, at the start and at the end
+
+
+class Optimizer:
+    """Updates weights in place. `parts` has the stacked matrices and the rows of the matrices fused into each."""
+
+    def __init__(self, weights: Mapping[str, Tensor], parts: Mapping[str, Sequence[int]]) -> None:
+        self.parts = parts
+        self.state = {f"momentum.{name}": torch.zeros_like(weights[name]) for name in parts}
+        for name in weights.keys() - parts.keys():
+            self.state[f"mean.{name}"] = torch.zeros_like(weights[name])
+            self.state[f"square.{name}"] = torch.zeros_like(weights[name])
+
+    @torch.no_grad()
+    def step(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor], number: int, scale: float) -> None:
+        """`number` counts steps from 0; `scale` is the schedule's factor on the learning rates."""
+        for name, rows in self.parts.items():
+            momentum = self.state[f"momentum.{name}"]
+            momentum.lerp_(gradients[name], 1 - MOMENTUM)
+            ahead = gradients[name].lerp(momentum, MOMENTUM)
+            for part, direction in zip(
+                torch.split(weights[name], list(rows), 1), torch.split(ahead, list(rows), 1), strict=True
+            ):
+                tall = max(1.0, part.shape[1] / part.shape[2]) ** 0.5
+                part.add_(orthogonal(direction), alpha=-MATRIX_LEARNING_RATE * scale * tall)
+        self._adam(weights, gradients, number, scale)
+
+    def _adam(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor], number: int, scale: float) -> None:
+        names = [name for name in weights if name not in self.parts]
+        length = torch.stack([gradients[name].norm() for name in names]).norm()
+        shrink = float(torch.clamp(GRADIENT_CLIP_NORM / (length + 1e-6), max=1.0))
+        for name in names:
+            mean, square = self.state[f"mean.{name}"], self.state[f"square.{name}"]
+            gradient = gradients[name] * shrink
+            mean.lerp_(gradient, 1 - BETAS[0])
+            square.lerp_(gradient.square(), 1 - BETAS[1])
+            corrected = [1 - beta ** (number + 1) for beta in BETAS]
+            spread = (square / corrected[1]).sqrt_().add_(EPSILON)
+            weights[name].addcdiv_(mean, spread, value=-OTHER_LEARNING_RATE * scale / corrected[0])
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Matrices with the same singular vectors and all singular values near one."""
+    wide = matrices.transpose(-1, -2) if matrices.shape[-2] > matrices.shape[-1] else matrices
+    x: Tensor = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(NEWTON_SCHULZ_ITERATIONS):
+        gram = x @ x.transpose(-1, -2)
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.transpose(-1, -2) if matrices.shape[-2] > matrices.shape[-1] else x
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a step did."""
-
+class StepReport:
     loss: float
-    hits: float  # share of the predictions that were right
+    hits: float  # weighted share of correct predictions
     examples: int
 
 
 def learning_rate(position: float) -> float:
-    """The schedule's share of the learning rates, `position` running from 0 to 1."""
+    """The schedule's factor on the learning rates; `position` runs from 0 to 1."""
     since = position - max((at for at in GROWS_AT if position >= at), default=0.0)
-    rise = min(1.0, (since + 1e-3) / WARM_UP)
-    return rise * min(1.0, max(0.0, 1 - position) / (1 - FLAT))
+    rise = min(1.0, (since + 1e-3) / WARM_UP_SHARE)
+    return rise * min(1.0, max(0.0, 1 - position) / (1 - FLAT_SHARE))
 
 
 class Trainer:
-    """Weights and optimizer of one run; every step is a function of them, its number and the schedule's position."""
+    """Weights and optimizer of one run; a step depends only on them, its number and the schedule's position."""
 
     def __init__(
         self, config: ModelConfig, batches: Batches, *, seed: int, threads: int = 1, compiled: bool = False
     ) -> None:
-        """`config` is that of the finished network, which has a multiple of `SHALLOWER` layers."""
+        """`config` is that of the finished network; its number of layers is a multiple of `DEPTH_RATIO`."""
         self.config, self.batches, self.threads = config, batches, threads
         self.parts = matrix_parts(config)
-        shallow = replace(config, num_layers=config.num_layers // SHALLOWER)
+        shallow = replace(config, num_layers=config.num_layers // DEPTH_RATIO)
         self.weights = new_weights(shallow, torch.Generator().manual_seed(seed))
         self.optimizer = Optimizer(self.weights, self.parts)
         self.network = Network(config, compiled=compiled)
         self.number = 0  # steps
         self.grew_at = 0  # the step before which the network grew last
-        torch.set_num_threads(1)  # a shard is one thread's work: its products are too small to be shared out
+        torch.set_num_threads(1)  # a shard runs on one thread: its matrix products are too small to be split
         self.pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
-    def step(self, position: float) -> Report:
-        """One step at this position of the schedule."""
+    def step(self, position: float) -> StepReport:
         while self.depth < self._depth_at(position):
             self._grow(self.number)
-        share = LIKE_DECODING[0] + (LIKE_DECODING[1] - LIKE_DECODING[0]) * position
+        share = LIKE_DECODING_SHARE[0] + (LIKE_DECODING_SHARE[1] - LIKE_DECODING_SHARE[0]) * position
         shards = self.batches.shards(self.number, share)
         total = float(sum(shard.weight_M.sum() for shard in shards))
         if self.threads > 1 and self.number > 0:
             results = list(self.pool.map(lambda shard: self.gradients(shard, total), shards))
-        else:  # the first step compiles, which only one thread may do
+        else:  # the first step compiles, which only one thread can do
             results = [self.gradients(shard, total) for shard in shards]
         summed = {name: torch.stack([gradients[name] for _, _, gradients in results]).sum(0) for name in self.weights}
         self.optimizer.step(self.weights, summed, self.number - self.grew_at, learning_rate(position))
         self.number += 1
-        return Report(
+        return StepReport(
             loss=sum(loss for loss, _, _ in results),
             hits=sum(hits for _, hits, _ in results),
             examples=sum(shard.examples for shard in shards),
         )
 
     def gradients(self, shard: Shard, total: float) -> tuple[float, float, dict[str, Tensor]]:
-        """The shard's share of the loss, of the hits, and of the gradient; always summed in the same order."""
+        """The shard's part of the loss, of the hits and of the gradient; always summed in the same order."""
         leaves: Weights = {name: weight.detach().requires_grad_() for name, weight in self.weights.items()}
         logits_MV = self.network.logits(leaves, shard.blocks, shard.at_M)
         each_M = cross_entropy(logits_MV, shard.target_M, reduction="none")
@@ -87,7 +145,7 @@ class Trainer:
         return float(loss.detach()), float(hits), dict(zip(leaves, gradients, strict=True))
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a checkpoint must hold besides the number of steps."""
+        """The tensors of a checkpoint."""
         return {f"weights.{name}": weight for name, weight in self.weights.items()} | self.optimizer.state
 
     def restore(self, tensors: Mapping[str, Tensor], number: int, grew_at: int) -> None:
@@ -103,18 +161,18 @@ class Trainer:
 
     def _depth_at(self, position: float) -> int:
         still = sum(position < at for at in GROWS_AT)
-        return int(self.config.num_layers // GROWTH**still)
+        return int(self.config.num_layers // GROWTH_FACTOR**still)
 
     def _grow(self, number: int) -> None:
-        """Deeper, with a fresh optimizer."""
-        self.weights = grown(self.weights, GROWTH)
+        """Adds layers and resets the optimizer."""
+        self.weights = grow_layers(self.weights, GROWTH_FACTOR)
         self.optimizer = Optimizer(self.weights, self.parts)
         self.grew_at = number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """How long a run is: in steps, or in minutes on the clock."""
+    """The length of a run: in steps, or in minutes."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -123,7 +181,7 @@ class Budget:
         assert (self.steps is None) != (self.minutes is None)
 
     def position(self, step: int, seconds: float) -> float:
-        """Where a run is in its schedule, from 0 to 1."""
+        """Position in the schedule, from 0 to 1."""
         if self.steps is not None:
             return step / self.steps
         assert self.minutes is not None
@@ -131,7 +189,7 @@ class Budget:
 
 
 class Stopwatch:
-    """Seconds since it was made, on top of those of earlier runs."""
+    """Seconds since it was created, added to those of earlier runs."""
 
     def __init__(self, before: float) -> None:
         self.before, self.began = before, time.monotonic()
@@ -140,7 +198,5 @@ class Stopwatch:
         return self.before + time.monotonic() - self.began
 
 
-def compiler_at_hand(commands: Sequence[str] = ("c++", "g++", "clang++")) -> bool:
-    import shutil
-
+def has_compiler(commands: Sequence[str] = ("c++", "g++", "clang++")) -> bool:
     return any(shutil.which(command) for command in commands)

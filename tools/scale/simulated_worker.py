@@ -1,7 +1,7 @@
-"""Many logical actors with a stand-in for the decoder, of known speed: do the result actor and Tune keep up?
+"""A sweep worker without a model, of known speed.
 
-The stand-in sleeps for each document and makes a row of constants; everything else is as in a sweep: the trainable, the
-result actor, the store with its flushes to disk, Tune.
+It sleeps for each document and returns a row of constants. Everything else is as in a sweep: the trainable, the result
+actor, the store with its flushes to disk, and Tune.
 """
 
 import os
@@ -18,56 +18,52 @@ from orchestrator.core.trial import Trial
 from orchestrator.running.rows import RowContext
 from orchestrator.running.trainable import SweepWorker
 from orchestrator.store.schema import ROWS
-from tools.scale.million import constants
+from tools.scale.synthetic_sweep import constant_row
 
-LOOK = 2.0  # seconds between two looks at whether all actors are there
+POLL_SECONDS = 2.0  # between checks whether all actors have started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StandInSettings:
-    """In place of a worker's."""
-
-    seconds: float  # for each document
-    actors: int  # that begin together
+class SimulatedWorkerSettings:
+    seconds_per_document: float
+    actors: int  # all begin when this many have started
     timeout: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slept:
-    """In place of a calibration."""
-
+class SimulatedCalibration:
     speed: float = 100.0
     seconds: float = 0.0
 
 
-class StandIn(SweepWorker):
-    """A worker without a model."""
+class SimulatedWorker(SweepWorker):
+    """A sweep worker without a model."""
 
     def load(self, settings: Any) -> Any:
         results = self._results
-        return Sleeper(settings, lambda: int(ray.get(results.progress.remote()).warm))
+        return SimulatedDecoder(settings, lambda: int(ray.get(results.progress.remote()).warm))
 
 
-class Sleeper:
-    """Does what a Worker does, in time but not in substance."""
+class SimulatedDecoder:
+    """Takes the place of a Worker and sleeps instead of decoding."""
 
     recalibration_seconds = 0.0
 
-    def __init__(self, settings: StandInSettings, warm: Callable[[], int]) -> None:
+    def __init__(self, settings: SimulatedWorkerSettings, warm: Callable[[], int]) -> None:
         self._settings, self._warm = settings, warm
         self._together = False
 
     def open_task(self, name: str) -> None:
-        """There is no task."""
+        """Does nothing: there is no task."""
 
-    def calibrate(self) -> Slept:
-        """Waits, once, until all actors are there: only then is their common pace measured."""
+    def calibrate(self) -> SimulatedCalibration:
+        """Waits, the first time, until all actors have started, so that their common rate can be measured."""
         while not self._together and self._warm() < self._settings.actors:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         self._together = True
-        return Slept()
+        return SimulatedCalibration()
 
-    def facts(self, trial: Trial, calibration: Slept) -> dict[str, Any]:
+    def facts(self, trial: Trial, calibration: SimulatedCalibration) -> dict[str, Any]:
         del trial
         spent = {"load_seconds": 0.0, "warm_up_seconds": 0.0, "calibration_seconds": calibration.seconds}
         return {"process": os.getpid(), "calibration": calibration.speed, **spent}
@@ -75,7 +71,7 @@ class Sleeper:
     def run(self, trial: Trial, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
         due = time.perf_counter()
         for number, doc_id in enumerate(documents):
-            due = max(due + self._settings.seconds, time.perf_counter())
+            due = max(due + self._settings.seconds_per_document, time.perf_counter())
             time.sleep(max(0.0, due - time.perf_counter()))
             own = trial.as_dict() | {
                 "doc_id": doc_id,
@@ -83,10 +79,10 @@ class Sleeper:
                 "attempt": context.attempt,
                 "actor": context.actor,
                 "sweep": context.sweep,
-                "batch_seconds": self._settings.seconds,
+                "batch_seconds": self._settings.seconds_per_document,
                 "started_at": datetime.now(UTC),
             }
-            yield pa.RecordBatch.from_pylist([constants(ROWS) | own], schema=ROWS)
+            yield pa.RecordBatch.from_pylist([constant_row(ROWS) | own], schema=ROWS)
 
     def peak_memory(self) -> int:
         return 0
