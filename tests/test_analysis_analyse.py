@@ -10,7 +10,6 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 
 from orchestrator.analysis import COLUMNS, Analysis, analyse, as_json
 from orchestrator.analysis.explain import flops_per_token
-from orchestrator.analysis.ranking import pareto_front
 from orchestrator.store.schema import ROWS
 from sampler.errors import InputError
 
@@ -179,9 +178,9 @@ def test_a_failed_gate_withholds_the_verdict() -> None:
 def test_what_breaks_is_listed(found: Analysis) -> None:
     rows = {(row["trial_id"], row["doc_id"]): row for row in draw(WORLD).to_pylist()}
     result = next(c for c in found.tasks[0].configurations if c.label == "k3_first")
-    breaks = result.comparison.regressions
-    assert breaks.lost == result.comparison.difference.lost == len(breaks.listed)
-    for one in breaks.listed:
+    regressions = result.comparison.regressions
+    assert len(regressions) == result.comparison.difference.lost
+    for one in regressions:
         ours, base = (rows[trial, one.doc_id] for trial in (one.trial, one.baseline_trial))
         assert (ours["correct"], base["correct"]) == (False, True)
         assert (ours["policy"], base["k"]) == ("k3_first", 1)
@@ -241,13 +240,7 @@ def test_two_settings_have_two_baselines_and_one_axis() -> None:
     assert len(task.baselines) == 2
     assert task.comparisons == 12
     assert {c.label for c in task.configurations} == {f"{p} threshold {t:g}" for p in NINE for t in (0.8, 0.95)}
-    assert all(c.relative_speed is not None for c in task.configurations)
-
-
-def test_pareto() -> None:
-    points = [(0.8, 1.0), (0.79, 1.3), (0.7, 1.2), (0.6, 1.5), (0.8, 1.0)]
-    assert pareto_front(points) == [True, True, False, True, True]
-    assert pareto_front([]) == []
+    assert all(c.ranking is not None and c.ranking.speed is not None for c in task.configurations)
 
 
 def test_several_tasks_are_kept_apart() -> None:

@@ -241,7 +241,7 @@ def test_two_versions_of_the_code(clean: pa.Table) -> None:
     commands = [{"code": {"commit": commit, "dirty": False}} for commit in ("a" * 40, "b" * 40)]
     found = check_gates(evidence(clean, request={"commands": commands}))
     assert [f.sentence for f in found if not f.ok] == [
-        "2 versions of the code produced the rows: aaaaaaaaaaaa, bbbbbbbbbbbb."
+        "2 versions of the code produced the rows: commit aaaaaaaaaaaa, commit bbbbbbbbbbbb."
     ]
     dirty = [{"code": {"commit": "a" * 40, "dirty": True}}]
     assert failures(check_gates(evidence(clean, request={"commands": dirty}))) == {"one version"}

@@ -12,7 +12,7 @@ from orchestrator.analysis.intervals import Estimate, accuracy_interval, around,
 from orchestrator.analysis.runs import TaskRuns
 
 HISTOGRAM_BINS = 40
-MAX_LISTED_REGRESSIONS = 200  # per configuration; all are counted
+MAX_LISTED_REGRESSIONS = 200  # per configuration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,24 +135,16 @@ class Regression:
     trial: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Regressions:
-    lost: int
-    won: int
-    listed: tuple[Regression, ...]
-
-
-def find_regressions(rows: TaskRuns, runs: Array, baseline: Array, limit: int = MAX_LISTED_REGRESSIONS) -> Regressions:
+def find_regressions(rows: TaskRuns, runs: Array, baseline: Array) -> tuple[Regression, ...]:
     """In document order, with the first baseline run that has the document and the run that scored lowest."""
-    base, ours = rows.mean(baseline, "score"), rows.mean(runs, "score")
     with np.errstate(invalid="ignore"):
-        lost, won = np.flatnonzero(ours < base), np.flatnonzero(ours > base)
-    shown = lost[:limit]
+        lost = np.flatnonzero(rows.mean(runs, "score") < rows.mean(baseline, "score"))
+    shown = lost[:MAX_LISTED_REGRESSIONS]
     base_cells = rows.cell[baseline][:, shown]
     first = (base_cells >= 0).argmax(axis=0)
     scores = np.where(rows.cell[runs] >= 0, rows.values(runs, "score"), np.inf)[:, shown]
     trials, codes = rows.names["trial_id"], rows.columns["trial_id"]
-    listed = tuple(
+    return tuple(
         Regression(
             doc_id=str(rows.doc_ids[document]),
             subtask=rows.subtasks[rows.strata[document]],
@@ -161,4 +153,3 @@ def find_regressions(rows: TaskRuns, runs: Array, baseline: Array, limit: int = 
         )
         for i, document in enumerate(shown)
     )
-    return Regressions(lost=len(lost), won=len(won), listed=listed)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy
 from orchestrator.analysis.runs import TaskRuns, TrialAttempt
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, MAX_LENGTH_CHANGE, hit_length_limit
+from orchestrator.analysis.trial_facts import describe_code
 from orchestrator.core.configuration import DECODE_SETTINGS
 
 SAME_ANSWER_KEYS = (*DECODE_SETTINGS, "device", "doc_id")  # runs at k=1 that share these give the same answer
@@ -140,10 +141,10 @@ def one_version(evidence: Evidence) -> Iterator[Finding]:
     by_code: dict[str, list[str]] = {}
     for trial_id, trial in evidence.trials.items():
         for attempt in trial.get("attempts", ()):
-            by_code.setdefault(_version(attempt.get("code")), []).append(trial_id)
+            by_code.setdefault(describe_code(attempt.get("code")), []).append(trial_id)
             revisions |= {str(attempt["model_revision"])} if "model_revision" in attempt else set()
     commands = evidence.request.get("commands", ())
-    versions = sorted(set(by_code) or {_version(command.get("code")) for command in commands})
+    versions = sorted(set(by_code) or {describe_code(command.get("code")) for command in commands})
     if len(versions) > 1:
         yield Finding(
             gate="one version",
@@ -158,12 +159,6 @@ def one_version(evidence: Evidence) -> Iterator[Finding]:
     if len(versions) == 1 and "uncommitted" in versions[0]:
         text = f"The code differed from its commit ({versions[0]}), so this version cannot be checked out again."
         yield Finding(gate="one version", ok=False, sentence=text)
-
-
-def _version(code: object) -> str:
-    if not isinstance(code, Mapping) or not code.get("commit"):
-        return "unknown"
-    return str(code["commit"])[:12] + (" with uncommitted changes" if code.get("dirty") else "")
 
 
 def settings(evidence: Evidence) -> Iterator[Finding]:

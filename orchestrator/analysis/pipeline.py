@@ -14,7 +14,7 @@ from orchestrator.analysis.details import answer_agreement, breakdown, document_
 from orchestrator.analysis.explain import depth_of, explain, fit_overhead_share
 from orchestrator.analysis.gates import Evidence, Finding, check_gates, metrics
 from orchestrator.analysis.intervals import DRAWS, Estimate, accuracy_interval
-from orchestrator.analysis.ranking import pareto_front, rank, with_beaten_by
+from orchestrator.analysis.ranking import rank, with_beaten_by
 from orchestrator.analysis.results import Analysis, Baseline, Comparison, ConfigurationResult, TaskResult
 from orchestrator.analysis.runs import Settings, TaskRuns, split_by_task, timeline
 from orchestrator.analysis.speedups import (
@@ -266,12 +266,9 @@ class _TaskAnalysis:
                     steps=steps[number],
                     lengths=lengths[number],
                     comparison=comparisons.get(number),
-                    relative_speed=None if reference is None else self._relative_speed(number, reference),
-                    on_front=False,
                 )
             )
-        results = _with_front(found)
-        return tuple(results if reference is None else self._with_rankings(results, reference))
+        return tuple(found if reference is None else self._with_rankings(found, reference))
 
     def _accuracy(self, runs: Array) -> Estimate:
         scores = self.rows.mean(runs, "score")
@@ -282,8 +279,8 @@ class _TaskAnalysis:
     ) -> Iterator[ConfigurationResult]:
         rng = np.random.default_rng([self.seed, 1, *self.rows.task.encode()])
         rankings = [
-            rank(self.rows, number, reference, result.relative_speed, self._model, rng)
-            for number, result in enumerate(results)
+            rank(self.rows, number, reference, self._relative_speed(number, reference), self._model, rng)
+            for number in range(len(results))
         ]
         rankings = with_beaten_by([result.accuracy.value for result in results], rankings)
         return (replace(result, ranking=one) for result, one in zip(results, rankings, strict=True))
@@ -332,14 +329,3 @@ class _TaskAnalysis:
         absent = sorted(set(requested) - {configuration.policy for configuration in rows.configurations})
         if absent:
             yield f"No rows yet of {', '.join(absent)}."
-
-
-def _with_front(results: Sequence[ConfigurationResult]) -> list[ConfigurationResult]:
-    """Marks the Pareto front over accuracy and relative speed; empty if nothing is generated."""
-    points = {
-        index: (result.accuracy.value, result.relative_speed.value)
-        for index, result in enumerate(results)
-        if result.relative_speed is not None
-    }
-    on_front = dict(zip(points, pareto_front(list(points.values())), strict=True))
-    return [replace(result, on_front=on_front.get(index, False)) for index, result in enumerate(results)]

@@ -115,11 +115,6 @@ def dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[0] >= other[0] and one[1] >= other[1] and one != other
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Whether each (accuracy, speed-up) is dominated by no other point."""
-    return [not any(dominates(other, point) for other in points) for point in points]
-
-
 def with_beaten_by(accuracies: Sequence[float], rankings: Sequence[Ranking | None]) -> list[Ranking | None]:
     """Fills `beaten_by`. Decode settings of k=1 are named before policies: they cost nothing."""
     pairs = list(zip(accuracies, rankings, strict=True))

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.accuracy import PairedDifference
-from orchestrator.analysis.details import Breakdown, Histogram, Regressions
+from orchestrator.analysis.details import Breakdown, Histogram, Regression
 from orchestrator.analysis.explain import Explanation
 from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.ranking import Ranking
+from orchestrator.analysis.ranking import SPEED, Ranking
 from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, TrialAttempt
 from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
 from orchestrator.analysis.verdicts import Criteria, Verdict
@@ -26,7 +26,7 @@ class Comparison:
     speedup: Speedup | None  # None if no times can be compared; not judged if nothing is generated
     verdict: Verdict
     explanation: Explanation | None
-    regressions: Regressions
+    regressions: tuple[Regression, ...]  # the first ones; `difference.lost` counts all
     breakdown: Breakdown
 
 
@@ -44,8 +44,6 @@ class ConfigurationResult:
     steps: Histogram
     lengths: Histogram
     comparison: Comparison | None  # None for k=1, and if no k=1 ran with these settings
-    relative_speed: Estimate | None  # of tokens/s against k=1 at the task's first settings
-    on_front: bool  # no other configuration of the task dominates its accuracy and relative speed
     ranking: Ranking | None = None  # None if nothing is generated
 
     @property
@@ -55,6 +53,11 @@ class ConfigurationResult:
     @property
     def label(self) -> str:
         return self.resolved.label
+
+    @property
+    def on_front(self) -> bool:
+        """No other configuration of the task dominates its accuracy and speed."""
+        return self.ranking is not None and self.ranking.on_front(SPEED)
 
     @property
     def tokens_per_second(self) -> float:

@@ -159,7 +159,9 @@ def trial_provenance(trials: TrialFiles) -> TrialProvenance:
     )
 
 
-def describe_code(code: Mapping[str, Any]) -> str:
+def describe_code(code: object) -> str:
+    if not isinstance(code, Mapping):
+        return "unknown"
     if not code.get("commit"):
         return f"version {code['version']}, commit unknown" if code.get("version") else "unknown"
     return f"commit {str(code['commit'])[:12]}" + (" with uncommitted changes" if code.get("dirty") else "")

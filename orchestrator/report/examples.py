@@ -63,14 +63,14 @@ class Examples:
 
 def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
     """For each configuration a few documents, evenly chosen from all that it lost."""
-    lost = [
-        (task.task, result.label, result.comparison.regressions)
+    compared = [
+        (task.task, result.label, result.comparison)
         for task in analysis.tasks
         for result in task.configurations
         if result.comparison
     ]
-    limit = max(MIN_PER_CONFIGURATION, min(MAX_PER_CONFIGURATION, MAX_EXAMPLES // max(1, len(lost))))
-    chosen = [(task, label, found, _evenly_chosen(found.listed, limit)) for task, label, found in lost]
+    limit = max(MIN_PER_CONFIGURATION, min(MAX_PER_CONFIGURATION, MAX_EXAMPLES // max(1, len(compared))))
+    chosen = [(task, label, found, _evenly_chosen(found.regressions, limit)) for task, label, found in compared]
     answers = _read_answers(data, [one for *_, listed in chosen for one in listed])
     documents = {}
     for name, table in data.documents.items():
@@ -80,8 +80,8 @@ def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
         Examples(
             task=task,
             label=label,
-            lost=found.lost,
-            won=found.won,
+            lost=found.difference.lost,
+            won=found.difference.won,
             shown=tuple(_example(one, answers, documents.get(task, {})) for one in listed),
         )
         for task, label, found, listed in chosen

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.analysis.earlier_results import caveats
 from orchestrator.analysis.results import best, best_by_k
+from orchestrator.report.earlier import caveats
 from orchestrator.report.section import Section, TaskView
 from orchestrator.report.tables import (
     Table,

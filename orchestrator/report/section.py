@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.analysis import Analysis, analyse
-from orchestrator.analysis.earlier_results import EarlierTaskResults
 from orchestrator.analysis.explain import Explanation, flops_per_token
 from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fastest_within_margin
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
@@ -21,6 +20,7 @@ from orchestrator.analysis.trial_facts import (
 )
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.drawing import RenderedFigure
+from orchestrator.report.earlier import EarlierTaskResults
 from orchestrator.report.examples import Examples, find_examples
 from orchestrator.report.figures import GENERATE, collect_figures, start_drawing
 from orchestrator.report.parallel import Map, sequential_map

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from orchestrator.analysis.earlier_results import EarlierResult, EarlierTaskResults
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.ranking import AXES, SPEED, Ranking
 from orchestrator.analysis.results import ConfigurationResult
 from orchestrator.analysis.speedups import Speedup
+from orchestrator.report.earlier import EarlierResult, EarlierTaskResults
 from orchestrator.report.examples import Examples
 from orchestrator.report.section import ConfigurationView, Section, TaskView
 from orchestrator.report.text import (

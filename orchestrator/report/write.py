@@ -16,8 +16,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.analysis.earlier_results import caveats, read_summaries, read_summary
 from orchestrator.report import tables, text
+from orchestrator.report.earlier import caveats, read_summaries, read_summary
 from orchestrator.report.markdown import results_markdown
 from orchestrator.report.parallel import process_pool_map, sequential_map
 from orchestrator.report.section import Section, build_section

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.analysis.earlier_results import Summary, compare_by_task, parse_summary, read_summaries, read_summary
+from orchestrator.report.earlier import Summary, compare_by_task, parse_summary, read_summaries, read_summary
 from sampler.errors import InputError
 
 SEEDS = Path(__file__).parent.parent / "examples" / "seed-results"
