@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.slurm import parse_submission
-from orchestrator.slurm.job import Job, script_of, seconds
-from orchestrator.slurm.job_status import lines, queue, submitted
+from orchestrator.slurm.job import Job, parse_time_limit, render_script
+from orchestrator.slurm.job_status import query_squeue, status_lines, submitted_jobs
 from orchestrator.slurm.submit import RayToken, submit
 from sampler.errors import InputError
 
@@ -62,7 +62,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, body: str)
     ],
 )
 def test_times_are_read_as_slurm_reads_them(time: str, expected: int) -> None:
-    assert seconds(time) == expected
+    assert parse_time_limit(time) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_times_are_read_as_slurm_reads_them(time: str, expected: int) -> None:
 )
 def test_other_times_are_rejected(time: str) -> None:
     with pytest.raises(InputError, match=r"^--time must "):
-        seconds(time)
+        parse_time_limit(time)
 
 
 def test_the_sweep_gets_a_signal_before_the_time_limit() -> None:
@@ -108,7 +108,7 @@ def test_the_script_is_valid_bash(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "it's here" / "001.sh"
     path.parent.mkdir()
     for each in (job, Job(nodes=2, time="30", setup=setup, container=str(image))):
-        text = script_of(
+        text = render_script(
             each, ["--tasks", "a b;c"], name="s", path=path, here=tmp_path, dashboard=True, binds=[path.parent]
         )
         path.write_text(text, encoding="utf-8")
@@ -119,13 +119,13 @@ def test_the_script_is_valid_bash(job: Job, tmp_path: Path) -> None:
 
 
 def test_the_script_requests_what_the_flags_say(tmp_path: Path) -> None:
-    text = script_of(FULL, ["--tasks", "gsm8k"], name="s", path=tmp_path / "001.sh", here=tmp_path, dashboard=False)
+    text = render_script(FULL, ["--tasks", "gsm8k"], name="s", path=tmp_path / "001.sh", here=tmp_path, dashboard=False)
     wanted = {"nodes=4", "gpus-per-node=2", "time=2-00", "account=a", "partition=gpu", "qos=high", "mem=64G"}
     wanted |= {"constraint=a100&nvlink", "requeue", "signal=B:USR1@120", "dependency=singleton"}
     assert wanted | {"reservation=r", 'comment="it\'s a # test"', "exclusive"} <= set(directives(text))
     assert "scontrol requeue" in text
     assert "--include-dashboard=false" in text
-    small = script_of(Job(nodes=1, time="5"), [], name="s", path=tmp_path / "x.sh", here=tmp_path, dashboard=True)
+    small = render_script(Job(nodes=1, time="5"), [], name="s", path=tmp_path / "x.sh", here=tmp_path, dashboard=True)
     assert "scontrol requeue" not in small
     assert "apptainer" not in small
     assert f'"on Slurm, continue with:" sbatch {tmp_path}/x.sh' in small
@@ -185,8 +185,8 @@ def test_values_of_a_repeated_list_option_are_joined() -> None:
             (*SLURM, "--", *SWEEP, "--gpus-per-actor", "1"),
             "--gpus-per-actor must be at most 0",
         ),
-        ((*SLURM, "--", *SWEEP, "--actors", "3"), "--actors 3"),
-        ((*SLURM, "--", "--tasks", "gsm8k"), "has no GPU"),
+        ((*SLURM, "--", *SWEEP, "--actors", "3"), "--actors must be at most 2"),
+        ((*SLURM, "--", "--tasks", "gsm8k"), "needs a GPU"),
         ((*SLURM, "--", *SWEEP, "--out", "50%"), "a path without %"),
         ((*SLURM, "--requeue", "--", *SWEEP, "--force"), "--force and --requeue must not be used together"),
         ((*SLURM, "--", *SWEEP, "--dry-run"), "--dry-run must come before the --"),
@@ -201,7 +201,7 @@ def test_wrong_input_is_reported_in_one_sentence(arguments: tuple[str, ...], mes
 
 def test_every_directive_of_ours_is_refused_as_an_option(tmp_path: Path) -> None:
     """A second value would silently replace it."""
-    text = script_of(FULL, [], name="s", path=tmp_path / "001.sh", here=tmp_path, dashboard=False)
+    text = render_script(FULL, [], name="s", path=tmp_path / "001.sh", here=tmp_path, dashboard=False)
     own = [directive.partition("=")[0] for directive in directives(text)]
     for key in (key for key in own if key not in ("reservation", "comment", "exclusive")):
         with pytest.raises(InputError, match=f"--sbatch {key} is not allowed: .+"):
@@ -275,7 +275,7 @@ def test_script_and_job_number_are_kept(here: Path, tmp_path: Path, monkeypatch:
     assert (folder / "001.sh").read_text() == (folder / "001.sh.seen").read_text()
     assert json.loads((folder / "001.json").read_text())["job"] == "77"
     submit(parse_submission((*SLURM, "--", *SWEEP)))  # a directory with scripts alone can still become a sweep's
-    assert [job.script.name for job in submitted(folder.parent)] == ["001.sh", "002.sh"]
+    assert [job.script.name for job in submitted_jobs(folder.parent)] == ["001.sh", "002.sh"]
 
 
 def test_the_token_is_created_once_and_passed_through_the_environment(
@@ -349,14 +349,14 @@ def test_status_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for number, job in (("001", "7"), ("002", "8")):
         (folder / f"{number}.json").write_text(json.dumps({"job": job, "submitted": "2026-01-01"}))
     (folder / "001-7.log").write_text("a\nstopped; continue with: it\n\n")
-    jobs = submitted(tmp_path / "s")
+    jobs = submitted_jobs(tmp_path / "s")
     install(
         monkeypatch, tmp_path, "squeue", 'echo "8|RUNNING|1:02|12:00:00|2|n[1-2]"; echo "9|PENDING|0:00|1:00|1|(x)"'
     )
-    assert list(lines(jobs, queue(["7", "8"]))) == [
+    assert list(status_lines(jobs, query_squeue(["7", "8"]))) == [
         "job 7, submitted 2026-01-01: no longer in the queue",
         f"  {folder}/001-7.log: stopped; continue with: it",
         "job 8, submitted 2026-01-01: running, 1:02 of 12:00:00, 2 nodes n[1-2]",
     ]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "squeue cannot be run here" in next(lines(jobs, queue(["7", "8"])))
+    assert "squeue cannot be run here" in next(status_lines(jobs, query_squeue(["7", "8"])))

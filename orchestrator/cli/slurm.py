@@ -87,9 +87,9 @@ def parse_submission(arguments: Sequence[str]) -> "Submission":
     job = Job(**values, gpus_per_node=count, gpu_type=gpu_type)
     from orchestrator.planning.machine import place
     from orchestrator.planning.preflight import sweep_folder
-    from orchestrator.slurm.submit import Submission, machine_of
+    from orchestrator.slurm.submit import Submission, job_machine
 
-    machine = machine_of(job)
+    machine = job_machine(job)
     command = parse_sweep(sweep_flags)
     if command.settings.address is not None:
         raise InputError("--address must not be used with Slurm: the job starts its own Ray cluster")
@@ -139,13 +139,13 @@ def _status_folder(arguments: Sequence[str]) -> Path:
 def print_job_status(folder: Path) -> None:
     from orchestrator.cli.reports import print_status
     from orchestrator.progress.status import read_status
-    from orchestrator.slurm.job_status import lines, queue, submitted
+    from orchestrator.slurm.job_status import query_squeue, status_lines, submitted_jobs
     from orchestrator.store import Store
 
-    jobs = submitted(folder)
+    jobs = submitted_jobs(folder)
     if not jobs:
         raise InputError(f"{folder} has no Slurm jobs: give the directory of a submitted sweep, such as results/demo")
-    print(*lines(jobs, queue([job.job for job in jobs])), "", sep="\n")
+    print(*status_lines(jobs, query_squeue([job.job for job in jobs])), "", sep="\n")
     if Store(folder).read_sweep_record() is None:
         print("the sweep has not begun")
         return

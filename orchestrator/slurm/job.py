@@ -1,4 +1,4 @@
-"""The Slurm job of a sweep: its resources and options, validated on construction, and their sbatch directives."""
+"""The Slurm job of a sweep: its resources and options, the sbatch options they become, and its batch script."""
 
 import re
 import shlex
@@ -15,18 +15,18 @@ from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_ST
 from sampler.errors import InputError
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
-TIMES = "minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 12:00:00"
+TIME_FORMATS = "minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 12:00:00"
 WORD = re.compile(r"[A-Za-z0-9._+:@/&|*()\[\],=-]+")  # characters of Slurm's names and constraints
 MEMORY = re.compile(r"[0-9]+[KMGT]?")
 GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9][A-Za-z0-9_.-]*):)?(?P<count>-?[0-9]+)")
-UNSAFE = re.compile(r"[%\"\\\x00-\x1f]")  # characters with a meaning of their own in the paths of a batch script
+UNSAFE = re.compile(r"[%\"\\\x00-\x1f]")  # characters with a special meaning in the paths of a batch script
 WARNING_SECONDS = 120  # between the signal and the time limit; a sweep needs about ten to stop
 
 OPTION = re.compile(r"[a-z][a-z0-9-]+")
 UNSAFE_VALUE = re.compile(r"[\"\\\x00-\x1f\x7f]")  # sbatch reads quoted values of a script without escapes
 # Options of sbatch that --sbatch refuses, with the reason. Options without a flag of ours are set by the script.
 OWN_FLAGS = ("nodes", "time", "gpus-per-node", "account", "partition", "qos", "constraint", "mem", "requeue")
-REFUSED = {
+REFUSED_OPTIONS = {
     **dict.fromkeys(OWN_FLAGS, "use --{key}"),
     "no-requeue": "it is the default; --requeue turns it off",
     "cpus-per-task": "use --cpus-per-node",
@@ -47,7 +47,7 @@ REFUSED = {
     "ntasks-per-node": "the job runs one task per node",
     "ntasks-per-gpu": "the job runs one task per node",
     "wrap": "the job has a script of its own",
-    **dict.fromkeys(("parsable", "test-only", "wait", "help", "usage", "version"), "it is no option of a job"),
+    **dict.fromkeys(("parsable", "test-only", "wait", "help", "usage", "version"), "it is not an option of a job"),
 }
 LISTS = (  # options whose value is a comma-separated list, so that several values can be joined
     *("clusters", "exclude", "gres", "licenses", "mail-type", "nodelist", "propagate", "reservation"),
@@ -57,7 +57,7 @@ LISTS = (  # options whose value is a comma-separated list, so that several valu
 
 def _check_time(time: str) -> str | None:
     try:
-        seconds(time)
+        parse_time_limit(time)
     except InputError as error:
         return str(error).removeprefix("--time ")
     return None
@@ -140,7 +140,7 @@ class Job:
     @property
     def warning(self) -> int:
         """Seconds before the time limit at which Slurm signals the sweep to stop."""
-        return max(1, min(WARNING_SECONDS, seconds(self.time) // 4))
+        return max(1, min(WARNING_SECONDS, parse_time_limit(self.time) // 4))
 
     @property
     def image(self) -> str | None:
@@ -173,19 +173,21 @@ def parse_gpus(raw: str) -> tuple[int, str | None]:
     return int(found["count"]), found["type"]
 
 
-def seconds(time: str) -> int:
+def parse_time_limit(time: str) -> int:
     """Length of a time in Slurm's notation: 12:30 is minutes and seconds, 1-12:30 is days, hours and minutes."""
     found = TIME.fullmatch(time.strip())
     if found is None:
-        raise InputError(f"--time must be {TIMES} (got {time!r})")
+        raise InputError(f"--time must be {TIME_FORMATS} (got {time!r})")
     days, *rest = found.groups()
     parts = [int(part) for part in rest if part is not None]
     if max(parts[1:], default=0) > 59 or (days is not None and parts[0] > 23):  # Slurm would accept 99:99:99
-        raise InputError(f"--time must have at most 59 after a colon and 23 hours after days: {TIMES} (got {time!r})")
+        raise InputError(
+            f"--time must have at most 59 after a colon and 23 hours after days: {TIME_FORMATS} (got {time!r})"
+        )
     units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
     whole = 86400 * int(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
     if not whole:
-        raise InputError(f"--time must be longer than 0: {TIMES} (got {time!r})")
+        raise InputError(f"--time must be longer than 0: {TIME_FORMATS} (got {time!r})")
     return whole
 
 
@@ -201,8 +203,8 @@ def _sbatch_problems(options: tuple[str, ...]) -> Iterator[str]:
         key, value = _split(option)
         if not OPTION.fullmatch(key):
             yield f"--sbatch must be KEY=VALUE or KEY with the long name of an sbatch option (got {option!r})"
-        elif key in REFUSED:
-            yield f"--sbatch {key} is not allowed: {REFUSED[key].format(key=key)}"
+        elif key in REFUSED_OPTIONS:
+            yield f"--sbatch {key} is not allowed: {REFUSED_OPTIONS[key].format(key=key)}"
         elif value == "":
             yield f"--sbatch {key}= has no value: write --sbatch KEY=VALUE, or --sbatch KEY for an option without one"
         elif value is not None and UNSAFE_VALUE.search(value):
@@ -215,18 +217,18 @@ def _sbatch_problems(options: tuple[str, ...]) -> Iterator[str]:
 
 
 def _joined(options: tuple[str, ...]) -> list[str]:
-    """As directives, with the values of repeated options in one list."""
+    """As sbatch options, with the values of a repeated option in one list."""
     values: dict[str, list[str]] = {}
     for key, value in map(_split, options):
         values.setdefault(key, []).extend([] if value is None else [value])
     return [f"{key}={','.join(value)}" if value else key for key, value in values.items()]
 
 
-def directives_of(job: Job, *, name: str, path: Path, here: Path) -> list[str]:
-    """All options of sbatch, without the leading dashes."""
+def sbatch_options(job: Job, *, name: str, path: Path, here: Path) -> list[str]:
+    """All sbatch options of the script at `path`, without the leading dashes."""
     return [
         f"job-name={name}",
-        "dependency=singleton",  # a sweep has one writer: its second job waits for the first, and continues
+        "dependency=singleton",  # a sweep has one writer: a second job waits for the first
         *job.directives(),
         "no-kill",  # trials of a node that fails run on the others
         "export=ALL",
@@ -236,10 +238,10 @@ def directives_of(job: Job, *, name: str, path: Path, here: Path) -> list[str]:
     ]
 
 
-def script_of(
+def render_script(
     job: Job, flags: Sequence[str], *, name: str, path: Path, here: Path, dashboard: bool, binds: Sequence[Path] = ()
 ) -> str:
-    """The script that will be stored at `path`, in the sweep's directory.
+    """The batch script that will be stored at `path`, in the sweep's directory.
 
     Relative paths among the sweep's `flags` are relative to `here`. `binds` are the paths that a container can see.
     Nothing of the environment is written into the script: sbatch passes it on, with HF_TOKEN and Ray's token.
@@ -257,7 +259,7 @@ def script_of(
     ).get_template("job.sh.j2")
     return template.render(
         script=shlex.quote(str(path)),
-        directives=[_quoted(directive) for directive in directives_of(job, name=name, path=path, here=here)],
+        directives=[_quoted(directive) for directive in sbatch_options(job, name=name, path=path, here=here)],
         python="python" if job.container else shlex.quote(sys.executable),
         setup=None if job.setup is None else shlex.quote(str(job.setup.resolve())),
         image=None if job.image is None else shlex.quote(job.image),

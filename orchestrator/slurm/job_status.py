@@ -1,4 +1,4 @@
-"""Status of a sweep's Slurm jobs: what squeue reports, followed by the status of the sweep itself."""
+"""The state of a sweep's Slurm jobs, from the records of `submit`, squeue and the jobs' logs."""
 
 import json
 import re
@@ -11,12 +11,12 @@ from pathlib import Path
 from orchestrator.store.reader import SLURM_FOLDER
 
 SQUEUE_TIMEOUT_SECONDS = 60
-FIELDS = "%i|%T|%M|%l|%D|%R"  # number, state, time used, limit, nodes, reason or node list
-ANSWER_LINE = re.compile(r"([0-9]+)\|(.*)")
+SQUEUE_FORMAT = "%i|%T|%M|%l|%D|%R"  # number, state, time used, limit, nodes, reason or node list
+SQUEUE_LINE = re.compile(r"([0-9]+)\|(.*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Submitted:
+class SubmittedJob:
     """A script that was submitted to Slurm."""
 
     script: Path
@@ -28,40 +28,42 @@ class Submitted:
         return self.script.with_name(f"{self.script.stem}-{self.job}.log")
 
 
-def submitted(folder: Path) -> list[Submitted]:
+def submitted_jobs(folder: Path) -> list[SubmittedJob]:
     found = []
     for path in sorted((folder / SLURM_FOLDER).glob("*.json")):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Submitted(script=path.with_suffix(".sh"), job=str(record["job"]), at=str(record["submitted"])))
+            found.append(
+                SubmittedJob(script=path.with_suffix(".sh"), job=str(record["job"]), at=str(record["submitted"]))
+            )
         except (OSError, ValueError, KeyError, TypeError):  # being written, or another file
             continue
     return found
 
 
-def queue(jobs: list[str]) -> Mapping[str, str] | None:
+def query_squeue(jobs: list[str]) -> Mapping[str, str] | None:
     """What squeue prints for the jobs that it still knows; None if it cannot be run."""
     if shutil.which("squeue") is None:
         return None
-    command = ["squeue", "--noheader", f"--format={FIELDS}", "--me", "--states=all"]
+    command = ["squeue", "--noheader", f"--format={SQUEUE_FORMAT}", "--me", "--states=all"]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return None
     if ended.returncode:
         return None
-    known = {found[1]: found[2] for line in ended.stdout.splitlines() if (found := ANSWER_LINE.fullmatch(line.strip()))}
+    known = {found[1]: found[2] for line in ended.stdout.splitlines() if (found := SQUEUE_LINE.fullmatch(line.strip()))}
     return {job: known[job] for job in jobs if job in known}
 
 
-def lines(jobs: list[Submitted], known: Mapping[str, str] | None) -> Iterator[str]:
+def status_lines(jobs: list[SubmittedJob], known: Mapping[str, str] | None) -> Iterator[str]:
     for job in jobs:
         yield f"job {job.job}, submitted {job.at}: {_state(job, known)}"
         if job.log.exists():
             yield f"  {job.log}: {_last_line(job.log)}"
 
 
-def _state(job: Submitted, known: Mapping[str, str] | None) -> str:
+def _state(job: SubmittedJob, known: Mapping[str, str] | None) -> str:
     if known is None:
         return "squeue cannot be run here"
     if job.job not in known:

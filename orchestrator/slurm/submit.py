@@ -19,7 +19,7 @@ from orchestrator.planning.machine import Machine, Nodes, resolve_model
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved
-from orchestrator.slurm.job import Job, directives_of, script_of, seconds
+from orchestrator.slurm.job import Job, parse_time_limit, render_script, sbatch_options
 from orchestrator.store import Store
 from orchestrator.store.reader import SLURM_FOLDER
 from sampler.errors import InputError
@@ -30,11 +30,12 @@ from tasks.sources import choose_source, resolve_data
 
 SBATCH_TIMEOUT_SECONDS = 120
 SCRIPT_NAME = re.compile(r"([0-9]+)\.sh")
+HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@.+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """A job, the sweep it runs, and the directory of that sweep."""
+    """A job and the sweep it runs. Created from the command line, read by `submit`."""
 
     job: Job
     settings: SweepSettings
@@ -45,7 +46,7 @@ class Submission:
     @property
     def machine(self) -> Machine:
         """The resources of the job."""
-        return machine_of(self.job)
+        return job_machine(self.job)
 
     @property
     def name(self) -> str:
@@ -62,7 +63,7 @@ class Submission:
         return tuple(path for path in dict.fromkeys(wanted) if not any(other in path.parents for other in wanted))
 
 
-def machine_of(job: Job) -> Machine:
+def job_machine(job: Job) -> Machine:
     """The resources of a job."""
     resources = {"CPU": job.cpus, "GPU": job.gpus_per_node}
     return Machine(nodes=(Nodes(resources=resources, count=job.nodes),), names_all=False)
@@ -84,7 +85,7 @@ def submit(submission: Submission) -> str:
     path.with_suffix(".json").write_text(json.dumps(record) + "\n", encoding="utf-8")
     log = path.with_name(f"{path.stem}-{job_id}.log")
     status = f"reuse-sweep slurm status {shlex.quote(str(submission.folder))}"
-    limit = timedelta(seconds=seconds(submission.job.time))  # spelled out: 12:00 means minutes
+    limit = timedelta(seconds=parse_time_limit(submission.job.time))  # spelled out: 12:00 means minutes
     return f"job {job_id}; its log: {log}\ntime limit {limit} (h:min:s); status: {status}"
 
 
@@ -139,7 +140,7 @@ def _create_token(path: Path) -> None:
 
 
 def _script(submission: Submission, path: Path) -> str:
-    return script_of(
+    return render_script(
         submission.job,
         submission.arguments,
         name=submission.name,
@@ -167,7 +168,7 @@ def _new_script(submission: Submission) -> Path:
 def _sbatch(path: Path, submission: Submission, token: RayToken) -> str:
     """Submits the script and returns the job's number. If Slurm refuses it, the script is removed."""
     # The script has these options too. On the command line they take precedence over SBATCH_* variables.
-    options = directives_of(submission.job, name=submission.name, path=path, here=Path.cwd())
+    options = sbatch_options(submission.job, name=submission.name, path=path, here=Path.cwd())
     command = ["sbatch", "--parsable", *(f"--{option}" for option in options), str(path)]
     try:
         ended = subprocess.run(
@@ -196,11 +197,11 @@ def _reason(output: str) -> str:
     return lines[-1].removeprefix("sbatch: ").removeprefix("error: ").removeprefix("Batch job submission failed: ")
 
 
-HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@.+)?")
-
-
 def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord | None) -> None:
-    """Raises an InputError with every problem found. `stored` is the sweep.json of the directory, if there is one."""
+    """Raises an InputError with every problem found. `stored` is the sweep.json of the directory, if there is one.
+
+    Models and documents on the Hub are not checked: compute nodes may reach what a login node cannot, and the reverse.
+    """
     adopted = adopt_resolved(settings, stored)
     model = os.path.expanduser(resolve_model(adopted.model, machine, adopted.address))
     data = os.path.expanduser(resolve_data(adopted.data, model))
@@ -220,5 +221,5 @@ def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord |
 
 
 def _is_local(model: str) -> bool:
-    """Whether the model is a directory here, or cannot be a Hub id and so would have to be one."""
+    """Whether the model is a directory here, or cannot be a Hub id and so must be one."""
     return model == BUNDLED_MODEL or os.path.exists(model) or HUB_ID.fullmatch(model) is None
