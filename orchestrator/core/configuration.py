@@ -93,12 +93,16 @@ def grid(settings: Mapping[str, Any], *, decoded: bool = True) -> list[Configura
 
     A task whose options are scored, not decoded, has the default decode settings.
     """
-    axes = [settings.get(name) or [getattr(DEFAULTS, name)] for name in DECODE_SETTINGS] if decoded else []
+    axes = [settings.get(name) or [default_of(name)] for name in DECODE_SETTINGS] if decoded else []
     names = DECODE_SETTINGS if decoded else ()
     return [
         Configuration(policy=policy, **dict(zip(names, values, strict=True)))
         for policy, *values in product(settings["policies"], *axes)
     ]
+
+
+def default_of(setting: str) -> Any:
+    return next(item.default for item in fields(Configuration) if item.name == setting)
 
 
 def varying_settings(configurations: Iterable[Configuration]) -> tuple[str, ...]:

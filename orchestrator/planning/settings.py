@@ -6,11 +6,11 @@ is one field. A new decode setting is one field made with `_decode_axis`, named 
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.configuration import Configuration
+from orchestrator.core.configuration import default_of
 from orchestrator.core.errors import InputErrors
 from orchestrator.planning.fields import METAVARS, Setting, display, problems_of, repeated, setting, settings_of
 from sampler.errors import InputError
@@ -91,8 +91,7 @@ class PolicyGrid:
 
 def _decode_axis(name: str, **declaration: Any) -> Any:
     """A decode setting with one or several values; the default is that of the configuration."""
-    default = next(item.default for item in fields(Configuration) if item.name == name)
-    return setting((default,), group=GRID, **declaration)
+    return setting((default_of(name),), group=GRID, **declaration)
 
 
 def _check_policy(name: str) -> str | None:

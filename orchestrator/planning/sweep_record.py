@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from orchestrator.core.configuration import DECODE_SETTINGS, DEFAULTS
+from orchestrator.core.configuration import DECODE_SETTINGS, default_of
 from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import SCHEMA_VERSION
@@ -150,7 +150,7 @@ def _task(stored: Mapping[str, Any], name: str, new: SweepRecord) -> dict[str, A
 
 def _stored_list(settings: Mapping[str, Any], name: str) -> Sequence[Any]:
     """A sweep made before a decode setting existed has its default."""
-    return settings[name] if name in settings else [getattr(DEFAULTS, name)]
+    return settings[name] if name in settings else [default_of(name)]
 
 
 def _union(before: Sequence[Any], now: Sequence[Any]) -> list[Any]:

@@ -55,9 +55,10 @@ class ConfigurationView:
     def explanation(self) -> Explanation | None:
         return None if self.result.comparison is None else self.result.comparison.explanation
 
-    def per_document(self, column: str) -> float:
-        """The mean of one of COUNTERS."""
-        return float(self.counters.sums[column] / self.counters.rows)
+    def per_document(self, column: str) -> float | None:
+        """The mean of one of COUNTERS; None for rows that are older than the column."""
+        total = self.counters.sums[column]
+        return None if total is None else float(total / self.counters.rows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from orchestrator.core.configuration import DECODE_SETTINGS, default_of
 from sampler.errors import InputError
 
 SCHEMA_VERSION = 1  # in sweep.json and trial.json ("schema"), and in the metadata of tables
@@ -47,13 +48,22 @@ def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozense
 
 
 def convert_table(table: pa.Table, schema: pa.Schema, *, keep_extra: bool = False) -> pa.Table:
-    """The columns of `schema`, null if the table lacks one; with keep_extra, then the table's other columns."""
+    """The columns of `schema`; with keep_extra, then the table's other columns.
+
+    A column that the table lacks is null, but a decode setting has its default: that is what the rows were made with.
+    """
     fields = list(schema)
     if keep_extra:
         fields += [field.with_nullable(True) for field in table.schema if field.name not in schema.names]
     names = frozenset(table.column_names)
-    columns = [table[field.name] if field.name in names else pa.nulls(len(table), field.type) for field in fields]
+    columns = [table[field.name] if field.name in names else _missing(field, len(table)) for field in fields]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
+
+
+def _missing(field: pa.Field, length: int) -> pa.Array:
+    if field.name in DECODE_SETTINGS:
+        return pa.repeat(pa.scalar(default_of(field.name), field.type), length)
+    return pa.nulls(length, field.type)
 
 
 def select_fields(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
