@@ -149,8 +149,9 @@ def _memory_cell(row: ConfigurationView) -> Cell:
 
 
 def _replayed_cell(row: ConfigurationView) -> Cell:
-    passes = row.per_document("passes_full") + row.per_document("passes_small")
-    return number_cell(row.per_document("replayed") / passes if passes else None, 0, 100, " %")
+    sums = row.counters.sums
+    passes = (sums["passes_full"] or 0) + (sums["passes_small"] or 0)
+    return number_cell((sums["replayed"] or 0) / passes if passes else None, 0, 100, " %")
 
 
 GENERATES = attrgetter("generates")
