@@ -100,7 +100,7 @@ def test_invalid_grids_are_refused(arguments: dict[str, Any], sentence: str) -> 
         ({"gpus_per_actor": -1}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got -1): an actor decodes on one"),
         ({"gpus_per_actor": 1.5}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got 1.5): an actor decodes on"),
         ({"gpus_per_actor": 2}, "(got 2): an actor decodes on one device"),
-        ({"gpus_per_actor": float("inf")}, "--gpus-per-actor must be a finite number (got inf)"),
+        ({"gpus_per_actor": float("inf")}, "--gpus-per-actor must be 0 or between 0.01 and 1 (got inf)"),
         ({"gpus_per_actor": 0, "accelerator_type": "T4"}, "--accelerator-type T4 needs --gpus-per-actor above 0"),
         (
             {"address": "ray://head:10001"},
@@ -159,7 +159,7 @@ def test_settings_survive_json() -> None:
 
 
 def test_every_list_is_checked() -> None:
-    may_be_empty = {name for name, declared in ALL_SETTINGS.items() if declared.many and declared.may_be_empty}
+    may_be_empty = {name for name, declared in ALL_SETTINGS.items() if declared.repeatable}
     assert may_be_empty == {"resources", "callback"}
 
 

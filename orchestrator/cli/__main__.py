@@ -1,6 +1,7 @@
 """`reuse-sweep COMMAND`, also `python -m orchestrator.cli COMMAND`: finds and runs the sub-command."""
 
 import difflib
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -39,6 +40,8 @@ examples:
 def main(command: str | None = None) -> NoReturn:
     """The entry point; `command` is given by modules such as orchestrator.status."""
     words = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
+    if words[:1] == ["sweep"]:  # it handles Ctrl-C itself; until then there is nothing to clean up
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     run_command(lambda: dispatch(words))
 
 

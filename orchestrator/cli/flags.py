@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from orchestrator.cli import config_file
 from orchestrator.cli.console import Parser
 from orchestrator.core.errors import Problems
-from orchestrator.planning.fields import Setting, settings_of
+from orchestrator.planning.fields import OPTIONS, Setting, settings_of
 from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepCommand, SweepSettings, is_url
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
@@ -32,7 +32,7 @@ EXCLUSIVE = (({"policies"}, {"k", "subsets", "reuse"}), ({"limit"}, {"sample"}))
 
 def add_settings(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
     """Adds a flag for each setting. The values stay text; a flag that is not given is absent from the namespace."""
-    groups: dict[str, Any] = {"options": parser}
+    groups: dict[str, Any] = {OPTIONS: parser}
     for setting in settings.values():
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)

@@ -39,6 +39,7 @@ keys of --json (more may be added, none will be removed):
                   speedup (each side by its calibration), layer_positions
   damage          a sentence for each corrupted file; set_aside: number of
                   files that were quarantined, or replaced by --force
+  notices         a sentence for each column of a newer version that is ignored
   schema, folder, sweep, model, settings (as in sweep.json)
 
 exit code: 0; 2 if there is no readable sweep, or if --check found corruption

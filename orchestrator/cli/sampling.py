@@ -58,7 +58,7 @@ class GenerateOptions(PolicyOptions):
     ids: bool = setting(False, help="lines contain token ids instead of text")
     max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens")
     stop: tuple[str, ...] = setting(
-        (), metavar="TEXT", repeatable=True, verbatim=True, may_be_empty=True, help="stop before this text (repeatable)"
+        (), metavar="TEXT", repeatable=True, verbatim=True, help="stop before this text (repeatable)"
     )
     temperature: float = setting(0.0, minimum=0, default_text="0", help="0 is greedy")
     top_p: float = setting(1.0, above=0, maximum=1, help="nucleus for sampling")

@@ -1,23 +1,21 @@
 """`reuse-sweep sweep`: runs a sweep, or continues it."""
 
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from orchestrator.cli import config_file
+from orchestrator.cli.flags import parse_sweep, without_force
+
 
 def sweep(arguments: Sequence[str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until StopSignals is installed, Ctrl-C has nothing to clean up
-
-    from orchestrator.cli import config_file
-    from orchestrator.cli.flags import parse_sweep, without_force
+    command = parse_sweep(arguments)
     from orchestrator.running import environment
     from orchestrator.running.environment import check_listening, is_this_machine, only_on_loopback
     from orchestrator.running.stop import Aborted, StopSignals
     from orchestrator.store import StoreError
 
-    command = parse_sweep(arguments)
     if command.save_config is not None:
         config_file.save(command.save_config, command.settings)
     program = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # as it was called, without the flags

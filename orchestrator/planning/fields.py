@@ -17,6 +17,7 @@ from sampler.errors import InputError
 BOOLEANS: Mapping[object, bool] = {True: True, False: False} | {
     word: value for value, words in ((True, ("on", "true", "yes")), (False, ("off", "false", "no"))) for word in words
 }
+OPTIONS = "options"  # the group of flags that need no heading of their own
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH", bool: "on,off"}
 
 
@@ -29,7 +30,7 @@ class Setting:
     many: bool  # a tuple of that type
     default: Any  # MISSING: required
     help: str
-    group: str = "options"
+    group: str
     metavar: str = ""
     default_text: str | None = None  # shown in the help instead of the default
     minimum: float | None = None
@@ -41,8 +42,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     example: str = ""  # shown if the setting is missing or empty
     aliases: tuple[str, ...] = ()  # other flags, with -
-    may_be_empty: bool = False  # a list without values, or the text ''
-    repeatable: bool = False  # the flag may be given several times
+    repeatable: bool = False  # the flag may be given several times, or never: an empty list is allowed
     verbatim: bool = False  # text is not stripped, split at commas or searched for control characters
     positional: bool = False
     check: Callable[[Any], str | None] | None = None  # of one value; returns what is wrong with it
@@ -91,10 +91,12 @@ class Setting:
         if value is None:
             return
         values = value if self.many else (value,)
-        if not values and not self.may_be_empty:
+        if not values and not self.repeatable:
             yield f"{self.flag} must not be empty{self._hint}"
         for one in values:
-            if one == "" and not self.may_be_empty:
+            if self.check is not None and (wrong := self.check(one)) is not None:
+                yield f"{self.flag}{' ' if wrong.startswith('must') else ': '}{wrong}"
+            elif one == "" and not self.verbatim:
                 yield f"{self.flag} must not {'contain an empty name' if self.many else 'be empty'}{self._hint}"
             elif self.choices and one not in self.choices:
                 yield f"{self.flag} must be {listed(self.choices)} (got {display(one)})"
@@ -102,8 +104,6 @@ class Setting:
                 yield f"{self.flag} must be {self.bounds or 'a finite number'} (got {display(one)})"
             elif self.cap is not None and one > self.cap:
                 yield f"{self.flag} must be at most {display(self.cap)} (got {display(one)})"
-            elif self.check is not None and (wrong := self.check(one)) is not None:
-                yield f"{self.flag}{' ' if wrong.startswith('must') else ': '}{wrong}"
         if self.many and not self.repeatable and (twice := repeated(values)) is not None:
             yield f"{self.flag} must not contain {display(twice)} twice"
 
@@ -144,18 +144,20 @@ def setting(default: Any = MISSING, **declaration: Any) -> Any:
 def shared(cls: type, name: str, **changes: Any) -> Any:
     """A field declared as in another dataclass, for a second command with the same setting."""
     (item,) = (item for item in fields(cls) if item.name == name)
-    declaration = {**item.metadata["setting"], "group": "options", **changes}
+    declaration = {**item.metadata["setting"], "group": OPTIONS, **changes}
     return setting(declaration.pop("default", item.default), **declaration)
 
 
 def settings_of(cls: type) -> Mapping[str, Setting]:
-    """The settings that a dataclass declares, by field name."""
+    """The settings that a dataclass declares, by field name. A group lasts until a field names another."""
     hints = typing.get_type_hints(cls)
-    found = {}
+    found: dict[str, Setting] = {}
+    group = OPTIONS
     for item in fields(cls):
         if "setting" in item.metadata:
             kind, many = _kind(hints[item.name])
-            declaration = {"metavar": METAVARS[kind], **item.metadata["setting"]}
+            group = item.metadata["setting"].get("group", group)
+            declaration = {"metavar": METAVARS[kind], **item.metadata["setting"], "group": group}
             found[item.name] = Setting(name=item.name, kind=kind, many=many, default=item.default, **declaration)
     return types.MappingProxyType(found)
 

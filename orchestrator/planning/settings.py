@@ -12,7 +12,16 @@ from typing import Any
 
 from orchestrator.core.configuration import default_of
 from orchestrator.core.errors import InputErrors
-from orchestrator.planning.fields import METAVARS, Setting, display, problems_of, repeated, setting, settings_of
+from orchestrator.planning.fields import (
+    METAVARS,
+    OPTIONS,
+    Setting,
+    display,
+    problems_of,
+    repeated,
+    setting,
+    settings_of,
+)
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
 
@@ -58,17 +67,12 @@ class PolicyGrid:
     )
     subsets: tuple[str, ...] = setting(
         ("first", "middle", "last"),
-        group=GRID,
         metavar="S,S",
         check=_check_layers,
         help="layers to replay: first, middle, last, all or 4-9+20",
     )
     reuse: tuple[str, ...] = setting(
-        ("residual",),
-        group=GRID,
-        metavar="M,M",
-        choices=("residual", "output"),
-        help="what to replay: residual, output or both",
+        ("residual",), metavar="M,M", choices=("residual", "output"), help="what to replay: residual, output or both"
     )
 
     def __post_init__(self) -> None:
@@ -91,7 +95,7 @@ class PolicyGrid:
 
 def _decode_axis(name: str, **declaration: Any) -> Any:
     """A decode setting with one or several values; the default is that of the configuration."""
-    return setting((default_of(name),), group=GRID, **declaration)
+    return setting((default_of(name),), **declaration)
 
 
 def _check_policy(name: str) -> str | None:
@@ -168,7 +172,6 @@ class SweepSettings:
     )
     policies: tuple[str, ...] = setting(
         PolicyGrid().policies,
-        group=GRID,
         metavar="P,P",
         check=_check_policy,
         example="give names such as k1,k2_middle",
@@ -190,18 +193,13 @@ class SweepSettings:
     model: str = setting(
         "auto", group=MODEL, help="directory or Hub id[@revision]; auto is the 7B model with a GPU, otherwise tiny"
     )
-    data: str = setting(
-        "auto", group=MODEL, help="hub, bundled or a directory laid out like the Hub; auto matches the model"
-    )
+    data: str = setting("auto", help="hub, bundled or a directory laid out like the Hub; auto matches the model")
     limit: int | None = setting(
-        None, group=MODEL, minimum=1, cap=10**9, default_text="all", help="first N documents of each subtask"
+        None, minimum=1, cap=10**9, default_text="all", help="first N documents of each subtask"
     )
-    sample: int | None = setting(
-        None, group=MODEL, minimum=1, cap=10**9, help="N random documents spread over the subtasks"
-    )
+    sample: int | None = setting(None, minimum=1, cap=10**9, help="N random documents spread over the subtasks")
     fewshot: int | None = setting(
         None,
-        group=MODEL,
         minimum=0,
         cap=1000,
         aliases=("num-fewshot",),
@@ -209,59 +207,49 @@ class SweepSettings:
         help="worked examples in the prompt",
     )
     chat_template: bool = setting(
-        True, group=MODEL, aliases=("apply-chat-template",), help="format prompts with the model's chat template"
+        True, aliases=("apply-chat-template",), help="format prompts with the model's chat template"
     )
     subset_size: int | None = setting(
-        None,
-        group=MODEL,
-        minimum=1,
-        default_text="12, or a third of the layers",
-        help="number of layers in first, middle and last",
+        None, minimum=1, default_text="12, or a third of the layers", help="number of layers in first, middle and last"
     )
-    dtype: str = setting("auto", group=MODEL, metavar="TYPE", choices=DTYPES, help=", ".join(DTYPES[1:]) + " or auto")
-    batch_size: int = setting(1, group=MODEL, minimum=1, cap=10**4, help="documents decoded together")
+    dtype: str = setting("auto", metavar="TYPE", choices=DTYPES, help=", ".join(DTYPES[1:]) + " or auto")
+    batch_size: int = setting(1, minimum=1, cap=10**4, help="documents decoded together")
     max_new_tokens: int | None = setting(
         None,
-        group=MODEL,
         minimum=1,
         cap=10**6,
         aliases=("max-gen-toks",),
         default_text="set by the task",
         help="maximum length of an answer",
     )
-    repeats: int = setting(1, group=MODEL, minimum=1, cap=1000, help="number of times to run each trial")
-    seed: int = setting(
-        0, group=MODEL, minimum=0, cap=2**32 - 1, default_text="0", help="of the random sample and trial order"
-    )
-    shard_size: int = setting(50, group=MODEL, minimum=1, cap=10**9, help="documents per trial")
+    repeats: int = setting(1, minimum=1, cap=1000, help="number of times to run each trial")
+    seed: int = setting(0, minimum=0, cap=2**32 - 1, default_text="0", help="of the random sample and trial order")
+    shard_size: int = setting(50, minimum=1, cap=10**9, help="documents per trial")
 
     actors: int | None = setting(
         None, group=MACHINE, minimum=1, cap=10**5, default_text="as many as fit", help="models loaded at a time"
     )
     gpus_per_actor: float | None = setting(
-        None, group=MACHINE, check=_check_gpus, default_text="1, or 0 without GPUs", help="0.5 puts two on a GPU"
+        None, check=_check_gpus, default_text="1, or 0 without GPUs", help="0.5 puts two on a GPU"
     )
     cpus_per_actor: float | None = setting(
-        None, group=MACHINE, minimum=SMALLEST_SHARE, default_text="1", help="cores to reserve for each actor"
+        None, minimum=SMALLEST_SHARE, default_text="1", help="cores to reserve for each actor"
     )
     threads_per_actor: int | None = setting(
-        None, group=MACHINE, minimum=1, cap=1024, default_text="1 on a CPU", help="CPU threads of each actor"
+        None, minimum=1, cap=1024, default_text="1 on a CPU", help="CPU threads of each actor"
     )
     accelerator_type: str | None = setting(
-        None, group=MACHINE, metavar="TYPE", help="GPU model that actors need, as Ray names it: A100, H100, T4"
+        None, metavar="TYPE", help="GPU model that actors need, as Ray names it: A100, H100, T4"
     )
     resources: tuple[str, ...] = setting(
         (),
-        group=MACHINE,
         metavar="NAME=X,…",
         repeatable=True,
-        may_be_empty=True,
         check=_check_resource,
         help="custom Ray resources that each actor needs (repeatable)",
     )
     address: str | None = setting(
         None,
-        group=MACHINE,
         metavar="HOST:PORT",
         check=_check_address,
         default_text="start Ray here",
@@ -269,26 +257,18 @@ class SweepSettings:
     )
     wait_for_nodes: float = setting(
         1800.0,
-        group=MACHINE,
         minimum=0,
         maximum=WEEK_SECONDS,
         unit="seconds",
         metavar="SECONDS",
         help="time for an autoscaler to add the first node",
     )
-    dashboard: bool = setting(True, group=MACHINE, help="serve Ray's dashboard to this machine")
+    dashboard: bool = setting(True, help="serve Ray's dashboard to this machine")
     callback: tuple[str, ...] = setting(
-        (),
-        group=MACHINE,
-        metavar="MODULE:CLASS",
-        repeatable=True,
-        may_be_empty=True,
-        check=_check_callback,
-        help="Ray Tune callback to add (repeatable)",
+        (), metavar="MODULE:CLASS", repeatable=True, check=_check_callback, help="Ray Tune callback to add (repeatable)"
     )
     worker_timeout: float = setting(
         600.0,
-        group=MACHINE,
         minimum=1,
         maximum=WEEK_SECONDS,
         unit="seconds",
@@ -299,22 +279,20 @@ class SweepSettings:
     out: str = setting(
         "results", group=RUN, metavar="DIR", aliases=("output-path",), help="directory that contains the sweeps"
     )
-    name: str | None = setting(
-        None, group=RUN, check=_check_name, may_be_empty=True, default_text="model name", help="directory of this sweep"
-    )
+    name: str | None = setting(None, check=_check_name, default_text="model name", help="directory of this sweep")
     upload: str | None = setting(
-        None, group=RUN, metavar="URL", check=_check_upload, help="copy the sweep there as it runs: s3, gs or file URL"
+        None, metavar="URL", check=_check_upload, help="copy the sweep there as it runs: s3, gs or file URL"
     )
-    skip_unavailable: bool = setting(False, group=RUN, help="skip tasks that are not available instead of stopping")
+    skip_unavailable: bool = setting(False, help="skip tasks that are not available instead of stopping")
     allow_code_execution: bool = setting(
-        False, group=RUN, aliases=("confirm-run-unsafe-code",), help="run generated programs in a sandbox"
+        False, aliases=("confirm-run-unsafe-code",), help="run generated programs in a sandbox"
     )
-    unsafe_code_execution: bool = setting(False, group=RUN, help="run them even if no sandbox is available")
+    unsafe_code_execution: bool = setting(False, help="run them even if no sandbox is available")
     margin: float = setting(
-        5.0, group=RUN, above=0, below=100, help="acceptable drop in accuracy in percentage points, declared in advance"
+        5.0, above=0, below=100, help="acceptable drop in accuracy in percentage points, declared in advance"
     )
-    speedup: float = setting(1.2, group=RUN, above=1, help="speed-up that counts as faster, declared in advance")
-    quiet: bool = setting(False, group=RUN, help="no live view")
+    speedup: float = setting(1.2, above=1, help="speed-up that counts as faster, declared in advance")
+    quiet: bool = setting(False, help="no live view")
 
     def __post_init__(self) -> None:
         problems = [*problems_of(self), *self._conflicts()]
@@ -365,7 +343,7 @@ ALL_SETTINGS: Mapping[str, Setting] = _all_settings()  # of the command line, in
 def single_value(name: str) -> Setting:
     """A decode setting, for commands that take one value of it."""
     axis = ALL_SETTINGS[name]
-    return replace(axis, many=False, default=axis.default[0], metavar=METAVARS[axis.kind], group="options")
+    return replace(axis, many=False, default=axis.default[0], metavar=METAVARS[axis.kind], group=OPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,7 +92,6 @@ class Job:
         metavar="KEY[=VALUE]",
         repeatable=True,
         verbatim=True,
-        may_be_empty=True,
         help="any other sbatch option, such as reservation=R or exclusive (repeatable)",
     )
     setup: Path | None = setting(
@@ -101,7 +100,6 @@ class Job:
     container: str | None = setting(
         None,
         metavar="IMAGE",
-        may_be_empty=True,
         help="run every Python process in this image with Apptainer: a .sif file or a URI",
     )
     requeue: bool = setting(False, help="requeue the job at its time limit, and continue")

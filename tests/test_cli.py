@@ -1,0 +1,109 @@
+"""The reuse-sweep command: its help, unknown commands, light start-up, and the modules that remain runnable."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.__main__ import COMMANDS, dispatch
+from orchestrator.cli.console import Parser
+from orchestrator.cli.flags import parse_options
+from orchestrator.cli.sampling import parse_decoding
+from orchestrator.core.configuration import DECODE_SETTINGS
+from orchestrator.planning import settings as sweep_settings
+from orchestrator.planning.fields import setting, settings_of, shared
+from orchestrator.planning.settings import PolicyGrid, SweepSettings
+from sampler.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+HELP = [["--help"], *([command, "--help"] for command in COMMANDS), ["tasks", "run", "--help"]]
+HELP += [["bench", "sweep", "--help"], ["slurm", "submit", "--help"], ["slurm", "status", "--help"]]
+HEAVY = ("torch", "ray", "pyarrow", "lm_eval", "transformers", "datasets", "matplotlib")
+PROGRAM = f"""
+import sys, resource
+from orchestrator.cli.__main__ import main
+sys.argv[0] = "reuse-sweep"
+try:
+    main()
+finally:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print([name for name in {HEAVY} if name in sys.modules], used.ru_utime + used.ru_stime, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "reuse-sweep" in done.stdout
+    assert "example" in done.stdout
+    imported, _, seconds = done.stderr.strip().rpartition(" ")
+    assert imported == "[]"
+    print(f"{' '.join(words)}: {seconds} s of CPU time")
+
+
+def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch([])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS)
+
+
+def test_an_unknown_command_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(InputError, match="unknown command 'repotr'; did you mean report"):
+        dispatch(["repotr", "results/demo"])
+    with pytest.raises(InputError, match="commands are sweep, status"):
+        dispatch(["xyzzy"])
+
+
+def test_user_errors_end_with_exit_code_2_and_a_line_each() -> None:
+    command = [sys.executable, "-m", "orchestrator.cli", "tasks", "run", "--limit", "0", "--batch_size", "x", "--odd"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 5  # --odd, --model and --task are missing, --limit, --batch-size
+    assert all(line.startswith("error: ") for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("name", ["sweep", "status", "report", "export", "slurm"])
+def test_modules_that_remain_runnable(name: str) -> None:
+    command = [sys.executable, "-m", f"orchestrator.{name}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: reuse-sweep {name} ")
+
+
+def test_every_decode_setting_is_declared_once_and_is_a_flag_of_commands_that_decode() -> None:
+    for name in DECODE_SETTINGS:
+        assert settings_of(SweepSettings)[name].many
+    _, decode = parse_decoding(Parser(prog="x", description="", examples=""), PolicyGrid, ["--no-block-cache"])
+    assert decode == {"threshold": 0.95, "small_block": 8, "block_cache": False}
+
+
+def test_a_declaration_gives_a_flag_its_checks_and_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Options:
+        speed: float = setting(2.0, above=1, maximum=9, unit="times", aliases=("rate",), help="how fast")
+        limit: int | None = shared(SweepSettings, "limit")
+
+    def parse(*words: str) -> Options:
+        return parse_options(Parser(prog="x", description="", examples=""), Options, words)
+
+    assert parse() == Options(speed=2.0, limit=None)
+    assert parse("--rate=3", "--limit", "4") == Options(speed=3.0, limit=4)
+    with pytest.raises(InputError) as error:
+        parse("--speed", "1", "--limit", "0")
+    assert error.value.sentences == (
+        "--speed must be above 1 and at most 9 times (got 1)",
+        "--limit must be at least 1 (got 0)",
+    )
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert "how fast (default: 2)" in capsys.readouterr().out
+
+
+def test_every_field_of_the_settings_is_declared() -> None:
+    assert {item.name for item in fields(SweepSettings)} == settings_of(SweepSettings).keys()
+    assert all(declared.help for declared in sweep_settings.ALL_SETTINGS.values())
