@@ -1,4 +1,4 @@
-"""The benchmark runs for real on a very small model: every figure it promises is there and makes sense."""
+"""The benchmark runs for real on a very small model: every figure is present and plausible."""
 
 import json
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_an_ideal_reuse_pass_has_ratio_one() -> None:
         (["--shape", "no/such/model"], "no/such/model"),
     ],
 )
-def test_wrong_flags_get_a_sentence(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_explained(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_command(lambda: bench(flags))
     assert ended.value.code == 2

@@ -210,7 +210,7 @@ def test_any_whole_number_is_a_seed(run: Run, seed: str) -> None:
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading weights would be too late."""
-    monkeypatch.setattr(loading, "load_weights", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr(loading, "build_transformer", lambda *_, **__: pytest.fail("weights were read"))
 
 
 def refused(outcome: Outcome, *parts: str) -> None:

@@ -1,4 +1,4 @@
-"""The fast decoder against the golden vectors, the oracle, itself in batches, and its own promises."""
+"""The fast decoder against the golden vectors, the oracle, and itself in batches."""
 
 import random
 from collections import Counter
@@ -62,7 +62,7 @@ def oracle(policy: str, one: Prompt, settings: DecodeSettings) -> ReferenceGener
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.id) for row in single_rows()])
-def test_single_prompts_are_continued_as_the_reference_does(row: GoldenRow) -> None:
+def test_single_prompts_match_the_reference(row: GoldenRow) -> None:
     steps: list[Step] = []
     model = golden_model(row.model)
     [got] = decode("k1", [Prompt(ids=row.prompt)], row.settings, model=model, on_step=steps.append)
@@ -77,7 +77,7 @@ def test_single_prompts_are_continued_as_the_reference_does(row: GoldenRow) -> N
 
 
 @pytest.mark.parametrize(("every", "wanted"), [(4, 25), pytest.param(1, 115, marks=pytest.mark.slow)])
-def test_batches_of_ragged_prompts_are_continued_as_the_reference_does(every: int, wanted: int) -> None:
+def test_ragged_batches_match_the_reference(every: int, wanted: int) -> None:
     compared = 0
     for settings, model in list(dict.fromkeys((row.settings, row.model) for row in batch_rows()))[::every]:
         rows = [row for row in batch_rows() if (row.settings, row.model) == (settings, model)]
@@ -118,7 +118,7 @@ def test_every_policy_equals_the_oracle(policy: str) -> None:
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_sampling_equals_the_oracle_whatever_the_batch(top_p: float) -> None:
+def test_sampling_equals_the_oracle_for_any_batch(top_p: float) -> None:
     settings = DecodeSettings(threshold=0.4, max_new_tokens=45, temperature=0.7, top_p=top_p)
     prompts = [prompt(length, seed=index) for index, length in enumerate(LENGTHS)]
     alone = decode("k2_middle", prompts, settings)
@@ -139,7 +139,7 @@ def test_sampling_equals_the_oracle_whatever_the_batch(top_p: float) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("batch_size", [3, 8])
-def test_a_batch_gives_what_single_runs_give(policy: str, batch_size: int) -> None:
+def test_batches_equal_single_runs(policy: str, batch_size: int) -> None:
     generator = random.Random(f"{policy} {batch_size}")
     prompts = [prompt(length, max_new_tokens=generator.randrange(1, 90)) for length in (*LENGTHS, 3, 40, 65)]
     settings = DecodeSettings(threshold=0.5, max_new_tokens=90)
@@ -174,7 +174,7 @@ def test_residual_subsets_differ() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_runs_inside_the_layers_is_what_the_plans_say(policy: str) -> None:
+def test_layers_execute_the_plan(policy: str) -> None:
     ran: Counter[str] = Counter()
     attention, mlp = shallow().config.layer_weights
     halves = {REPLAY_MLP: attention / (attention + mlp), REPLAY_ATTENTION: mlp / (attention + mlp)}
@@ -185,20 +185,20 @@ def test_what_runs_inside_the_layers_is_what_the_plans_say(policy: str) -> None:
         def __init__(self, layer: Any) -> None:
             self.layer = layer
 
-        def run(self, x_ND: torch.Tensor, window: Any, kept: Any, work: Any) -> torch.Tensor:
+        def run(self, x_ND: torch.Tensor, *arguments: Any) -> torch.Tensor:
             ran["computed"] += 1
-            ran["positions"] += len(window.rows.positions[0])
-            return self.layer.run(x_ND, window, kept, work)
+            ran["positions"] += len(x_ND)
+            return self.layer.run(x_ND, *arguments)
 
-        def run_half(self, step: Any, x_ND: torch.Tensor, window: Any, kept: Any, work: Any) -> torch.Tensor:
+        def run_half(self, step: Any, x_ND: torch.Tensor, *arguments: Any) -> torch.Tensor:
             ran["computed"] += 1
-            ran["positions"] += halves[step] * len(window.rows.positions[0])  # type: ignore[assignment]
-            return self.layer.run_half(step, x_ND, window, kept, work)
+            ran["positions"] += halves[step] * len(x_ND)  # type: ignore[assignment]
+            return self.layer.run_half(step, x_ND, *arguments)
 
-        def run_part(self, x_ND: torch.Tensor, part: Any, kept: Any, work: Any) -> torch.Tensor:
+        def run_selected(self, x_ND: torch.Tensor, selection: Any, *arguments: Any) -> torch.Tensor:
             ran["computed"] += 1
-            ran["positions"] += len(part.rows)
-            return self.layer.run_part(x_ND, part, kept, work)
+            ran["positions"] += len(selection.rows)
+            return self.layer.run_selected(x_ND, selection, *arguments)
 
         def replay(self, *arguments: Any) -> torch.Tensor:
             ran["reused"] += 1
@@ -229,7 +229,7 @@ def test_what_runs_inside_the_layers_is_what_the_plans_say(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_pass_is_full_or_small_by_the_blocks_state_alone(policy: str) -> None:
+def test_the_kind_of_a_pass_does_not_depend_on_the_policy(policy: str) -> None:
     steps: list[Step] = []
     decode(policy, [prompt(33)], DecodeSettings(threshold=0.5, max_new_tokens=90), on_step=steps.append)
     before: tuple[int, ...] = ()
@@ -288,7 +288,7 @@ def test_after_an_exception_the_next_call_equals_a_fresh_one() -> None:
     assert [(g.ids, g.counters) for g in again] == [(g.ids, g.counters) for g in fresh]
 
 
-def test_policies_in_a_row_do_not_touch_each_other() -> None:
+def test_consecutive_calls_do_not_affect_each_other() -> None:
     settings = DecodeSettings(threshold=0.5, max_new_tokens=60)
     prompts = [prompt(length) for length in LENGTHS]
     first, _, again = (decode(policy, prompts, settings) for policy in ("k2_first", "k3_last.output", "k2_first"))
@@ -308,7 +308,7 @@ def test_the_limit_is_exact(limit: int) -> None:
 
 
 def test_nothing_runs_after_a_stop() -> None:
-    """The last step is the one that made the stop stand, and its block is not committed."""
+    """The step that reveals the stop is the last one, and its block is not committed."""
     denoised = 0
     for seed in range(20):
         steps: list[Step] = []
@@ -326,14 +326,14 @@ def test_nothing_runs_after_a_stop() -> None:
     assert denoised >= 3
 
 
-def test_the_batch_does_not_change_the_prompt_it_was_given() -> None:
+def test_prompts_are_not_modified() -> None:
     prompts = [prompt(length) for length in LENGTHS]
     copies = [Prompt(ids=tuple(one.ids)) for one in prompts]
     decode("k2_middle", prompts, DecodeSettings(max_new_tokens=33), batch_size=4)
     assert prompts == copies
 
 
-def test_bad_requests_are_refused_before_anything_runs() -> None:
+def test_bad_requests_are_rejected_before_anything_runs() -> None:
     settings = DecodeSettings()
     for ids, complaint in (((), "empty"), ((160,), "outside the vocabulary"), ((-1,), "outside"), ((MASK,), "mask")):
         with pytest.raises(InputError, match=complaint):
@@ -350,7 +350,7 @@ def test_bad_requests_are_refused_before_anything_runs() -> None:
 # Revealing
 
 
-def test_reveal_takes_what_is_above_the_threshold_and_always_the_best() -> None:
+def test_reveal_takes_all_above_the_threshold_and_always_the_best() -> None:
     def at(*probabilities: float) -> list[Prediction]:
         return [Prediction(token, p) for token, p in enumerate(probabilities)]
 
@@ -361,7 +361,7 @@ def test_reveal_takes_what_is_above_the_threshold_and_always_the_best() -> None:
     assert reveal(at(1.0, 1.0), 1.0) == [0]
 
 
-def test_the_mask_is_never_predicted_but_weighs_in_the_softmax() -> None:
+def test_the_mask_is_never_predicted_but_stays_in_the_softmax() -> None:
     [greedy] = Predictor(mask_token_id=2)(torch.tensor([[1.0, 2.0, 9.0]]), [0.0])
     assert greedy.token == 1
     assert greedy.probability == pytest.approx(float(torch.tensor([1.0, 2.0, 9.0]).softmax(-1)[1]))

@@ -76,7 +76,7 @@ def given_up(clock: FakeClock, source: str = "owner/name") -> str:
     return str(caught.value)
 
 
-def test_a_hub_that_answers_is_asked_once(hub: SmallHub, clock: FakeClock) -> None:
+def test_a_working_hub_gets_one_request(hub: SmallHub, clock: FakeClock) -> None:
     found = find_model("owner/name", clock=clock)
     assert (found.revision, found.config.num_layers) == (COMMIT, 2)
     assert not clock.slept
@@ -126,7 +126,7 @@ def test_the_rate_limit_header_counts_only_when_nothing_is_left(hub: SmallHub, c
     assert clock.slept[1] <= 1
 
 
-def test_a_rate_limit_that_stays_is_given_up_in_time(hub: SmallHub, clock: FakeClock) -> None:
+def test_a_permanent_rate_limit_ends_the_call_in_time(hub: SmallHub, clock: FakeClock) -> None:
     hub.fail(INFO, *[BUSY] * 50)
     sentence = given_up(clock)
     tries = hub.count(INFO)
@@ -168,7 +168,7 @@ def test_connections_that_are_always_reset(hub: SmallHub, clock: FakeClock) -> N
         (Answer(status=403), "the Hub answered 403; check the token in HF_TOKEN"),
     ],
 )
-def test_a_refusal_is_not_retried(hub: SmallHub, clock: FakeClock, answer: Answer, part: str) -> None:
+def test_permission_errors_are_not_retried(hub: SmallHub, clock: FakeClock, answer: Answer, part: str) -> None:
     hub.fail(INFO, answer)
     assert part in given_up(clock)
     assert not clock.slept
@@ -176,7 +176,7 @@ def test_a_refusal_is_not_retried(hub: SmallHub, clock: FakeClock, answer: Answe
 
 
 @pytest.mark.usefixtures("hub")
-def test_an_unreachable_hub_is_not_waited_for(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_not_retried(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("http://127.0.0.1:9", "http://no-such-host.invalid"):  # refused, and no such name
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", address)
         assert "is not a local folder, and the Hub cannot be reached" in given_up(clock)
@@ -228,7 +228,7 @@ def find_in_a_process(hub: SmallHub, cache: Path, mount: str) -> str:
 @pytest.mark.parametrize(
     ("mount", "part"), [("size=40k", "No space left on device"), ("ro", "Read-only file system"), ("size=8m", "")]
 )
-def test_a_disk_that_takes_no_download(hub: SmallHub, tmp_path: Path, mount: str, part: str) -> None:
+def test_a_disk_that_cannot_be_written(hub: SmallHub, tmp_path: Path, mount: str, part: str) -> None:
     hub.fail(INFO, Answer(status=429, headers={"Retry-After": "0"}))
     cache = tmp_path / "small"
     told = find_in_a_process(hub, cache, mount)

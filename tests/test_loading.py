@@ -1,4 +1,4 @@
-"""Loading: config.json, safetensors, special ids, dtype and device, the Hub. A fault is one sentence that names it."""
+"""Loading: config.json, safetensors, special ids, dtype and device, the Hub. Each error names its cause."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, weights: dict[str, Tensor]) -> Path:
 
 
 def refused(source: Path | str, *parts: str) -> None:
-    """Loading fails with one sentence that holds all of `parts`."""
+    """Loading fails with one sentence that contains all of `parts`."""
     with pytest.raises(InputError) as caught:
         load_model(str(source), device="cpu")
     sentence = str(caught.value)
@@ -140,7 +140,7 @@ def test_untied_head_that_is_missing_is_named(tmp_path: Path, weights: dict[str,
 
 def test_unexpected_tensor_is_named(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     weights["model.layers.2.mlp.up_proj.weight"] = torch.zeros(48, 32)
-    refused(write_model(tmp_path, weights), "model.layers.2.mlp.up_proj.weight", "no place")
+    refused(write_model(tmp_path, weights), "model.layers.2.mlp.up_proj.weight", "not part of a Qwen2 model")
 
 
 def test_tensor_of_another_shape_is_named(tmp_path: Path, weights: dict[str, Tensor]) -> None:
@@ -185,7 +185,7 @@ def test_index_that_points_elsewhere(tmp_path: Path, weights: dict[str, Tensor],
     (folder / SINGLE).unlink()
     save_file(weights, tmp_path / "secret.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, name)}))
-    refused(folder, INDEX, repr(name), "no safetensors file of this folder")
+    refused(folder, INDEX, repr(name), "not a safetensors file in this folder")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": [1]}}', "\ud800"])
@@ -201,7 +201,7 @@ class Bomb:
         return (pytest.fail, ("a pickle was opened",))
 
 
-def test_pickles_are_refused_unopened(tmp_path: Path) -> None:
+def test_pickles_are_rejected_unopened(tmp_path: Path) -> None:
     write_model(tmp_path, {})
     (tmp_path / SINGLE).unlink()
     torch.save(Bomb(), tmp_path / "pytorch_model.bin")
@@ -224,7 +224,7 @@ def test_broken_config(folder: Path, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", '"qwen2"'])
-def test_config_that_is_no_object(folder: Path, text: str) -> None:
+def test_config_that_is_not_an_object(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     refused(folder, "config.json", "not a JSON object")
 
@@ -294,7 +294,7 @@ def test_key_that_is_missing_is_named(tmp_path: Path, key: str) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     ],
 )
-def test_features_that_are_not_computed_are_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+def test_unsupported_features_are_rejected(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         config_of(tmp_path, **changes)
 
@@ -356,12 +356,12 @@ def test_special_ids_of_fast_dllm_v2_come_last(tmp_path: Path, sign: dict[str, A
     assert special(config) == (32, 151665, (151645,), 151645)
 
 
-def test_other_checkpoints_must_say_their_mask(tmp_path: Path) -> None:
+def test_other_checkpoints_must_state_their_mask(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="mask_token_id"):
         config_of(tmp_path, mask_token_id=None)
 
 
-def test_pad_is_the_stop_token_where_nobody_says(tmp_path: Path) -> None:
+def test_pad_defaults_to_the_stop_token(tmp_path: Path) -> None:
     assert config_of(tmp_path, pad_token_id=None, eos_token_id=[7, 8]).pad_token_id == 7
 
 
@@ -417,7 +417,7 @@ def test_unknown_dtype(name: str) -> None:
         pick_dtype(name, CPU)
 
 
-def test_device_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("auto") == CUDA
@@ -445,7 +445,7 @@ def test_unknown_device(name: str) -> None:
 
 
 class FakeHub:
-    """Answers at the edge of the Hub's client as the real one does; `calls` says what it was asked."""
+    """Fakes the functions of huggingface_hub; `calls` records the requests."""
 
     def __init__(self, snapshot: Path) -> None:
         self.snapshot, self.cached, self.calls = snapshot, False, []
@@ -487,16 +487,16 @@ def test_neither_code_nor_pickles_nor_subfolders_are_downloaded(hub: FakeHub) ->
     assert hub.calls[0]["ignore_patterns"] == ["*/*"]
 
 
-def test_folder_here_wins(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_local_folder_has_priority(hub: FakeHub, tmp_path: Path) -> None:
     tiny_folder(tmp_path / "owner" / "name")
     tiny_folder(tmp_path / "owner" / "odd@name")
     assert find_model("owner/name").revision is None
     assert find_model("owner/odd@name").folder == tmp_path / "owner" / "odd@name"
     assert not hub.calls
-    refused("owner/name@v2", "'owner/name@v2'", "only Hub ids have an @revision")
+    refused("owner/name@v2", "'owner/name@v2'", "only Hub ids")
 
 
-def test_earlier_download_will_do_offline(hub: FakeHub) -> None:
+def test_an_earlier_download_is_used_offline(hub: FakeHub) -> None:
     hub.refusal, hub.cached = OfflineModeIsEnabled(), True
     assert find_model("owner/name").revision == SHA
 
@@ -520,7 +520,7 @@ class Answer:
         (PermissionError(13, "Permission denied"), "cannot be written (Permission denied)"),
     ],
 )
-def test_refusals_of_the_hub_are_one_sentence(hub: FakeHub, refusal: Exception, part: str) -> None:
+def test_hub_errors_are_one_sentence(hub: FakeHub, refusal: Exception, part: str) -> None:
     hub.refusal = refusal
     refused("owner/name@v2", "'owner/name@v2'", part)
 
@@ -534,7 +534,7 @@ def test_disk_that_is_full_while_downloading(hub: FakeHub, monkeypatch: pytest.M
     refused("owner/name", "No space left on device", "HF_HOME")
 
 
-def test_a_model_can_be_looked_at_without_its_weights(hub: FakeHub) -> None:
+def test_a_model_can_be_found_without_its_weights(hub: FakeHub) -> None:
     assert find_model("owner/name", weights=False).config.num_layers == 2
     assert "*.safetensors" not in hub.calls[0]["allow_patterns"]
     assert "*.json" in hub.calls[0]["allow_patterns"]
@@ -543,7 +543,7 @@ def test_a_model_can_be_looked_at_without_its_weights(hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     "source", ["", "a/b/c", "a b", "/no/such/folder", "https://x.y/z", "@main", "a--b", "x" * 5000]
 )
-def test_name_that_is_neither_folder_nor_id(source: str) -> None:
+def test_neither_folder_nor_hub_id(source: str) -> None:
     refused(source, repr(source), "neither a local folder nor a Hub id such as owner/name")
 
 

@@ -30,7 +30,7 @@ REUSED = (2, 3, 5)
 
 
 def states(logits_NV: torch.Tensor, _queries: list[Any]) -> list[torch.Tensor]:
-    """A reader that hands back the logits themselves."""
+    """A reader that returns the logits."""
     return list(logits_NV)
 
 
@@ -57,9 +57,7 @@ def sequence(row: int) -> list[list[int]]:
     ],
 )
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_plan_does_what_the_oracle_does(
-    step: Do, unit: Unit, selected: tuple[int, ...], window: range, rows: int
-) -> None:
+def test_plans_equal_the_oracle(step: Do, unit: Unit, selected: tuple[int, ...], window: range, rows: int) -> None:
     """Computed, then twice by the plan: each row of a batch has its own tokens and its own selected positions."""
     got: dict[int, list[torch.Tensor]] = {}
 
@@ -120,8 +118,8 @@ def test_replaying_with_unchanged_inputs_equals_computing(step: Do, unit: Unit) 
     torch.testing.assert_close(seen[0], seen[1], atol=1e-4, rtol=0)
 
 
-def test_rows_that_select_more_or_fewer_positions_share_a_forward() -> None:
-    """Counters say who ran how much; the forward is one."""
+def test_rows_with_different_selections_share_a_forward() -> None:
+    """Each row counts its own work, but there is only one forward."""
     forwards: list[int] = []
 
     def reader(logits_NV: torch.Tensor, queries: list[Any]) -> list[torch.Tensor]:
@@ -146,7 +144,7 @@ def test_rows_that_select_more_or_fewer_positions_share_a_forward() -> None:
     assert done == {n: DEPTH * 32 + (DEPTH - len(REUSED)) * 32 + len(REUSED) * (n + 1) for n in range(3)}
 
 
-def test_a_row_hears_how_far_its_watched_input_moved() -> None:
+def test_rows_receive_the_measurements_of_their_watched_input() -> None:
     heard: dict[int, list[Any]] = {0: [], 1: []}
 
     def row(number: int) -> Any:
@@ -169,7 +167,7 @@ def test_a_row_hears_how_far_its_watched_input_moved() -> None:
         assert [c > 0 for c in change] == [5 <= p < 9 for p in range(32)]
 
 
-def test_a_replay_of_what_was_never_computed_is_a_fault() -> None:
+def test_replaying_a_missing_value_is_an_error() -> None:
     def row() -> Any:
         yield Pass(kind=PassKind.FULL, start=0, tokens=[1] * 32, plan=plan(REPLAY), opens_block=True)
 

@@ -1,4 +1,4 @@
-"""Policies beyond the grid: what each one plans, and the limits at which it is another policy by another name."""
+"""Policies beyond the grid: what each one plans, and the limits at which it equals another policy."""
 
 import random
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ BLOCK = range(8)
 
 
 def past(plan: LayerPlan = ALL, window: range = BLOCK, **changes: float) -> PastPass:
-    """A pass whose input moved at the positions p0, p1, … by these parts of its size, and elsewhere not at all."""
+    """A pass whose input changed by these shares at positions p0, p1, …, and nowhere else."""
     return PastPass(
         window=window, plan=plan, measured={WATCHED_INPUT: [(changes.get(f"p{p}", 0.0) * 10, 10.0) for p in window]}
     )
@@ -85,7 +85,7 @@ GIVEN = [-1, -1, *[None] * 6]
         ),
     ],
 )
-def test_names_are_printed_as_they_are_written(name: str) -> None:
+def test_names_round_trip(name: str) -> None:
     policy = ReusePolicy.parse(name)
     assert str(policy) == name
     assert ReusePolicy.parse(str(policy)) == policy
@@ -125,7 +125,7 @@ def test_names_have_one_spelling() -> None:
         ("tea=2_middle", "unknown policy 'tea=2_middle': a policy is"),
     ],
 )
-def test_a_wrong_name_gets_a_sentence(name: str, complaint: str) -> None:
+def test_invalid_names_are_explained(name: str, complaint: str) -> None:
     with pytest.raises(InputError) as caught:
         ReusePolicy.parse(name)
     assert complaint in str(caught.value)
@@ -135,7 +135,7 @@ def test_a_wrong_name_gets_a_sentence(name: str, complaint: str) -> None:
 # What each plans
 
 
-def test_halves_are_replayed_between_every_kth_pass() -> None:
+def test_halves_compute_every_kth_pass() -> None:
     for name, step, unit in (("mlp=3_2-3", REPLAY_MLP, Unit.MLP), ("attn=3_2-3", REPLAY_ATTENTION, Unit.ATTENTION)):
         bound = ReusePolicy.parse(name).bind(DEPTH)
         plans = [bound.plan(replace(context(revealed=GIVEN), step=t)) for t in range(7)]
@@ -144,7 +144,7 @@ def test_halves_are_replayed_between_every_kth_pass() -> None:
         assert bound.cache_spec == CacheSpec((2, 3), unit)
 
 
-def test_skipped_layers_are_left_out_and_leave_nothing_behind() -> None:
+def test_skip_caches_nothing() -> None:
     assert plan("skip_4-5", context(OPENING, revealed=GIVEN)).steps == steps(SKIP, 4, 5)
     assert ReusePolicy.parse("skip_4-5").bind(DEPTH).cache_spec == CacheSpec()
 
@@ -154,7 +154,7 @@ def test_stale_is_output_mode() -> None:
         assert ReusePolicy.parse(f"stale={k}").bind(DEPTH) == ReusePolicy.parse(f"k{k}_first.output").bind(DEPTH)
 
 
-def test_adaptive_adds_up_what_was_measured_and_what_was_just_revealed() -> None:
+def test_adaptive_sums_measured_change_and_revealed_positions() -> None:
     replay = LayerPlan(steps(REPLAY, 2, 3))
     one_new = [-1, -1, 0, *[None] * 5]  # an eighth of the positions
     assert plan("adaptive=0.2_2-3", context(OPENING, revealed=one_new)) == replay
@@ -168,13 +168,13 @@ def test_adaptive_adds_up_what_was_measured_and_what_was_just_revealed() -> None
     assert plan("adaptive=0.32_2-3", twice) == ALL
 
 
-def test_adaptive_forgets_what_moved_before_it_computed() -> None:
+def test_adaptive_restarts_after_a_computed_pass() -> None:
     replay = LayerPlan(steps(REPLAY, 2, 3))
     facts = context(OPENING, past(replay, p0=9.0), past(ALL, p0=9.0), revealed=[-1, -1, 0, 1, 2, None, None, None])
     assert plan("adaptive=0.2_2-3", facts) == replay
 
 
-def test_adaptive_replays_so_often_in_a_row_and_no_more() -> None:
+def test_adaptive_limits_consecutive_replays() -> None:
     replay = LayerPlan(steps(REPLAY, 2, 3))
     for most in (0, 1, 2, 4):
         bound, done = ReusePolicy.parse(f"adaptive=inf_2-3.{most}").bind(DEPTH), [OPENING]
@@ -184,7 +184,7 @@ def test_adaptive_replays_so_often_in_a_row_and_no_more() -> None:
     assert plan("adaptive=inf_2-3", context(OPENING, *[past(replay)] * 3, revealed=GIVEN)) == ALL
 
 
-def test_trim_refreshes_the_revealed_their_neighbours_and_what_moved_most() -> None:
+def test_trim_refreshes_revealed_neighbouring_and_most_changed_positions() -> None:
     facts = context(OPENING, past(p7=0.3, p0=0.2), revealed=[-1, -1, None, 1, None, None, None, None])
     assert plan("trim=0_2-3", facts) == LayerPlan(steps(PARTIAL, 2, 3), selected=(2, 3, 4))
     assert plan("trim=0.1_2-3", facts).selected == (2, 3, 4, 7)
@@ -192,8 +192,8 @@ def test_trim_refreshes_the_revealed_their_neighbours_and_what_moved_most() -> N
     assert plan("trim=1_2-3", facts) == ALL
 
 
-def test_trim_remembers_a_token_that_no_pass_has_seen_in_these_layers() -> None:
-    """Position 1 was revealed by the opening pass; the pass behind it forwarded other positions only."""
+def test_trim_remembers_revealed_positions_that_were_not_refreshed_yet() -> None:
+    """Position 1 was revealed by the opening pass; the next pass forwarded other positions only."""
     partial = LayerPlan(steps(PARTIAL, 2, 3), selected=(4,))
     facts = context(OPENING, past(partial, range(4, 8)), revealed=[-1, 0, None, None, 1, None, None, None])
     assert plan("trim=0_2-3", facts).selected == (0, 1, 2, 3, 4, 5)
@@ -201,12 +201,12 @@ def test_trim_remembers_a_token_that_no_pass_has_seen_in_these_layers() -> None:
     assert plan("trim=0_2-3", replace(facts, step=3, past=(*facts.past, refreshed))) == LayerPlan(steps(REPLAY, 2, 3))
 
 
-def test_trim_stays_inside_the_pass() -> None:
+def test_trim_selects_positions_of_the_pass_only() -> None:
     facts = context(OPENING, past(p0=5.0), revealed=[-1, -1, -1, -1, 1, None, None, None], window=range(4, 8))
     assert plan("trim=0.25_2-3", facts).selected == (4, 5)
 
 
-def test_the_control_draws_as_many_positions_by_lot() -> None:
+def test_the_random_control_selects_as_many_positions() -> None:
     facts = [
         context(OPENING, past(p7=0.3), revealed=[-1] * given + [1] + [None] * (7 - given)) for given in range(1, 6)
     ]
@@ -218,7 +218,7 @@ def test_the_control_draws_as_many_positions_by_lot() -> None:
     assert plan("trim=1_2-3.random", facts[0]) == ALL
 
 
-def test_history_tells_what_moved_and_what_was_computed() -> None:
+def test_input_changes_and_computed_at() -> None:
     partial = LayerPlan(steps(PARTIAL, 2), selected=(5,))
     passes = [OPENING, past(p1=0.5), past(partial, range(4, 8), p4=0.25)]
     assert OPENING.input_change == 0
@@ -250,7 +250,7 @@ def models() -> dict[str, LoadedModel]:
 
 @cache
 def prompts(model: str) -> tuple[Prompt, ...]:
-    """Golden prompts with their own limits; for the random model such lengths as make batches ragged."""
+    """Golden prompts with their own limits; for the random model, lengths that make batches ragged."""
     if model != "random":
         rows = [row for row in (*single_rows(), *batch_rows()) if row.model == model]
         limits = {row.prompt: row.settings.max_new_tokens for row in rows if row.settings.max_new_tokens <= 64}
@@ -286,7 +286,7 @@ def decoded(policy: str, model: str, batch_size: int) -> list[object]:
     ],
 )
 @pytest.mark.parametrize(("policy", "other"), SAME)
-def test_at_its_limit_a_policy_is_another_one(policy: str, other: str, model: str, batch_size: int) -> None:
+def test_a_policy_at_its_limit_equals_another(policy: str, other: str, model: str, batch_size: int) -> None:
     """Token for token, and layer for layer."""
     assert len(prompts(model)) >= 4
     assert decoded(policy, model, batch_size) == decoded(other, model, batch_size)
@@ -295,7 +295,7 @@ def test_at_its_limit_a_policy_is_another_one(policy: str, other: str, model: st
 @pytest.mark.parametrize(
     "policy", ["adaptive=0.3_middle", "trim=0.1_middle", "mlp=2_middle", "attn=2_middle", "skip_0-3"]
 )
-def test_away_from_its_limit_it_is_not(policy: str) -> None:
+def test_a_policy_away_from_its_limit_differs(policy: str) -> None:
     assert decoded(policy, "random", 1) != decoded("k1", "random", 1)
 
 

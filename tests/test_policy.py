@@ -1,4 +1,4 @@
-"""Policy names: parsing and printing are inverse, subsets come from the model, mistakes get a sentence."""
+"""Policy names: parsing and printing are inverse, subsets come from the model, mistakes are explained."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_parsing_and_printing_are_inverse(k: int, layers: str, output: bool, sma
 
 
 @pytest.mark.parametrize("name", ["k1", "k1_first", "k2_middle", "k3_last.output", "k2_4-9+20", "k2_all.output.small"])
-def test_names_are_printed_as_they_are_written(name: str) -> None:
+def test_names_round_trip(name: str) -> None:
     assert str(ReusePolicy.parse(name)) == name
 
 
@@ -49,21 +49,21 @@ def test_subsets_come_from_the_model_and_have_one_size(depth: int, first: range,
         assert ReusePolicy.parse(f"k2_{name}").layer_indices(depth) == tuple(want)
 
 
-def test_subset_size_is_as_asked() -> None:
+def test_subset_size_can_be_chosen() -> None:
     assert ReusePolicy.parse("k2_last").layer_indices(36, 4) == (32, 33, 34, 35)
     for size in (0, -1, 36, 40):
         with pytest.raises(InputError, match=f"subset size must be between 1 and 35 .*got {size}"):
             ReusePolicy.parse("k2_last").bind(36, size)
 
 
-def test_a_periodic_policy_computes_each_kth_step_and_replays_between() -> None:
+def test_a_periodic_policy_computes_every_kth_step() -> None:
     policy = ReusePolicy.parse("k3_2-3").bind(6)
     plans = [policy.plan(context(step)) for step in range(7)]
     assert [plan.replays for plan in plans] == [False, True, True, False, True, True, False]
     assert plans[1].steps == (COMPUTE, COMPUTE, REPLAY, REPLAY, COMPUTE, COMPUTE)
 
 
-def test_small_holds_full_passes_back() -> None:
+def test_small_replays_in_small_passes_only() -> None:
     policy = ReusePolicy.parse("k2_first.small").bind(36)
     assert not policy.plan(context(1, PassKind.FULL)).replays
     assert policy.plan(context(1, PassKind.SMALL)).replays
@@ -96,7 +96,7 @@ def test_output_mode_runs_no_layer() -> None:
         ("k2_1++2", "unknown layers"),
     ],
 )
-def test_a_wrong_name_gets_a_sentence(name: str, complaint: str) -> None:
+def test_invalid_names_are_explained(name: str, complaint: str) -> None:
     with pytest.raises(InputError) as caught:
         ReusePolicy.parse(name)
     assert complaint in str(caught.value)

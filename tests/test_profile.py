@@ -19,7 +19,7 @@ from sampler.policies.periodic import Periodic
 torch.set_num_threads(1)
 
 
-def test_positions_are_told_apart_by_when_they_were_revealed() -> None:
+def test_positions_are_grouped_by_when_they_were_revealed() -> None:
     assert group_of(None, 3) == MASKED
     assert group_of(2, 3) == REVEALED
     assert group_of(1, 3) == SETTLED
@@ -60,7 +60,7 @@ def test_a_profile_measures_what_the_oracle_computes() -> None:
     assert sum(found.of(0, group=group).positions for group in GROUPS) == 32
 
 
-def test_looking_on_changes_nothing() -> None:
+def test_profiling_does_not_change_the_tokens() -> None:
     settings = DecodeSettings(threshold=0.6, max_new_tokens=50)
     prompts = [Prompt(ids=tuple(range(length))) for length in (3, 33, 40)]
     watched = sorted(decode_prompts(shallow(), prompts, policy=Profiler(), settings=settings, batch_size=2))
@@ -69,7 +69,7 @@ def test_looking_on_changes_nothing() -> None:
     assert profile(shallow(), prompts, settings=settings).passes > 5
 
 
-def test_the_layers_that_move_least_are_suggested_and_never_the_first() -> None:
+def test_the_layers_that_change_least_are_suggested_but_never_layer_0() -> None:
     found = Profile(depth=6)
     for layer, change in enumerate((0.0, 0.5, 0.1, 0.2, 0.9, 0.3)):
         found.cells[layer, 1, MASKED] = Sums(change=change, size=change, stream=1.0, positions=1)
@@ -79,7 +79,7 @@ def test_the_layers_that_move_least_are_suggested_and_never_the_first() -> None:
     assert isinstance(bound, Periodic)
 
 
-def test_the_command_prints_draws_and_suggests(run: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_the_command_prints_a_table_a_figure_and_a_suggestion(run: Any, tmp_path: Path) -> None:  # noqa: F811
     lines = [{"id": n, "ids": [5, 3, 8 + n]} for n in range(2)]
     flags = ("--ids", "--max-new-tokens", "40", "--threshold", "0.6", "--size", "5")
     figure = tmp_path / "drift.svg"
@@ -103,7 +103,7 @@ def test_the_command_prints_draws_and_suggests(run: Any, tmp_path: Path) -> None
         (["--max-new-tokens", "1", "--small-block", "32"], "no block took a second pass"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(run: Any, flags: list[str], complaint: str) -> None:  # noqa: F811
+def test_mistakes_are_explained(run: Any, flags: list[str], complaint: str) -> None:  # noqa: F811
     shown: Outcome = run("profile", [{"id": 1, "ids": [1, 2, 3]}], "--ids", *flags)
     assert (shown.code, shown.out) == (2, "")
     assert complaint in shown.err

@@ -1,4 +1,4 @@
-"""Log-likelihoods against the golden scores and the oracle; sharing and batches change nothing but the work."""
+"""Log-likelihoods against the golden scores and the oracle; sharing and batching change only the work."""
 
 import random
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def test_sharing_and_batches_do_not_change_a_score(policy: str, batch_size: int)
         assert (got.greedy, got.rewound) == (want.greedy, want.rewound)
 
 
-def test_options_in_one_state_take_one_forward() -> None:
+def test_options_with_one_state_share_a_forward() -> None:
     prefix = tokens(45, 3)
     scored = score("k1", [Pair(prefix=prefix, target=(option,)) for option in range(4)])
     assert [s.counters.full for s in scored] == [1, 0, 0, 0]
@@ -93,19 +93,19 @@ def test_shared_prompt_blocks_are_prefilled_once(batch_size: int) -> None:
     assert all(s.score == pytest.approx(oracle("k1", p).score, abs=1e-3) for s, p in zip(scored, pairs, strict=True))
 
 
-def test_a_target_at_a_blocks_start_is_read_where_the_prefill_ends() -> None:
+def test_a_target_at_a_block_start_is_read_from_the_prefill() -> None:
     scored = score("k3_middle", [Pair(prefix=tokens(64, 5), target=(option,)) for option in (3, 4)])
     assert [(s.rewound, s.counters.prefill, s.counters.full) for s in scored] == [(0, 1, 0), (0, 0, 0)]
 
 
-def test_longer_staleness_rewinds_more_and_scores_otherwise() -> None:
+def test_a_longer_period_rewinds_more_and_scores_differently() -> None:
     pair = Pair(prefix=tokens(60, 6), target=(3,))
     scores = {k: score(f"k{k}_middle" if k > 1 else "k1", [pair])[0] for k in (1, 2, 3, 4)}
     assert [scores[k].rewound for k in scores] == [0, 2, 4, 6]
     assert len({round(s.score, 4) for s in scores.values()}) == 4
 
 
-def test_bad_pairs_are_refused() -> None:
+def test_bad_pairs_are_rejected() -> None:
     for pair in (Pair(prefix=(), target=(1,)), Pair(prefix=(1,), target=()), Pair(prefix=(159,), target=(1,))):
         with pytest.raises(InputError):
             score("k1", [pair])

@@ -27,11 +27,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("text", ["", "plain", " two  spaces ", "é😀漢字", "line\n\n\tline", "abcSTOPx", "don't , ."])
-def test_text_survives(tokenizer: Any, text: str) -> None:
+def test_text_round_trips(tokenizer: Any, text: str) -> None:
     assert decode(tokenizer, encode(tokenizer, text)) == text
 
 
-def test_splitting_is_the_files_own(tmp_path: Path) -> None:
+def test_the_pre_tokenizer_of_the_file_is_used(tmp_path: Path) -> None:
     """Qwen2's way of splitting keeps digits apart; this file's does not."""
     tokenizer = load_tokenizer(write_tokenizer(tmp_path, merges=[("1", "2")]))
     assert encode(tokenizer, "12") == (256,)
@@ -42,7 +42,7 @@ def test_special_tokens_are_read_in_a_prompt_and_left_out_of_an_answer(tokenizer
     assert decode(tokenizer, (256, EOS, OTHER, UNWRITTEN)) == "ab"
 
 
-def test_long_text_is_no_reason_to_talk(tokenizer: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_long_texts_cause_no_warning(tokenizer: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert len(encode(tokenizer, "y" * 100)) == 100
     assert capfd.readouterr() == ("", "")
 
@@ -85,7 +85,7 @@ def test_chat_template(tokenizer: Any) -> None:
     assert decode(tokenizer, encode_chat(tokenizer, messages)) == "system:Be é.\nuser:ab?\nA:"
 
 
-def test_chat_template_that_refuses(tokenizer: Any) -> None:
+def test_chat_template_that_rejects_messages(tokenizer: Any) -> None:
     with pytest.raises(InputError, match=r"chat template rejects these messages \(no tools\)"):
         encode_chat(tokenizer, [{"role": "tool", "content": "x"}])
 
@@ -116,7 +116,7 @@ def test_no_chat_template(tmp_path: Path) -> None:
         ("xST", "OP"),
     ],
 )
-def test_pair_is_the_whole_text_and_its_prefix_tells_nothing(tokenizer: Any, prefix: str, target: str) -> None:
+def test_pair_is_the_whole_text_and_its_prefix_reveals_nothing(tokenizer: Any, prefix: str, target: str) -> None:
     before, after = encode_pair(tokenizer, prefix, target)
     assert decode(tokenizer, before) == prefix.rstrip()
     assert decode(tokenizer, before + after) == prefix + target
@@ -140,7 +140,7 @@ def test_cut() -> None:
 
 
 @pytest.mark.parametrize("stop", ["", "\udcff"])
-def test_stop_string_that_is_none(stop: str) -> None:
+def test_invalid_stop_strings(stop: str) -> None:
     with pytest.raises(InputError, match="stop string"):
         check_stop(["fine", stop])
 
@@ -165,7 +165,7 @@ def test_stop_string_ends_where_its_last_token_does(tokenizer: Any, step: int) -
     assert end_of(tokenizer, "né! 😀 漢", "é", step=step) == 3
 
 
-def test_half_a_character_is_no_match(tokenizer: Any) -> None:
+def test_an_incomplete_character_does_not_match(tokenizer: Any) -> None:
     ids, stops = encode(tokenizer, "😀"), StopStrings(tokenizer, ("😀",))
     assert [stops.end(ids[:n]) for n in (1, 2, 3, 4)] == [None, None, None, 4]
 
@@ -177,7 +177,7 @@ def test_tokens_without_a_text_do_not_hide_a_stop_string(tokenizer: Any) -> None
     assert [stops.end(ids[:n]) for n in range(1, len(ids) + 1)] == [None] * 102 + [103]
 
 
-def test_looking_at_the_tail_finds_what_the_whole_text_holds(tokenizer: Any) -> None:
+def test_searching_the_tail_equals_searching_the_whole_text(tokenizer: Any) -> None:
     numbers = random.Random(0)
     pieces = ["a", "b", "c", "abc", "STOP", "x", "é", "😀", "漢", " ", "\n"]
     for _ in range(60):
@@ -225,7 +225,7 @@ def test_earliest_of_several_stop_strings_counts(model: LoadedModel) -> None:
     assert answer(model, text[30:33], text[8:12]).text == cut(text, (text[30:33], text[8:12]))
 
 
-def test_stop_string_that_is_never_said_changes_nothing(model: LoadedModel) -> None:
+def test_a_stop_string_that_never_occurs_changes_nothing(model: LoadedModel) -> None:
     free, watched = answer(model), answer(model, "never said")
     assert (free.ids, free.text, free.finish) == (watched.ids, watched.text, watched.finish)
 
@@ -237,7 +237,7 @@ def test_stop_string_belongs_to_its_document(model: LoadedModel) -> None:
 
 
 def saying(folder: Path, token: int) -> LoadedModel:
-    """A model that says one token, whatever it is asked."""
+    """A model that always predicts one token."""
     weights: dict[str, Tensor] = tensors(qwen2())
     for name, tensor in weights.items():
         if name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):

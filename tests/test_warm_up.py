@@ -1,4 +1,4 @@
-"""A warm-up runs every kind of pass, stops when nothing gets faster, and stops anyway."""
+"""A warm-up runs every kind of pass, stops when it gets no faster, and has a time limit."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_every_kind_of_pass_is_run_in_every_row(batch_size: int, layers: int) ->
         ([5.0, 4.0, 3.0, 2.0, 1.0], False),
     ],
 )
-def test_times_have_settled_when_three_rounds_bring_nothing(rounds: list[float], expected: bool) -> None:
+def test_times_have_settled_after_three_rounds_without_improvement(rounds: list[float], expected: bool) -> None:
     assert settled(rounds) is expected
 
 
