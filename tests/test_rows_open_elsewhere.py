@@ -1,4 +1,4 @@
-"""The lines of the README on rows, run on a sweep's folder: other programs read its rows."""
+"""The Python examples in docs/sweeps.md that read the rows of a sweep with other programs."""
 
 import ast
 import os
@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from simulated_sweep import Simulation, write_sweep
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-TEXT = README.partition("\n## Results\n")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[1] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+TEXT = PAGE.partition("\n## Reading rows\n")[2].partition("\n## ")[0]
 BLOCKS = dict(re.findall(r"\n([^\n]*):\n\n```python\n(.*?)```", TEXT, re.DOTALL))
 SIMULATION = Simulation(documents={"gsm8k": 20}, policies=("k1_first", "k2_middle"), shard_size=10)
 
@@ -41,5 +41,5 @@ def test_rows_open_in(name: str, home: Path, monkeypatch: pytest.MonkeyPatch, tm
     assert sorted(policies) == ["k1_first"] * 20 + ["k2_middle"] * 20
 
 
-def test_every_program_named_has_its_lines() -> None:
+def test_every_program_has_an_example() -> None:
     assert len(BLOCKS) == 5
