@@ -196,7 +196,7 @@ def command(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.C
 
 
 def refused(arguments: list[str], **settings: Any) -> str:
-    """The error message of a failed `tasks.run`. The model does not exist, so the error comes before loading it."""
+    """The error message of a failed `tasks run`. The model does not exist, so the error comes before loading it."""
     done = command("tasks", "run", "--model", "/no/such/model", *arguments, **settings)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""

@@ -49,7 +49,7 @@ class RunOptions(PolicyOptions):
     data: str = shared(SweepSettings, "data")
     limit: int | None = shared(SweepSettings, "limit")
     sample: int | None = shared(SweepSettings, "sample")
-    seed: int = shared(SweepSettings, "seed", help="of the random sample")
+    seed: int = shared(SweepSettings, "seed", help="seed of the random sample")
     fewshot: int | None = shared(SweepSettings, "fewshot")
     chat_template: bool = shared(SweepSettings, "chat_template")
     max_new_tokens: int | None = shared(SweepSettings, "max_new_tokens")

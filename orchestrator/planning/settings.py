@@ -223,14 +223,19 @@ class SweepSettings:
         help="maximum length of an answer",
     )
     repeats: int = setting(1, minimum=1, cap=1000, help="number of times to run each trial")
-    seed: int = setting(0, minimum=0, cap=2**32 - 1, default_text="0", help="of the random sample and trial order")
+    seed: int = setting(
+        0, minimum=0, cap=2**32 - 1, default_text="0", help="seed of the random sample and the trial order"
+    )
     shard_size: int = setting(50, minimum=1, cap=10**9, help="documents per trial")
 
     actors: int | None = setting(
         None, group=MACHINE, minimum=1, cap=10**5, default_text="as many as fit", help="models loaded at a time"
     )
     gpus_per_actor: float | None = setting(
-        None, check=_check_gpus, default_text="1, or 0 without GPUs", help="0.5 puts two on a GPU"
+        None,
+        check=_check_gpus,
+        default_text="1, or 0 without GPUs",
+        help="GPUs of each actor; 0.5 puts two actors on a GPU",
     )
     cpus_per_actor: float | None = setting(
         None, minimum=SMALLEST_SHARE, default_text="1", help="cores to reserve for each actor"
@@ -287,7 +292,7 @@ class SweepSettings:
     allow_code_execution: bool = setting(
         False, aliases=("confirm-run-unsafe-code",), help="run generated programs in a sandbox"
     )
-    unsafe_code_execution: bool = setting(False, help="run them even if no sandbox is available")
+    unsafe_code_execution: bool = setting(False, help="run generated programs even without a sandbox")
     margin: float = setting(
         5.0, above=0, below=100, help="acceptable drop in accuracy in percentage points, declared in advance"
     )
