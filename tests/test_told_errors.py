@@ -2,7 +2,7 @@
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from orchestrator.running.driver import _failed_before_setup, describe
+from orchestrator.running.driver import _failed_before_setup, describe_failure
 from orchestrator.running.trainable import error_message
 from orchestrator.store import StoreError
 
@@ -14,7 +14,7 @@ def test_an_error_of_another_actor_is_its_cause() -> None:
     assert isinstance(arrived, StoreError)
     assert str(arrived) != str(full)
     assert error_message(arrived) == error_message(full) == str(full)
-    assert describe(sent) == f"StoreError: {full}"
+    assert describe_failure(sent) == f"StoreError: {full}"
 
 
 def test_an_actor_that_could_not_import_the_project_is_its_nodes_fault() -> None:

@@ -1,4 +1,4 @@
-"""Ray for one sweep: started on this machine or joined, the devices of its nodes, and the actors beside the workers.
+"""Ray for one sweep: started on this machine or joined, the devices of its nodes, and the result actor.
 
 Import this module after `environment.prepare`.
 """

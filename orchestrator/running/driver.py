@@ -210,13 +210,13 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         try:
             failed: WorkerFailure = ray.get(known, timeout=FAILURE_RPC_TIMEOUT_SECONDS)
         except GetTimeoutError:  # the result actor is restarting, and its disk is slow
-            return describe(error)
+            return describe_failure(error)
         nodes, health = ray.nodes(), self._run.health
         usable = {node["NodeID"] for node in usable_nodes(nodes, self._run.placement.bundle)}
         setup = failed.setup or (None if failed.was_known else _failed_before_setup(error, nodes))
         if setup is None:
             health.check(failed.counts, usable)
-            return describe(error)
+            return describe_failure(error)
         for notice in health.record(setup, failed.counts, usable):
             self._notes.put(notice)
         return None
@@ -233,7 +233,7 @@ def _failed_before_setup(error: BaseException | None, nodes: Sequence[dict[str, 
     return None
 
 
-def describe(error: BaseException | None) -> str:
+def describe_failure(error: BaseException | None) -> str:
     """Why a worker failed, in one line."""
     if isinstance(error, RayActorError) and NODE_DIED in str(error):
         found = WORKER_ADDRESS.search(str(error))
@@ -306,7 +306,7 @@ def read_progress(results: Any) -> Progress | None:
 
 
 def close_results(results: Any) -> None:
-    """Makes the result actor release the sweep's directory; if the actor is dead, it has."""
+    """Makes the result actor release the sweep's directory; a dead actor has released it already."""
     try:
         ray.get(results.close.remote(), timeout=RPC_TIMEOUT_SECONDS)
     except (GetTimeoutError, RayActorError):

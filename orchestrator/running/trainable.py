@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Generator, Iterator
-from types import TracebackType
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
@@ -52,9 +52,19 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         self.reset_config(config)
         time.sleep(ray.get(results.register.remote(self._key, self._name, self._node)))
         self._watchdog = Watchdog(settings.timeout)
-        with _FailureReport(results, self._name, self._node):
+        with self._reporting_failed_setup():
             self._worker = self.load(settings)
         ray.get(results.ready.remote(self._name))
+
+    @contextmanager
+    def _reporting_failed_setup(self) -> Iterator[None]:
+        """Reports an error to the result actor as a failed set-up of this node, before it reaches Tune."""
+        try:
+            yield
+        except BaseException as error:
+            failure = FailedSetup(node=self._node, reason=_reason(error), is_input_error=isinstance(error, InputError))
+            ray.get(self._results.setup_failed.remote(self._name, failure))
+            raise
 
     def load(self, settings: Any) -> "Worker":
         from orchestrator.running.worker import Worker  # imports torch, which stand-ins do not need
@@ -76,7 +86,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         trial_id = assigned.trial.trial_id
         time.sleep(assigned.pause)
         totals = TrialTotals()
-        with _FailureReport(self._results, self._name, self._node), self._watchdog.working():
+        with self._reporting_failed_setup(), self._watchdog.working():
             self._worker.open_task(assigned.trial.task)
         try:
             facts = (yield from self._decode(assigned, totals)) if assigned.missing else {}
@@ -130,24 +140,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         return str(self._name)
 
 
-class _FailureReport:
-    """Reports a failed set-up to the result actor before the error reaches Tune."""
-
-    def __init__(self, results: Any, worker: str, node: Node) -> None:
-        self._results, self._worker, self._node = results, worker, node
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            failure = FailedSetup(node=self._node, reason=describe(error), is_input_error=isinstance(error, InputError))
-            ray.get(self._results.setup_failed.remote(self._worker, failure))
-
-
-def describe(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """An error in one line; the message of an InputError needs no type."""
     text = " ".join(str(error).split())
     return (text if isinstance(error, InputError) else f"{type(error).__name__}: {text}")[:MAX_REASON_CHARACTERS]

@@ -168,14 +168,14 @@ class Worker:
             )
         if self.model.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.model.device)
-        sampler = ModelDecoder(
+        decoder = ModelDecoder(
             model=self.model,
             policy=ReusePolicy.parse(trial.policy),
-            settings=_decode_settings(trial),
+            settings=trial.configuration.decode_settings,
             batch_size=self.settings.batch_size,
             subset_size=self.settings.subset_size,
         )
-        results = evaluate(task, [by_id[doc_id] for doc_id in documents], sampler)
+        results = evaluate(task, [by_id[doc_id] for doc_id in documents], decoder)
         calibrated = self._calibrator.during(results)
         return build_batches(calibrated, trial, context, self._model_info(), lambda: self._calibrator.speed)
 
@@ -187,16 +187,16 @@ class Worker:
 
     def _effective_settings(self, trial: Trial) -> dict[str, Any]:
         """How documents are decoded; a task may set its own maximum length of an answer."""
-        described, (task, _) = self._model_info(), self._opened(trial.task)
-        decode = _decode_settings(trial)
+        info, (task, _) = self._model_info(), self._opened(trial.task)
+        decode = trial.configuration.decode_settings
         return {
             **asdict(decode),
             "max_new_tokens": task.options.max_new_tokens or task.spec.max_new_tokens or decode.max_new_tokens,
             "fewshot": task.fewshot,
             "chat_template": task.options.chat_template,
-            "dtype": described.dtype,
-            "batch_size": described.batch_size,
-            "model": {"source": self.model.source, "revision": self.model.revision, "depth": described.depth},
+            "dtype": info.dtype,
+            "batch_size": info.batch_size,
+            "model": {"source": self.model.source, "revision": self.model.revision, "depth": info.depth},
             "datasets": dict(task.provenance.datasets),
         }
 
@@ -258,10 +258,6 @@ class Worker:
     def _synchronize(self) -> None:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
-
-
-def _decode_settings(trial: Trial) -> DecodeSettings:
-    return trial.configuration.decode_settings
 
 
 def find_planned_model(source: str, revision: str | None) -> ModelFiles:
