@@ -1,1 +1,1 @@
-"""Ray, Tune and the warm workers that run planned trials. Decides nothing about what is to be done."""
+"""Runs planned trials with Ray Tune: the driver, the warm workers, the result actor and the cluster they run on."""

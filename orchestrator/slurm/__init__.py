@@ -1,1 +1,1 @@
-"""Sweeps as Slurm jobs: flags, batch script, submission and status."""
+"""Runs sweeps as Slurm jobs: batch script, submission and state of jobs. The flags are in orchestrator.cli.slurm."""
