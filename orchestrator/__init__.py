@@ -1,1 +1,1 @@
-"""Runs sweeps of policies over tasks on Ray and analyses their rows. Knows nothing of layers or prompts."""
+"""Runs sweeps of policies over tasks on Ray, stores their rows and analyses them."""

@@ -1,4 +1,4 @@
-"""A sweep's report: page, tables, figures and summaries, from the rows in its folder. Knows no Ray and no model."""
+"""Writes the report of a sweep from the rows in its folder: page, Markdown, figures, summaries, exports."""
 
 from orchestrator.report.write import write_report
 
