@@ -1,5 +1,6 @@
 """tools.faults: planning of rounds, detection of problems, results. A slow test runs a short campaign."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -15,10 +16,19 @@ from sampler.errors import InputError
 from tools.faults.__main__ import main
 from tools.faults.campaign import Outcome, Round, plan_round
 from tools.faults.disk import SmallDisk
-from tools.faults.faults import FAULTS, flip_bit, newest_file, tear_file, trial_files
+from tools.faults.faults import (
+    DISK_FULL,
+    FAULTS,
+    IN_USE,
+    WATCHDOG_PROCESS,
+    flip_bit,
+    newest_file,
+    tear_file,
+    trial_files,
+)
 from tools.faults.results import CampaignResult, CommandTime, Journal, RestartCost, failures, page, table
 from tools.faults.row_checker import LOST, OTHER, RERUN, WRONG, Problem, RowChecker, read_reference
-from tools.faults.sweep import RESULT_PROCESS, WORKER_PROCESS, DisturbedSweep, SweepCase
+from tools.faults.sweep import RESULT_PROCESS, TRIALS_ANNOUNCED, WORKER_PROCESS, DisturbedSweep, SweepCase
 
 ROOT = Path(__file__).parents[1]
 ALL = list(FAULTS)
@@ -182,13 +192,14 @@ def test_a_small_disk_can_be_filled_and_freed(tmp_path: Path) -> None:
         disk.close()
 
 
-def test_process_names_match_the_actors() -> None:
-    """The campaign finds processes by the names of Ray actors."""
-    from orchestrator.running.results import Results
-
-    from orchestrator.running.trainable import SweepWorker
-
-    assert (f"ray::{SweepWorker.__name__}", f"ray::{Results.__name__}") == (WORKER_PROCESS, RESULT_PROCESS)
+def test_names_and_messages_that_the_campaign_looks_for_are_in_the_product() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "orchestrator").rglob("*.py")))
+    for process in (WORKER_PROCESS, RESULT_PROCESS):
+        assert f"class {process.removeprefix('ray::')}" in source
+    by_operating_system, *messages = DISK_FULL
+    assert by_operating_system == os.strerror(errno.ENOSPC).partition(" on")[0]
+    for text in (WATCHDOG_PROCESS, IN_USE, TRIALS_ANNOUNCED, *messages):
+        assert text in source, text
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Decodes and scores one sequence the slow, obvious way: the oracle of the tests. Knows no batches, no text.
+"""The reference decoder: decodes and scores one sequence in the slowest obvious way.
 
-No prefix cache: every forward runs the prefix again; prefill and commit leave nothing but their last logits.
+There is no prefix cache: every pass recomputes the prefix, and prefill and commit return only their last logits.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ from sampler.records import DecodeSettings
 
 __all__ = ["ReferenceGenerated", "ReferenceModel", "ReferenceScored", "reference_generate", "reference_score"]
 
-REVEALED_PER_STEP = 2  # the r of rewind and replay
+REVEALED_PER_STEP = 2  # r in the definition of rewind and replay
 
 
 class Passes:
-    """Runs and counts the passes of one sequence. Only denoising passes ask the policy."""
+    """Runs and counts the passes of one sequence. Only denoising passes consult the policy."""
 
     def __init__(
         self, model: ReferenceModel, policy: ReusePolicy, subset_size: int | None, literal: bool = False
@@ -48,20 +48,20 @@ class Passes:
         self.layers = {"computed": 0, "reused": 0, "positions": 0}
 
     def clean(self, kind: PassKind, tokens: Sequence[int]) -> Tensor:
-        """Prefill or commit: whole blocks, every layer; returns the logits of the token after them."""
+        """Prefill or commit: all layers of whole blocks; returns the logits of the next token."""
         state, window = BlockState(), range(len(tokens) - self.model.block, len(tokens))
         forward(self.model, tokens, window, compute_all(self.model.depth), state)
         self._count(kind, [len(tokens if kind is PassKind.PREFILL else window)] * self.model.depth)
         return self.model.logits(state.final[len(tokens) - 1])
 
     def denoise(self, tokens: Sequence[int], window: range, kind: PassKind, step: int) -> None:
-        """A denoising pass of the block that `tokens` end with; step 0 begins a new block."""
+        """A denoising pass of the last block of `tokens`; step 0 begins a new block."""
         masked = [token == self.model.mask for token in tokens]
         if step == 0:
             self.state, self.past = BlockState(), []
             self.revealed_at = [None if hidden else -1 for hidden in masked]
         for position, hidden in enumerate(masked):
-            if not hidden and self.revealed_at[position] is None:  # it was masked in the pass before
+            if not hidden and self.revealed_at[position] is None:  # it was masked in the previous pass
                 self.revealed_at[position] = self.last_step
         self.last_step, start = step, len(tokens) - self.model.block
         context = StepContext(
@@ -82,7 +82,7 @@ class Passes:
         self.past.append(PastPass(window=context.window, plan=plan, measured=self._measured(before, window)))
 
     def _measured(self, before: Cached, window: range) -> Measurements:
-        """How far the watched layer's input moved at each position of a pass since it was last forwarded."""
+        """How much the watched layer's input changed at each position since its last forward pass."""
         watched = self.policy.cache_spec.watched_layer
         if watched is None or not before:
             return {}
@@ -90,7 +90,7 @@ class Passes:
         return {WATCHED_INPUT: [(float((now - old).abs().sum()), float(old.abs().sum())) for now, old in pairs]}
 
     def logits(self, position: int) -> Tensor:
-        """What predicts `position`: the logits before it, as of the last pass that computed them."""
+        """The logits that predict `position`, from the last pass that computed them."""
         return self.model.logits(self.state.final[position - 1])
 
     def _count(self, kind: PassKind, ran: Sequence[Fraction | int]) -> None:
@@ -102,7 +102,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A token read from logits; `margin` is how far the next token was from being read instead."""
+    """A token chosen from logits; `margin` is the distance to choosing another token."""
 
     token: int
     confidence: float
@@ -110,7 +110,7 @@ class Guess:
 
 
 def guess(logits_V: Tensor, mask: int, settings: DecodeSettings, u: float) -> Guess:
-    """The most probable token, or the one that `u` in [0, 1) falls on in the nucleus. Never the mask."""
+    """The most probable token, or the one that `u` in [0, 1) selects from the nucleus. Never the mask."""
     if settings.temperature == 0:
         p_V = logits_V.softmax(-1)
         p_V[mask] = -1
@@ -135,7 +135,7 @@ def reveal(tokens: list[int], masked: list[int], guesses: list[Guess], settings:
     accepted = [i for i, value in enumerate(confidences) if value > settings.threshold or i == best]
     for i in accepted:
         tokens[masked[i]] = guesses[i].token
-    # A drawn token decides its own confidence, so when sampling every draw matters, revealed or not.
+    # A sampled token determines its own confidence, so every sample matters, even if it is not revealed.
     margins = [guesses[i].margin for i in (accepted if settings.temperature == 0 else range(len(guesses)))]
     if settings.threshold < 1:
         margins += [abs(value - settings.threshold) for value in confidences]
@@ -146,13 +146,13 @@ def reveal(tokens: list[int], masked: list[int], guesses: list[Guess], settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceStep:
-    """A denoising pass and its block's tokens after it."""
+    """A denoising pass and the tokens of its block after it."""
 
     block: int
     small: int
     kind: str  # "full" or "small"
     tokens: tuple[int, ...]
-    margin: float  # the smallest distance from deciding otherwise
+    margin: float  # the smallest distance to another decision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +176,7 @@ def reference_generate(
     seed: int = 0,
     whole_blocks: bool = False,
 ) -> ReferenceGenerated:
-    """Continues one prompt. With `whole_blocks` the block in which it ends is still denoised to its end."""
+    """Continues one prompt. With `whole_blocks`, the last block is denoised completely."""
     assert len(prompt_ids) > 0, "empty prompt"
     assert model.mask not in prompt_ids, "mask in the prompt"
     assert model.block % settings.small_block == 0, settings.small_block
@@ -194,7 +194,7 @@ def reference_generate(
         margins.append(handed.margin)
 
     def end() -> int | None:
-        """Behind a stop token with nothing masked before it, or at the limit; None while it goes on."""
+        """Position after a stop token with nothing masked before it, or the limit; None if decoding continues."""
         limit = len(prompt_ids) + settings.max_new_tokens
         for position in range(len(prompt_ids), min(limit, len(tokens))):
             if tokens[position] in (model.mask, model.stop):
@@ -242,8 +242,8 @@ def reference_generate(
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceScored:
     score: float
-    greedy: bool  # every token that was read was the argmax there
-    rewound: int  # known positions masked again before the replay
+    greedy: bool  # whether every scored token was the most probable one
+    rewound: int  # known positions that were masked again before the replay
     passes: dict[str, int]
     layers: dict[str, int]
 
@@ -264,7 +264,7 @@ def reference_score(
     assert model.mask not in (*prefix, *target), "mask in the text"
     passes = Passes(model, policy, subset_size)
     period = passes.policy.period
-    assert period is not None, "no rhythm to rewind to"
+    assert period is not None, "scoring needs a periodic policy"
     begin, stop = len(prefix), len(prefix) + len(target)
     text = [*prefix, *target, model.stop, *[model.mask] * model.block]
     score, greedy, rewound, step = 0.0, True, 0, 0

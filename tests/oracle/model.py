@@ -1,7 +1,7 @@
-"""The oracle's transformer: Qwen2 in plain steps, obeying layer plans. Knows no caches, batches or policies.
+"""The reference transformer: Qwen2 in plain steps, without batches or a prefix cache, executing layer plans.
 
-Every forward runs the whole prefix again. What the earlier passes over a block left behind lives in plain
-dicts by (layer, position). Positions are absolute, except those a plan selects, which count from the block.
+Every forward pass recomputes the whole prefix. Values that earlier passes over a block computed are kept in dicts by
+(layer, position). Positions are absolute, except those that a plan selects, which count from the start of the block.
 
 Shapes: P positions of a forward, N those computed, T those attended to, D model, H heads, G key/value heads,
 E head size, V vocabulary.
@@ -28,19 +28,19 @@ Cached = dict[tuple[int, int], Tensor]  # (layer, position) → one row
 
 @dataclass(kw_only=True, slots=True)
 class BlockState:
-    """What the passes over one block have left behind; lives as long as the block. No value: a KeyError."""
+    """Values computed by earlier passes over one block; discarded with it. A missing value is a KeyError."""
 
     keys: Cached = field(default_factory=dict)
     values: Cached = field(default_factory=dict)
-    inputs: Cached = field(default_factory=dict)  # what last came into the layer
-    attention: Cached = field(default_factory=dict)  # what attention last added to the residual stream
-    mlp: Cached = field(default_factory=dict)  # what the MLP last added
-    outputs: Cached = field(default_factory=dict)  # the layer's last output, for literal replay
-    final: dict[int, Tensor] = field(default_factory=dict)  # by position: what left the last layer
+    inputs: Cached = field(default_factory=dict)  # last input of the layer
+    attention: Cached = field(default_factory=dict)  # last output of attention
+    mlp: Cached = field(default_factory=dict)  # last output of the MLP
+    outputs: Cached = field(default_factory=dict)  # last output of the layer, for literal replay
+    final: dict[int, Tensor] = field(default_factory=dict)  # by position: output of the last layer
 
 
 class ReferenceModel:
-    """Qwen2 weights under their own names, and the two halves of a layer."""
+    """Qwen2 weights under their checkpoint names, and the two halves of a layer."""
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
         self.weights = weights
@@ -52,7 +52,7 @@ class ReferenceModel:
         self.block: int = config["bd_size"]
         self.mask: int = config["mask_token_id"]
         self.stop: int = config["eos_token_id"]
-        assert isinstance(self.stop, int), "one stop token"
+        assert isinstance(self.stop, int), "exactly one stop token is supported"
         size = [sum(weights[f"model.layers.0.{n}_proj.weight"].numel() for n in half) for half in HALVES]
         self.shares = [Fraction(part, sum(size)) for part in size]  # of a layer's weights: attention, MLP
 
@@ -77,9 +77,9 @@ class ReferenceModel:
         return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
     def attention(self, layer: int, h_ND: Tensor, positions: list[int], start: int, state: BlockState) -> Tensor:
-        """What attention adds at `positions`: the clean prefix before `start`, then some of the block.
+        """Output of attention at `positions`: the clean prefix before `start`, then some positions of the block.
 
-        The block sees all of itself: what is not computed now, by the keys and values last left in `state`.
+        The block attends to all of itself; positions not computed now use the keys and values kept in `state`.
         """
         name, N = f"model.layers.{layer}.self_attn", len(positions)
         at_N = torch.tensor(positions)
@@ -126,9 +126,9 @@ def forward(
     *,
     literal: bool = False,
 ) -> list[Fraction]:
-    """Runs the clean prefix whole and the window by `plan`; returns how many of the window each layer ran.
+    """Computes the whole clean prefix, and the window as `plan` says; returns the positions each layer computed.
 
-    A half of a layer counts by its share of the layer's weights.
+    Half a layer counts as its share of the layer's weights.
     """
     start = window.start // model.block * model.block
     positions = [*range(start), *window]

@@ -30,7 +30,7 @@ IN_USE = "is in use"
 DISK_FULL = (
     "No space left",  # while rows are written
     "cannot be written to",  # at the start
-    "are free; name another folder",  # before the start
+    "are free: ",  # by the check before the start
 )
 
 

@@ -38,6 +38,7 @@ COMMAND_TIMEOUT_SECONDS = 600.0
 MOST_REPEATS = 8  # of the command, until a sweep must have finished
 LOADING_SECONDS = 12.0  # in which a fault may hit a command that has no rows yet
 MOST_ROWS_BETWEEN_FAULTS = 4
+TRIALS_ANNOUNCED = "trials to run"  # printed once a command has checked the folder
 POLL_SECONDS = 0.2  # reading the folder takes time from the sweeps
 
 
@@ -269,7 +270,7 @@ class DisturbedSweep:
             if not list((self.folder / "quarantine" / path.parent.name).glob(f"{path.name}*")):
                 problems.append(other_problem(f"{path} was corrupted and not quarantined"))
             later = self.commands[before:]
-            cut_short = bool(later) and later[0].exit_code != 0 and "trials to run" not in later[0].text
+            cut_short = bool(later) and later[0].exit_code != 0 and TRIALS_ANNOUNCED not in later[0].text
             if not cut_short and not any(str(path) in command.text for command in later):
                 problems.append(other_problem(f"{path} was corrupted and not reported"))
         return problems
