@@ -11,16 +11,16 @@ test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m alone -n 0 -o faulthandler_timeout=1800
 	$(BIN)/python -m pytest -m "slow and not cluster and not alone" -n auto -o faulthandler_timeout=1800
 
-# Real sweeps, disturbed at random moments; FAULTS=1000 for the long campaign, PAGE=docs/faults.md to keep its table, and
-# JOURNAL=faults.jsonl to run it in parts: interrupted and repeated, it goes on where it was.
+# Injects faults into real sweeps, see tools/README.md. FAULTS=1000 is the long campaign, PAGE=docs/faults.md writes its
+# page, and with JOURNAL=faults.jsonl an interrupted campaign continues where it stopped.
 FAULTS ?= 120
 SEED ?= 0
 test-faults: $(VENV)/installed
 	$(BIN)/python -m tools.faults --runs $(FAULTS) --seed $(SEED) $(if $(PAGE),--write $(PAGE)) \
 		$(if $(JOURNAL),--journal $(JOURNAL))
 
-# A real Slurm of two nodes, a real `ray up`, an autoscaler and faults of nodes, each node in namespaces of its own; on
-# Debian as root. The programs that are missing are installed, without their services being started.
+# Two Slurm nodes, `ray up`, an autoscaler and failing nodes, each node in its own namespaces. Needs Debian and root.
+# Installs missing programs without starting their services.
 CLUSTER_PACKAGES := munge slurm-wlm openssh-server rsync tmux iproute2
 test-cluster: $(VENV)/installed-dev
 	@if [ -f /etc/debian_version ] && [ "$$(id -u)" = 0 ] && ! dpkg -s $(CLUSTER_PACKAGES) >/dev/null 2>&1; then \
@@ -35,11 +35,11 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
-# Nine configurations on at most 100 documents of each subject; without a GPU the bundled model on its own documents.
+# Nine configurations on at most 100 documents per subject. Without a GPU it runs the bundled model on its documents.
 sweep: $(VENV)/installed
 	$(BIN)/python -m orchestrator.sweep --tasks gsm8k,minerva_math --limit 100
 
-# Policies beyond the grid beside decode settings of k1, on all bundled documents; one report of all four sweeps.
+# Compares policies with decode settings of k1 on all bundled documents: four sweeps, one report.
 BATCH ?= 1
 TASKS ?= gsm8k,minerva_math
 POLICIES := k1_first,k1_middle,k1_last,k2_first,k2_middle,k2_last,k3_first,k3_middle,k3_last,stale=2,stale=3,skip_middle,$\
