@@ -59,10 +59,11 @@ policies: $(VENV)/installed
 # Trains the bundled model: writes prompts and answers, then trains for at most 75 minutes on 2 cores. An interrupted run
 # continues; the model's files are replaced when training has finished.
 train-tiny: $(VENV)/installed
+	@mkdir -p build
 	$(BIN)/python -m tools.bundled.training_lines --out build/tiny.jsonl
 	$(BIN)/python -m tools.tiny.train --data build/tiny.jsonl --out sampler/tiny --checkpoint build/tiny.safetensors
 
-# The markers come last, so an interrupted installation is repeated.
+# The marker files are written last, so an interrupted installation is repeated.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(call install,.)
 
@@ -72,7 +73,7 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "error: $(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=python3.12" >&2; exit 1; }
+		{ echo "error: $(PYTHON) must be Python 3.11 or newer; choose another one: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '$(1)'
 	@touch $@

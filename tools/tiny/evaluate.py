@@ -41,11 +41,11 @@ class Figures:
     steps: float | None = None  # mean denoising steps of a block that contains only the answer
 
     def __str__(self) -> str:
-        text = f"{100 * self.right / self.documents:.1f} % right of {self.documents}"
+        text = f"{100 * self.right / self.documents:.1f} % correct of {self.documents}"
         if self.tokens is not None:
-            text += f", {self.tokens:.1f} tokens and {self.passes:.1f} denoising passes an answer"
+            text += f", {self.tokens:.1f} tokens and {self.passes:.1f} denoising passes per answer"
         if self.steps is not None:
-            text += f", {self.steps:.2f} of them a whole block"
+            text += f", {self.steps:.2f} passes per full block"
         return text
 
 
