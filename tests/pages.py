@@ -1,4 +1,4 @@
-"""README and docs as tests read them: their commands, and how one of them is run. Judges nothing."""
+"""Reads the commands in README and docs, and runs one of them."""
 
 import os
 import re
@@ -24,12 +24,12 @@ PROGRAM = re.compile(  # sub-commands of reuse-sweep, also as modules, and modul
 
 
 def programs(text: str) -> list[str]:
-    """The programs of ours in a text: sub-commands of reuse-sweep, and modules of tools."""
+    """The programs of this project in a text: sub-commands of reuse-sweep, and modules of tools."""
     return ["".join(found) for found in PROGRAM.findall(text)]
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Lines of its shell blocks, those that belong together joined, without comments."""
+    """The lines of its shell blocks, without comments; continued lines are joined."""
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         joined = re.sub(r"(\\|(?<=\|))\n\s*", " ", block)
         yield from (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines() if line.strip())
@@ -40,7 +40,7 @@ OURS = [command for command in ALL if PROGRAM.search(command) and not command.st
 
 
 def run_page_command(command: str, folder: Path) -> str:
-    """What it prints, with this Python, on what ships with the project, as where there is neither GPU nor Hub."""
+    """The output of a command, run with this Python, without a GPU and without the Hub."""
     here = {"BROWSER": "true", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     environment = {**os.environ, **here, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = f'reuse-sweep() {{ python -m orchestrator.cli "$@"; }}; {command.replace(".venv/bin/", "")}'

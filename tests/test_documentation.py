@@ -26,9 +26,9 @@ from tasks.documents import TaskOptions
 from tasks.task import open_task
 from tools import settings_page
 
-ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # the Hub, or a job that was submitted
-LONG = ("reuse-sweep bench", "tools.")  # minutes, or the project's files
-SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, which `.ci/run` does from nothing
+ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # need the Hub, or a submitted job
+LONG = ("reuse-sweep bench", "tools.")  # take minutes, or change the project's files
+SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, as `.ci/run` does
 RAY_WITH_TOKEN = "RAY_AUTH_MODE=token ray "  # tests/test_dashboard.py runs these during a sweep
 CONTAINERS = ("docker ", "kubectl ")  # programs that may not be installed here
 OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's commands
@@ -44,7 +44,7 @@ RUN = [command for command in OURS if not any(part in command for part in (*ELSE
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like the top of the project to a command, with a sweep's results in it."""
+    """A directory with the files of the project that the commands name, and with the results of a sweep."""
     place = tmp_path_factory.mktemp("place")
     for name in ("tests", "examples", "cluster.yaml", "orchestrator"):
         (place / name).symlink_to(ROOT / name)
@@ -57,7 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_runs(command: str, place: Path) -> None:
-    """As written, but jobs are only planned, and sweeps too, which test_documentation_sweeps runs to their end."""
+    """As written, but with --dry-run for jobs and sweeps; test_documentation_sweeps runs the sweeps."""
     shortened = command.replace("--requeue -- ", "--requeue --dry-run -- ")
     if programs(command)[0] == "sweep" and "--dry-run" not in command:
         shortened += " --dry-run"
@@ -77,7 +77,7 @@ def known_flags(program: str) -> set[str]:
 
 
 def test_every_flag_exists() -> None:
-    """Those of each command, and in the text those of any."""
+    """The flags of each command in a shell block."""
     for command in OURS:
         own, _, passed_on = command.partition(" -- ")
         assert flags_in(shlex.split(own)) <= known_flags(programs(command)[0]), command
@@ -87,8 +87,8 @@ def test_every_flag_exists() -> None:
             assert flags_in(shlex.split(command.partition(" -- ")[2])) <= known_flags("sweep"), command
 
 
-def test_pages_and_help_know_the_same_flags() -> None:
-    """Whatever the text mentions is a flag of some command, and whatever a command takes is in some page."""
+def test_pages_and_help_have_the_same_flags() -> None:
+    """Every flag in the text belongs to a command, and every flag of a command is on some page."""
     known = set().union(*map(known_flags, PROGRAMS - {"tools.settings_page"}))
     known |= {f"--{alias}" for alias in aliases(ALL_SETTINGS)}
     mentioned: set[str] = set()
@@ -100,7 +100,7 @@ def test_pages_and_help_know_the_same_flags() -> None:
     assert {flag for flag in known if not {flag, flag.replace("--no-", "--", 1)} & mentioned} == set()
 
 
-def test_every_command_of_ours_is_known_here() -> None:
+def test_every_program_is_documented() -> None:
     mentioned = {program for page in PAGES for program in programs(page.read_text(encoding="utf-8"))}
     assert mentioned == PROGRAMS
 
@@ -115,13 +115,13 @@ def flags_in(words: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("command", [command for command in ALL if command.startswith("make")])
-def test_make_knows_what_is_asked_of_it(command: str) -> None:
+def test_make_targets_exist(command: str) -> None:
     assert subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("command", [command for command in ALL if command.startswith("ray ")])
-def test_ray_knows_what_is_asked_of_it(command: str) -> None:
-    """Without running it: the word and its flags; and files it names are there."""
+def test_ray_commands_and_their_files_exist(command: str) -> None:
+    """Checks the sub-command, its flags and its files without running it."""
     words = shlex.split(command.partition(" -- ")[0])
     verb = words[1:3] if words[1] == "job" else words[1:2]
     asked = [str(Path(sys.executable).with_name("ray")), *verb, "--help"]
@@ -130,7 +130,7 @@ def test_ray_knows_what_is_asked_of_it(command: str) -> None:
     assert all((ROOT / word).exists() for word in words if word.endswith((".yaml", ".py")))
 
 
-def test_the_experiments_grid_is_a_sweep_file() -> None:
+def test_the_original_grid_is_a_valid_config() -> None:
     settings = parse_sweep(["--config", str(ROOT / "examples" / "original-grid.yaml")]).settings
     subsets = ("first", "middle", "last")
     reused = tuple(f"k{k}_{subset}.output" for k in (2, 3) for subset in subsets)
