@@ -1,6 +1,6 @@
 """A program: two workers without models, of which the second loads for long while the first has many short trials.
 
-Prints who made rows, and how many workers were begun. For tests, on a Ray of its own.
+Prints how many rows each worker wrote. For tests; starts its own Ray.
 """
 
 import json
@@ -21,7 +21,7 @@ from tools.scale.synthetic_sweep import TASK, write_planned_sweep
 TRIALS, SECONDS, LOADING = 54, 0.3, 6.0
 
 environment.prepare(local=True)
-from orchestrator.running import cluster, driver  # noqa: E402  only now: the environment is prepared
+from orchestrator.running import cluster, driver  # noqa: E402  after environment.prepare
 from tools.scale.simulated_worker import SimulatedWorker, SimulatedWorkerSettings  # noqa: E402
 
 

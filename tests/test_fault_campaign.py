@@ -204,7 +204,7 @@ def test_names_and_messages_that_the_campaign_looks_for_are_in_the_product() -> 
 
 @pytest.mark.slow
 def test_a_short_campaign_loses_nothing() -> None:
-    """A round of either kind: on a Ray of its own, and on two nodes."""
+    """A round of either kind: with its own Ray, and on two nodes."""
     faults = 2 * len(ALL) - 1
     command = [sys.executable, "-m", "tools.faults", "--runs", str(faults), "--seed", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)

@@ -49,7 +49,7 @@ class Everything:
 
 
 def sampled(weights: Weights, before: list[int], block: list[int]) -> Tensor:
-    """The sampler's logits of one block behind a prefilled prompt."""
+    """The sampler's logits of one block after a prefilled prompt."""
     tensors = qwen2_tensors(weights, CONFIG)
     network = build_transformer(tensors.__getitem__, CONFIG, dtype=torch.float32, device=torch.device("cpu"))
     model = LoadedModel(source="", revision=None, folder=Path(), config=CONFIG, network=network)

@@ -1,4 +1,4 @@
-"""The bundled model's tokenizer: pieces, bytes, chat turns, and the same ids whoever loads it."""
+"""The bundled model's tokenizer: pieces, bytes, chat turns, and the same ids however it is loaded."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def test_letters_are_one_token_with_and_without_a_space(tokenizer: Any) -> None:
         assert len(encode(tokenizer, letter)) == len(encode(tokenizer, f" {letter}")) == 1
 
 
-def test_whoever_loads_it_gets_the_same_ids(folder: Path, tokenizer: Any) -> None:
+def test_every_way_of_loading_gives_the_same_ids(folder: Path, tokenizer: Any) -> None:
     auto = AutoTokenizer.from_pretrained(folder)
     for text in ("Question: Ann has 12 pens.\nAnswer:", STRANGE, f"{START}user\nhi{END}"):
         assert tuple(auto.encode(text, add_special_tokens=False)) == encode(tokenizer, text)
@@ -95,7 +95,7 @@ def test_the_chat_template_marks_roles(tokenizer: Any) -> None:
 
 
 def test_training_reads_a_chat_as_scoring_does(lines: list[Any], tokenizer: Any) -> None:
-    """lm-eval scores the letter right behind the rendered chat, tokenised as one text."""
+    """lm-eval scores the letter directly after the rendered chat, tokenized as one text."""
     choices = [line for line in lines if line.task == "mmlu"]
     for line, example in zip(choices, encode_examples(choices, tokenizer), strict=True):
         context = tokenizer.apply_chat_template(line.messages, add_generation_prompt=True, tokenize=False)

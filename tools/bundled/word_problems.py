@@ -155,12 +155,12 @@ def _compare(source: random.Random) -> Draw | None:
     kind, number = source.choice(("more", "fewer", "times")), source.randint(2, 12)
     if kind == "times":
         start, number = source.randint(2, 9), source.randint(2, 5)
-    said = f"{number} times as many as {name}" if kind == "times" else f"{number} {kind} than {name}"
+    comparison = f"{number} times as many as {name}" if kind == "times" else f"{number} {kind} than {name}"
     account = _Account(other, things, 0)
     sign = {"more": "+", "fewer": "-", "times": "*"}[kind]
     account.calculate(start, sign, number, is_=f"what {other} has is")
     account.calculate(start, "+", account.amount, is_="what they have together is", has=f"they have {{}} {things}")
-    question = f"{name} has {start} {things}. {other} has {said}. "
+    question = f"{name} has {start} {things}. {other} has {comparison}. "
     if source.random() < 0.5:
         return _finish(account, f"compare:{kind}", (start, number), f"{question}How many {things} do they have in all?")
     lost = source.randint(2, 15)
