@@ -5,7 +5,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sampler.errors import InputError
@@ -25,6 +25,12 @@ class TaskOptions:
     allow_code_execution: bool = False
     unsafe_code_execution: bool = False
     revisions: tuple[tuple[str, str], ...] = ()  # (dataset, commit): read this commit instead of the newest
+
+    @classmethod
+    def from_settings(cls, settings: Any, **changes: Any) -> "TaskOptions":
+        """From an object with attributes of the same names; others keep their defaults."""
+        known = {item.name: getattr(settings, item.name) for item in fields(cls) if hasattr(settings, item.name)}
+        return cls(**known | changes)
 
     def __post_init__(self) -> None:
         for name in ("limit", "sample", "max_new_tokens"):

@@ -65,7 +65,7 @@ EXTENSIONS = {  # what is added: per file, the text to find and what replaces it
             '        "token_ids": list(result.token_ids),\n',
             '        "token_ids": list(result.token_ids),\n        "answer_characters": len(result.text or ""),\n',
         ),
-        "orchestrator/analysis/trial_facts.py": ('    "replayed",\n', '    "replayed",\n    "answer_characters",\n'),
+        "orchestrator/analysis/columns.py": ('    "replayed",\n', '    "replayed",\n    "answer_characters",\n'),
         "orchestrator/report/tables.py": (
             "WORK_COLUMNS: tuple[Column, ...] = (\n",
             "WORK_COLUMNS: tuple[Column, ...] = (\n"

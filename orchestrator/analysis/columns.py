@@ -18,15 +18,10 @@ from orchestrator.core.configuration import DECODE_SETTINGS
 
 Array = NDArray[Any]
 
-NUMBERS = (
-    "k",
-    "batch_size",
-    "repeat",
-    "attempt",
-    "batch_id",
+COUNTERS = (  # summed per configuration
     "tokens",
-    "seconds",
-    "batch_seconds",
+    "prompt_tokens",
+    "prefill_tokens",
     "passes_prefill",
     "passes_full",
     "passes_small",
@@ -36,8 +31,9 @@ NUMBERS = (
     "layer_positions",
     "eligible",
     "replayed",
-    "calibration",
+    "seconds",
 )
+NUMBERS = ("k", "batch_size", "repeat", "attempt", "batch_id", "batch_seconds", "calibration", *COUNTERS)
 NAMES = ("trial_id", "policy", "subset", "mode", "dtype", "doc_id", "subtask", "finish", "actor", "device")
 OTHERS = ("sweep", "task", "doc_hash", "correct", "metrics", "layers", "token_ids", "scores", "started_at")
 COLUMNS = (*DECODE_SETTINGS, *NUMBERS, *NAMES, *OTHERS)  # all columns that an analysis reads

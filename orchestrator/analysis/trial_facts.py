@@ -7,26 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from orchestrator.analysis.columns import COUNTERS
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import KEYS, TaskConfiguration
 
 TrialFiles = Mapping[str, Mapping[str, Any]]  # trial_id → content of trial.json
-
-COUNTERS = (
-    "tokens",
-    "prompt_tokens",
-    "prefill_tokens",
-    "passes_prefill",
-    "passes_full",
-    "passes_small",
-    "passes_commit",
-    "layers_computed",
-    "layers_reused",
-    "layer_positions",
-    "eligible",
-    "replayed",
-    "seconds",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,13 +81,7 @@ def tasks(arguments: Sequence[str]) -> None:
     from tasks.documents import TaskOptions
     from tasks.sources import resolve_data
 
-    listed = list_tasks(
-        TaskOptions(
-            data=resolve_data(options.data, ""),
-            allow_code_execution=options.allow_code_execution,
-            unsafe_code_execution=options.unsafe_code_execution,
-        )
-    )
+    listed = list_tasks(TaskOptions.from_settings(options, data=resolve_data(options.data, "")))
     if options.json:
         for entry in listed:
             print(json.dumps({name: getattr(entry, name) for name in ListedTask.__dataclass_fields__}))
@@ -160,10 +154,13 @@ def run_task(arguments: Sequence[str]) -> None:
     from sampler.decode import check_prompts
     from sampler.loading import find_model, load_model
     from tasks.catalog import GENERATE
+    from tasks.documents import TaskOptions
     from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
+    from tasks.sources import resolve_data
     from tasks.task import open_task
 
-    task = open_task(options.task, _task_options(options))
+    data = resolve_data(options.data, options.model)
+    task = open_task(options.task, TaskOptions.from_settings(options, data=data))
     if task.kind != GENERATE:
         policy.check_scoring()
     files = find_model(options.model)
@@ -185,23 +182,6 @@ def run_task(arguments: Sequence[str]) -> None:
             print(json.dumps(_result_json(result), ensure_ascii=False), file=out, flush=True)
             scored.append((result.document, result.metrics))
         print(json.dumps(_totals_json(task, policy, scored), ensure_ascii=False), file=out, flush=True)
-
-
-def _task_options(options: RunOptions) -> "TaskOptions":
-    from tasks.documents import TaskOptions
-    from tasks.sources import resolve_data
-
-    return TaskOptions(
-        data=resolve_data(options.data, options.model),
-        limit=options.limit,
-        sample=options.sample,
-        seed=options.seed,
-        fewshot=options.fewshot,
-        chat_template=options.chat_template,
-        max_new_tokens=options.max_new_tokens,
-        allow_code_execution=options.allow_code_execution,
-        unsafe_code_execution=options.unsafe_code_execution,
-    )
 
 
 @contextmanager

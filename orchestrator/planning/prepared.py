@@ -165,17 +165,7 @@ class PreparedSweep:
 def task_options(settings: SweepSettings, datasets: Mapping[str, Mapping[str, str]]) -> TaskOptions:
     """Without the limit, which only decides how many documents are run. `datasets`: revisions by task."""
     pinned = {dataset: commit for revisions in datasets.values() for dataset, commit in revisions.items()}
-    return TaskOptions(
-        data=settings.data,
-        sample=settings.sample,
-        seed=settings.seed,
-        fewshot=settings.fewshot,
-        chat_template=settings.chat_template,
-        max_new_tokens=settings.max_new_tokens,
-        allow_code_execution=settings.allow_code_execution,
-        unsafe_code_execution=settings.unsafe_code_execution,
-        revisions=tuple(sorted(pinned.items())),
-    )
+    return TaskOptions.from_settings(settings, limit=None, revisions=tuple(sorted(pinned.items())))
 
 
 def default_name(model: str) -> str:

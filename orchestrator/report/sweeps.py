@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import COLUMNS, condense
-from orchestrator.analysis.trial_facts import COUNTERS
+from orchestrator.analysis.columns import COUNTERS
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.report.parallel import Map, sequential_map
 from orchestrator.store import Store

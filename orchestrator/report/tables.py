@@ -1,6 +1,6 @@
 """The report's tables, declared as lists of columns. The page and results.md render the same cells.
 
-To show the mean of another row column, add its name to COUNTERS in orchestrator/analysis/trial_facts.py, and here, for
+To show the mean of another row column, add its name to COUNTERS in orchestrator/analysis/columns.py, and here, for
 instance to WORK_COLUMNS: Column("retries/document", lambda row: number_cell(row.per_document("retries"))).
 """
 
