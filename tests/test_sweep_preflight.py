@@ -81,7 +81,7 @@ def test_a_policy_that_cannot_score_is_told_before_anything_is_loaded(prepared: 
     policies = ("k1", "mlp=2_middle", "trim=0.25_middle")
     assert len(prepared(policies=policies).trials) == 3
     [sentence] = sentences(prepared, tasks=("gsm8k", "mmlu_anatomy"), policies=policies)
-    assert sentence.startswith("task mmlu_anatomy: policy trim=0.25_middle cannot score log-likelihoods: it chooses")
+    assert sentence.startswith("task mmlu_anatomy: policy trim=0.25_middle cannot score log-likelihoods: it selects")
 
 
 def test_a_limit_takes_what_the_task_itself_would(prepared: Prepare) -> None:
