@@ -14,7 +14,6 @@ from orchestrator.planning.preflight import prepare, sweep_folder
 from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.run_plan import RunPlan, describe_plan, plan_run, save_plan, worker_settings
 from orchestrator.planning.settings import SweepCommand, SweepSettings
-from orchestrator.planning.sweep_record import SweepRecord
 from orchestrator.progress.progress import stored_progress
 from orchestrator.progress.view import SweepView
 from orchestrator.report.write import write_report
@@ -49,7 +48,12 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
         if settings.upload is not None:
             copy = open_remote_copy(settings.upload, folder, dry_run=command.dry_run, note=SweepView().note)
         with ExitStack() as lock:
-            stored, writer = _open_existing(folder, lock, dry_run=command.dry_run)
+            writer = None
+            if command.dry_run or not (folder / "sweep.json").exists():
+                stored = Store(folder).read_sweep_record()
+            else:  # read once and locked, so that no other command changes it meanwhile
+                writer = lock.enter_context(StoreWriter(folder))
+                stored = writer.sweep_record
             probe = None
             if settings.address is not None and stored is None:
                 prepare(settings, machine)  # reports all problems before waiting for a node
@@ -87,17 +91,9 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
     return failed
 
 
-def _open_existing(folder: Path, lock: ExitStack, *, dry_run: bool) -> tuple[SweepRecord | None, StoreWriter | None]:
-    """The folder's sweep.json, read once: under the folder's lock, so that no other command changes it meanwhile."""
-    if dry_run or not (folder / "sweep.json").exists():
-        return Store(folder).read_sweep_record(), None
-    writer = lock.enter_context(StoreWriter(folder))
-    return writer.read_sweep_record(), writer
-
-
 def _create(folder: Path) -> StoreWriter:
     writer = StoreWriter(folder)
-    if (folder / "sweep.json").exists():
+    if writer.sweep_record is not None:
         writer.close()
         raise InputError(f"another command started a sweep in {folder} at the same time; run this command again")
     return writer
@@ -200,7 +196,7 @@ def _print_results(plan: RunPlan) -> None:
     with SweepView() as view:
         view.finish(stored_progress(plan.sweep, plan.trials, plan.wanted, Store(folder)))
         try:
-            written = write_report([folder])
+            written = write_report([folder], records={folder: plan.record})
             for verdict in written.verdicts:
                 view.verdict(verdict)
             print(f"report: {written.page}")

@@ -52,12 +52,12 @@ def corruption_notice(corruption: Corruption) -> str:
     return f"{corruption}; the unreadable part is left out."
 
 
-def open_sweep(folder: Path) -> tuple[Store, dict[str, Any]]:
-    """The store and the content of sweep.json."""
+def open_sweep(folder: Path, record: Mapping[str, Any] | None = None) -> tuple[Store, Mapping[str, Any]]:
+    """The store and the content of sweep.json, which is read unless it is given."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a directory; {EXAMPLE}")
     store = Store(folder)
-    request = store.read_sweep_record()
+    request = store.read_sweep_record() if record is None else record
     if request is None:
         raise InputError(f"{folder} is not a sweep directory: it has no sweep.json; {EXAMPLE}")
     missing = [key for key in ("identity", "settings", "tasks") if not isinstance(request.get(key), Mapping)]
@@ -66,13 +66,20 @@ def open_sweep(folder: Path) -> tuple[Store, dict[str, Any]]:
     return store, request
 
 
-def read_sweeps(folders: Sequence[Path], parallel: Map = sequential_map) -> list[SweepData]:
-    """One SweepData for each group of comparable sweeps, in the order of the directories."""
+def read_sweeps(
+    folders: Sequence[Path],
+    parallel: Map = sequential_map,
+    records: Mapping[Path, Mapping[str, Any]] | None = None,
+) -> list[SweepData]:
+    """One SweepData for each group of comparable sweeps, in the order of the directories.
+
+    `records` has the content of those sweep.json files that were read before.
+    """
     if not folders:
         raise InputError(f"no directory was given; {EXAMPLE}")
     groups: list[SweepData] = []
     for folder in dict.fromkeys(Path(folder) for folder in folders):
-        new = _read_sweep(folder, parallel)
+        new = _read_sweep(folder, parallel, (records or {}).get(folder))
         place = next((i for i, old in enumerate(groups) if _comparable(old.request, new.request)), None)
         if place is None:
             groups.append(new)
@@ -81,8 +88,8 @@ def read_sweeps(folders: Sequence[Path], parallel: Map = sequential_map) -> list
     return groups
 
 
-def _read_sweep(folder: Path, parallel: Map) -> SweepData:
-    store, request = open_sweep(folder)
+def _read_sweep(folder: Path, parallel: Map, record: Mapping[str, Any] | None) -> SweepData:
+    store, request = open_sweep(folder, record)
     parts = start_reading(store, parallel)
     trials = store.trials()  # while other processes read rows
     rows = join_parts(store, parts)

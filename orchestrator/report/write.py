@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -58,15 +59,16 @@ def write_report(
     margin: float | None = None,
     speedup: float | None = None,
     figures: bool = True,
+    records: Mapping[Path, Mapping[str, Any]] | None = None,
 ) -> WrittenReport:
-    """Write all files, or raise InputError and write none.
+    """Write all files, or raise InputError and write none. `records`: each sweep.json that was read before.
 
     By default the report of one sweep is written into its directory, that of several into `merged/` of the first.
     """
     earlier = () if compare is None else read_summaries(compare)
     large = sum(len(Store(folder).trial_ids()) for folder in folders) >= POOL_MIN_TRIALS
     with process_pool_map() if large else nullcontext(sequential_map) as parallel:
-        groups = read_sweeps(folders, parallel)
+        groups = read_sweeps(folders, parallel, records)
         prefixes = ["" if len(groups) == 1 else f"s{number}-" for number in range(1, len(groups) + 1)]
         sections = [
             build_section(data, prefix=prefix, margin=margin, speedup=speedup, figures=figures, parallel=parallel)

@@ -41,10 +41,11 @@ class StoreWriter(Store):
         self._quarantine = self.folder / QUARANTINE_FOLDER
         self._open: dict[str, TrialWriter] = {}
         self._guard = threading.Lock()
-        self.read_sweep_record()
+        if not (self.folder / SWEEP_FILE).exists():
+            self.read_sweep_record()  # refuses a folder that is not a sweep's before a lock is written into it
         self._lock = self._acquire(stale_seconds)
         try:
-            self.read_sweep_record()  # again: from now on nobody else changes it
+            self.sweep_record = self.read_sweep_record()  # None: a new sweep; nobody else changes it while it is locked
             with self._reporting_errors("recover the folder"):
                 self._recover()
         except BaseException:
