@@ -23,17 +23,6 @@ FINISHED = (
     *("--tasks", "gsm8k,mmlu", "--policies", "k1_first,k1_last,k2_middle"),
     *("--threshold", "0.9,0.95", "--limit", "2", "--seed", "3"),
 )
-    "--tasks",
-    "gsm8k,mmlu",
-    "--policies",
-    "k1_first,k1_last,k2_middle",
-    "--threshold",
-    "0.9,0.95",
-    "--limit",
-    "2",
-    "--seed",
-    "3",
-]
 
 
 @pytest.fixture(scope="module")

@@ -41,16 +41,25 @@ class StoreWriter(Store):
         self._quarantine = self.folder / QUARANTINE_FOLDER
         self._open: dict[str, TrialWriter] = {}
         self._guard = threading.Lock()
-        if not (self.folder / SWEEP_FILE).exists():
-            self.read_sweep_record()  # refuses a folder that is not a sweep's before a lock is written into it
+        self.sweep_record = self.read_sweep_record()  # refuses an unusable folder before anything is written into it
+        read_version = self._file_version()
         self._lock = self._acquire(stale_seconds)
         try:
-            self.sweep_record = self.read_sweep_record()  # None: a new sweep; nobody else changes it while it is locked
+            if self._file_version() != read_version:  # from now on nobody else changes it
+                self.sweep_record = self.read_sweep_record()
             with self._reporting_errors("recover the folder"):
                 self._recover()
         except BaseException:
             self._lock.release()
             raise
+
+    def _file_version(self) -> tuple[int, int, int] | None:
+        """Differs after sweep.json was replaced; None if it is missing."""
+        try:
+            found = (self.folder / SWEEP_FILE).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _acquire(self, stale_seconds: float) -> FolderLock:
         try:
