@@ -6,6 +6,7 @@ share the Python environment, the project, the model and the documents. The file
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ SWITCHES = {
     "RAY_CLOUD_INSTANCE_ID": HEAD,
     "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD,
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-    "PYTHONPATH": str(ROOT / "tests"),  # for the provider
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",  # for the provider, which imports tools
 }
 
 
