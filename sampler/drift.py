@@ -44,7 +44,7 @@ class Profiler:
 
 
 @dataclass(slots=True)
-class Sums:
+class ChangeSums:
     """L1 norms summed over positions: of changes, of previous contributions, and of the residual stream."""
 
     change: float = 0.0
@@ -73,7 +73,7 @@ class Profile:
     """Sums of norms by layer, step of the block (1 is the second pass) and group of positions."""
 
     depth: int
-    cells: dict[tuple[int, int, str], Sums] = field(default_factory=dict)
+    cells: dict[tuple[int, int, str], ChangeSums] = field(default_factory=dict)
     passes: int = 0
 
     def add(self, step: Step) -> None:
@@ -82,12 +82,14 @@ class Profile:
         groups = [group_of(context.revealed_at[position], context.step) for position in context.window]
         for layer, norms in measured.items():
             for group, (change, size, stream) in zip(groups, norms, strict=True):
-                self.cells.setdefault((layer, min(context.step, LAST_STEP), group), Sums()).add(change, size, stream)
+                self.cells.setdefault((layer, min(context.step, LAST_STEP), group), ChangeSums()).add(
+                    change, size, stream
+                )
         self.passes += bool(measured)
 
-    def of(self, layer: int, *, step: int | None = None, group: str | None = None) -> Sums:
+    def of(self, layer: int, *, step: int | None = None, group: str | None = None) -> ChangeSums:
         """The sum over all cells of a layer, or over one step or group."""
-        total = Sums()
+        total = ChangeSums()
         for (at, when, which), norms in self.cells.items():
             if at == layer and step in (None, when) and group in (None, which):
                 total.add(norms.change, norms.size, norms.stream, norms.positions)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sampler.cache import ReuseCache, ReuseView, Rows
-from sampler.model import Selection, Transformer, Work
+from sampler.model import LayerWork, Selection, Transformer
 from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind, compute_all
 from sampler.records import Counters
 
@@ -253,7 +253,7 @@ class Engine(Generic[Result]):
             _distribute_measurements(group, passes, reuse.measured)
         return answers
 
-    def _forward(self, rows: Rows, passes: Sequence[Pass], reuse: ReuseView | None) -> tuple[Tensor, Work]:
+    def _forward(self, rows: Rows, passes: Sequence[Pass], reuse: ReuseView | None) -> tuple[Tensor, LayerWork]:
         plan = passes[0].plan
         if plan.stale:
             assert reuse is not None
@@ -282,7 +282,7 @@ class Engine(Generic[Result]):
         selected_rows = Rows(rows.slots, positions)
         return Selection(self.keys_values.view(selected_rows), self.reuse.view(selected_rows), self._tensor(state_rows))
 
-    def _count(self, counters: Counters, kind: PassKind, work: Work, positions: int, selected: int = 0) -> None:
+    def _count(self, counters: Counters, kind: PassKind, work: LayerWork, positions: int, selected: int = 0) -> None:
         setattr(counters, kind.value, getattr(counters, kind.value) + 1)
         counters.layers_computed += work.computed
         counters.layers_reused += work.reused

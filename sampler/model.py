@@ -74,7 +74,7 @@ def make_linear(weight_MK: Tensor, bias_M: Tensor | None = None, *, shared: bool
 
 
 @dataclass(slots=True)
-class Work:
+class LayerWork:
     """What a pass did for each of its rows, counted where it happens."""
 
     computed: int = 0  # layers that ran
@@ -140,7 +140,7 @@ class Layer:
         gate_NF, up_NF = torch.split_with_sizes(self.gate_up(self.mlp_norm(x_ND)), self.gate_up_sizes, 1)
         return self.down.add_to(x_ND, silu(gate_NF).mul_(up_NF))
 
-    def run(self, x_ND: Tensor, keys_values: KeyValueView, reuse: ReuseView | None, work: Work) -> Tensor:
+    def run(self, x_ND: Tensor, keys_values: KeyValueView, reuse: ReuseView | None, work: LayerWork) -> Tensor:
         """Computes the layer and caches the contribution that later replays need."""
         work.computed += 1
         middle_ND = self.attention(x_ND, keys_values)
@@ -151,7 +151,7 @@ class Layer:
             reuse.store(self.index, after - before, after)
         return y_ND
 
-    def replay(self, x_ND: Tensor, reuse: ReuseView, work: Work) -> Tensor:
+    def replay(self, x_ND: Tensor, reuse: ReuseView, work: LayerWork) -> Tensor:
         """Adds the cached contribution to the input. Nothing runs, and the layer's keys and values do not change."""
         assert reuse.unit is Unit.LAYER
         work.reused += 1
@@ -159,7 +159,7 @@ class Layer:
         return x_ND + reuse.load(self.index)
 
     def run_half(
-        self, step: LayerStep, x_ND: Tensor, keys_values: KeyValueView, reuse: ReuseView, work: Work
+        self, step: LayerStep, x_ND: Tensor, keys_values: KeyValueView, reuse: ReuseView, work: LayerWork
     ) -> Tensor:
         """Computes attention or the MLP, and replays the contribution of the other half."""
         work.computed += 1
@@ -172,7 +172,7 @@ class Layer:
         work.attention_only += 1
         return self.attention(x_ND, keys_values) + reuse.load(self.index)
 
-    def run_selected(self, x_ND: Tensor, selection: Selection, reuse: ReuseView, work: Work) -> Tensor:
+    def run_selected(self, x_ND: Tensor, selection: Selection, reuse: ReuseView, work: LayerWork) -> Tensor:
         """Computes the selected positions against the cached keys of all positions, and replays the others."""
         work.partial += 1
         work.replays += 1
@@ -213,10 +213,10 @@ class Transformer:
         plan: LayerPlan,
         reuse: ReuseView | None = None,
         selection: Selection | None = None,
-    ) -> tuple[Tensor, Work]:
+    ) -> tuple[Tensor, LayerWork]:
         """The states after the last layer. Prefill and commit passes have no `reuse`: they cache no contributions."""
         assert not plan.stale, "a stale pass runs no layer: see `repeat_final_states`"
-        work = Work()
+        work = LayerWork()
         x_ND = self.embedding_VD[ids_N]
         for index, (layer, step) in enumerate(zip(self.layers, plan.steps, strict=True)):
             if reuse is not None and reuse.watches(index):
@@ -240,6 +240,6 @@ class Transformer:
             reuse.store(FINAL_STATES, x_ND)
         return x_ND, work
 
-    def repeat_final_states(self, reuse: ReuseView) -> tuple[Tensor, Work]:
+    def repeat_final_states(self, reuse: ReuseView) -> tuple[Tensor, LayerWork]:
         """A stale pass: the states after the last layer, as last computed."""
-        return reuse.load(FINAL_STATES), Work(reused=len(self.layers), replays=1)
+        return reuse.load(FINAL_STATES), LayerWork(reused=len(self.layers), replays=1)

@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class ProgramResult:
     passed: bool  # the program ran to its end without an exception
     reason: str = ""  # the exceeded limit, or the last line of output
 
@@ -51,10 +51,10 @@ class SandboxError(RuntimeError):
     """The sandbox could not be created; the program did not run."""
 
 
-def run_program(program: str, *, kind: str, limits: Limits | None = None) -> Verdict:
+def run_program(program: str, *, kind: str, limits: Limits | None = None) -> ProgramResult:
     """Run `program` until it ends or exceeds a limit. `kind` is one of SANDBOXES, or "none" for limits alone."""
     if len(program) > MAX_PROGRAM_CHARACTERS:
-        return Verdict(passed=False, reason=f"longer than {MAX_PROGRAM_CHARACTERS} characters")
+        return ProgramResult(passed=False, reason=f"longer than {MAX_PROGRAM_CHARACTERS} characters")
     limits = limits or Limits()
     job = {"program": program, "sandbox": kind, "filter": seccomp_filter().hex(), "bwrap": shutil.which("bwrap")}
     job |= asdict(limits) | _interpreter_paths()
@@ -81,7 +81,7 @@ def run_program(program: str, *, kind: str, limits: Limits | None = None) -> Ver
     outcome = json.loads(output)
     if outcome["ended"] == "no sandbox":
         raise SandboxError(outcome["reason"])
-    return Verdict(passed=outcome["ended"] == "passed", reason=outcome.get("reason", ""))
+    return ProgramResult(passed=outcome["ended"] == "passed", reason=outcome.get("reason", ""))
 
 
 @functools.cache

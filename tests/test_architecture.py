@@ -89,3 +89,10 @@ def test_no_two_modules_share_a_name(package: str) -> None:
     names = Counter(path.stem for path in modules(package) if path.parent != ROOT / "orchestrator")
     shared = {name for name, count in names.items() if count > 1} - {"__init__", "__main__"}
     assert not shared
+
+
+def test_no_class_is_defined_twice() -> None:
+    every = [path for package in PACKAGES for path in modules(package)]
+    bodies = [ast.parse(path.read_text(encoding="utf-8")).body for path in every]
+    names = Counter(node.name for body in bodies for node in body if isinstance(node, ast.ClassDef))
+    assert {name for name, count in names.items() if count > 1} == set()

@@ -12,7 +12,7 @@ from test_commands import Outcome, run  # noqa: F401 (a fixture)
 
 from sampler import DecodeSettings, Prompt, ReusePolicy
 from sampler.decode import decode_prompts
-from sampler.drift import GROUPS, MASKED, REVEALED, SETTLED, Profile, Profiler, Sums, group_of, profile
+from sampler.drift import GROUPS, MASKED, REVEALED, SETTLED, ChangeSums, Profile, Profiler, group_of, profile
 from sampler.plan import compute_all
 from sampler.policies.periodic import Periodic
 
@@ -72,7 +72,7 @@ def test_profiling_does_not_change_the_tokens() -> None:
 def test_the_layers_that_change_least_are_suggested_but_never_layer_0() -> None:
     found = Profile(depth=6)
     for layer, change in enumerate((0.0, 0.5, 0.1, 0.2, 0.9, 0.3)):
-        found.cells[layer, 1, MASKED] = Sums(change=change, size=change, stream=1.0, positions=1)
+        found.cells[layer, 1, MASKED] = ChangeSums(change=change, size=change, stream=1.0, positions=1)
     assert found.suggestion(1) == "k2_2"
     assert found.suggestion(3) == "k2_2-3+5"
     bound = ReusePolicy.parse(found.suggestion(3)).bind(6)

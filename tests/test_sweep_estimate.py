@@ -16,7 +16,7 @@ from orchestrator.planning.estimate import (
     RUNNING_ROW_BYTES,
     TOKEN_BYTES,
     TRIAL_BYTES,
-    Work,
+    RemainingWork,
     disk_needed,
     format_bytes,
     measured_seconds,
@@ -102,7 +102,7 @@ def test_bytes_on_disk_are_of_the_right_size(tokens: int) -> None:
 
 
 def test_disk_counts_trials_rows_and_what_runs() -> None:
-    work = {"a": Work(trials=2, rows=100, tokens=0), "b": Work(trials=1, rows=10, tokens=2048)}
+    work = {"a": RemainingWork(trials=2, rows=100, tokens=0), "b": RemainingWork(trials=1, rows=10, tokens=2048)}
     least = 3 * TRIAL_BYTES + 110 * ROW_BYTES + 10 * 256 * TOKEN_BYTES
     assert disk_needed(work, running=0) == least
     assert disk_needed(work, running=50) > least + 50 * RUNNING_ROW_BYTES
@@ -117,7 +117,7 @@ def test_rough_seconds_are_of_the_right_size() -> None:
 
 
 def test_measured_seconds_win_over_the_rule() -> None:
-    work = {"a": Work(trials=1, rows=10, tokens=100), "b": Work(trials=1, rows=10, tokens=0)}
+    work = {"a": RemainingWork(trials=1, rows=10, tokens=100), "b": RemainingWork(trials=1, rows=10, tokens=0)}
     total, rough = seconds_needed(work, {"a": 2.0}, config=SEVEN, dtype="bfloat16", device="GPU")
     assert rough == ["b"]
     assert total == pytest.approx(20 + 10 * 4 * rough_pass_seconds(SEVEN, "bfloat16", "GPU"))

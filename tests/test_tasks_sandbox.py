@@ -35,7 +35,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return working_sandbox(request.param)
 
 
-def attack(program: str, kind: str, limits: Limits = QUICK) -> sandbox.Verdict:
+def attack(program: str, kind: str, limits: Limits = QUICK) -> sandbox.ProgramResult:
     verdict = run_program(textwrap.dedent(program), kind=kind, limits=limits)
     assert not verdict.passed
     return verdict

@@ -21,7 +21,7 @@ import pytest
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import RunningTotals, Sums, Totals
 from orchestrator.progress.progress import Pace, Progress
-from orchestrator.progress.table import ASCII, Glyphs, Table, groups_of
+from orchestrator.progress.table import ASCII, Glyphs, TerminalTable, groups_of
 from orchestrator.progress.view import SweepView, duration, end_table
 
 NINE = tuple(f"k{k}_{subset}" for k in (1, 2, 3) for subset in ("first", "middle", "last"))
@@ -169,13 +169,13 @@ def test_rows_stand_in_their_natural_order_however_they_came() -> None:
 
 def test_long_names_are_cut_in_the_middle() -> None:
     lines = totals(("gsm8k",), ["k2_0-3+5+7-9+11+13+15-20.output", "k3_0-3+5+7-9+11+13+15-20.small"])
-    names = [line.plain for line in Table(groups_of(lines), width=80, glyphs=Glyphs(), bars=True).all()]
+    names = [line.plain for line in TerminalTable(groups_of(lines), width=80, glyphs=Glyphs(), bars=True).all()]
     assert any("k2_0" in name and "…" in name and "output " in name for name in names)
     assert any("k3_0" in name and "…" in name and "small " in name for name in names)
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    waiting = Table(groups_of(totals(("mmlu",), ["k1"], done=0)), width=80, glyphs=Glyphs(), bars=True).all()
+    waiting = TerminalTable(groups_of(totals(("mmlu",), ["k1"], done=0)), width=80, glyphs=Glyphs(), bars=True).all()
     assert waiting[-1].plain.split() == ["mmlu", "k1", "░" * 20, "0/100", "–", "–", "–"]
 
 

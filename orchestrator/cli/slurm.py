@@ -43,7 +43,7 @@ class SubmitOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StatusOptions:
+class JobStatusOptions:
     folder: Path = setting(positional=True, metavar="DIR", help="directory of a sweep, such as results/demo")
 
 
@@ -133,7 +133,7 @@ def _status_folder(arguments: Sequence[str]) -> Path:
         description="Shows the state of a sweep's Slurm jobs, and of the sweep.",
         examples="example:\n  reuse-sweep slurm status results/demo",
     )
-    return parse_options(parser, StatusOptions, arguments).folder
+    return parse_options(parser, JobStatusOptions, arguments).folder
 
 
 def print_job_status(folder: Path) -> None:

@@ -38,7 +38,7 @@ def memory_needed(config: ModelConfig, dtype: str, *, batch_size: int = 1, posit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class RemainingWork:
     """What remains to be done of one task. Created by PreparedSweep.work."""
 
     trials: int
@@ -46,7 +46,7 @@ class Work:
     tokens: int  # maximum per answer; 0 if options are scored
 
 
-def disk_needed(work: Mapping[str, Work], *, running: int) -> int:
+def disk_needed(work: Mapping[str, RemainingWork], *, running: int) -> int:
     """Bytes for all finished trials, plus `running` rows of trials in progress."""
     lasting = sum(
         task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + TOKEN_BYTES * _answer(task)) for task in work.values()
@@ -57,7 +57,7 @@ def disk_needed(work: Mapping[str, Work], *, running: int) -> int:
 
 
 def seconds_needed(
-    work: Mapping[str, Work], measured: Mapping[str, float], *, config: ModelConfig, dtype: str, device: str
+    work: Mapping[str, RemainingWork], measured: Mapping[str, float], *, config: ModelConfig, dtype: str, device: str
 ) -> tuple[float, list[str]]:
     """Seconds of one actor for all of it, and the tasks for which only the rules above apply."""
     a_pass = rough_pass_seconds(config, dtype, device)
@@ -83,7 +83,7 @@ def measured_seconds(rows: pa.Table) -> dict[str, float]:
     return {task["task"]: task["batch_seconds_max_sum"] / task["batch_seconds_count_sum"] for task in tasks.to_pylist()}
 
 
-def _answer(task: Work) -> int:
+def _answer(task: RemainingWork) -> int:
     return min(task.tokens, ANSWER_TOKENS)
 
 

@@ -42,7 +42,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     example: str = ""  # shown if the setting is missing or empty
     aliases: tuple[str, ...] = ()  # other flags, with -
-    repeatable: bool = False  # the flag may be given several times, or never: an empty list is allowed
+    repeatable: bool = False  # the flag may be used several times; an empty list is valid
     verbatim: bool = False  # text is not stripped, split at commas or searched for control characters
     positional: bool = False
     check: Callable[[Any], str | None] | None = None  # of one value; returns what is wrong with it

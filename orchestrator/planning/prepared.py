@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
-from orchestrator.planning.estimate import Work, memory_needed, parameters
+from orchestrator.planning.estimate import RemainingWork, memory_needed, parameters
 from orchestrator.planning.grid import SweepIdentity, plan_trials
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.settings import SweepSettings
@@ -134,7 +134,7 @@ class PreparedSweep:
 
     def work(
         self, done: Mapping[str, Collection[str]] | None = None, *, trials: Sequence[Trial] | None = None
-    ) -> dict[str, Work]:
+    ) -> dict[str, RemainingWork]:
         """What remains of these trials (default: all), given the documents that already have rows, by trial id."""
         done = done or {}
         count, rows = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
@@ -145,7 +145,8 @@ class PreparedSweep:
             count[trial.task] += missing > 0
             rows[trial.task] += missing
         return {
-            name: Work(trials=count[name], rows=rows[name], tokens=task.tokens) for name, task in self.tasks.items()
+            name: RemainingWork(trials=count[name], rows=rows[name], tokens=task.tokens)
+            for name, task in self.tasks.items()
         }
 
     def record(self) -> dict[str, Any]:

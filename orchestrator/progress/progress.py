@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from orchestrator.core.totals import COLUMNS, RunningTotals, Sums, TaskConfiguration, Totals, trial_sums
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.store import Store
+from orchestrator.store.trial_files import TOTALS_KEY
 
 TrialFacts = Mapping[str, Mapping[str, Any]]  # each trial.json, by trial id
 WINDOW_SECONDS = 300.0  # the pace looks back this far, or further if few documents arrived
@@ -55,10 +56,10 @@ def stored_totals(trials: Sequence[Trial], wanted: WantedDocuments, store: Store
 
 def stored_sums(store: Store, trial_id: str, facts: Mapping[str, Any], wanted: Sequence[str] | None = None) -> Sums:
     """Sums over one trial, from trial.json if that has them, else from the rows; `wanted`: only these documents."""
-    summary = facts.get("tally") or {}
+    summary = facts.get(TOTALS_KEY) or {}
     complete = facts["status"] == "finished" and Sums.is_stored(summary) and summary["documents"] == facts["rows"]
     if complete and (wanted is None or facts["rows"] <= len(wanted)):  # a smaller set is part of a larger one
-        return Sums.from_json(facts["tally"])
+        return Sums.from_json(facts[TOTALS_KEY])
     rows = store.rows([trial_id], ["doc_id", *COLUMNS], verify=False)
     if wanted is not None:
         rows = rows.filter(pc.is_in(rows["doc_id"], pa.array(wanted, pa.string())))

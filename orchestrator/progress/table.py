@@ -72,7 +72,7 @@ def groups_of(totals: Sequence[Totals]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-class Table:
+class TerminalTable:
     """Renders groups within a given width; `bars` adds a progress bar per configuration."""
 
     def __init__(self, groups: Sequence[Group], *, width: int, glyphs: Glyphs, bars: bool) -> None:

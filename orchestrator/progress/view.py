@@ -18,7 +18,7 @@ from rich.text import Text
 
 from orchestrator.core.totals import Totals
 from orchestrator.progress.progress import Pace, Progress
-from orchestrator.progress.table import ASCII, Glyphs, Table, groups_of
+from orchestrator.progress.table import ASCII, Glyphs, TerminalTable, groups_of
 
 DEFAULT_WIDTH = 80
 REDRAW_SECONDS = 0.25
@@ -92,7 +92,7 @@ class SweepView:
     def screen(self, progress: Progress, *, width: int, height: int) -> list[Text]:
         """The live display, in fewer than `height` lines."""
         now = self._clock()
-        table = Table(groups_of(progress.totals), width=width, glyphs=self._glyphs, bars=True)
+        table = TerminalTable(groups_of(progress.totals), width=width, glyphs=self._glyphs, bars=True)
         elapsed = duration(now - self._started)
         head = Text(progress.sweep, style="bold")
         head.truncate(max(10, width - len(elapsed) - 2), overflow="crop")
@@ -162,7 +162,7 @@ class SweepView:
 def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs) -> list[Text]:
     """All configurations; with progress bars if documents are missing."""
     bars = any(line.documents < line.wanted for line in totals)
-    return Table(groups_of(totals), width=width, glyphs=glyphs, bars=bars).all()
+    return TerminalTable(groups_of(totals), width=width, glyphs=glyphs, bars=bars).all()
 
 
 def duration(seconds: float) -> str:

@@ -21,6 +21,7 @@ from orchestrator.progress.progress import Progress, stored_totals
 from orchestrator.running.dashboard import SweepMetrics
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.store import StoreError, StoreWriter
+from orchestrator.store.trial_files import TOTALS_KEY
 from sampler.errors import InputError
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 60.0
@@ -151,7 +152,8 @@ class Results:
 
     def finish(self, trial_id: str, facts: Mapping[str, Any]) -> None:
         sums = trial_sums(self._store.rows([trial_id], COLUMNS, verify=False))
-        self._store.finish(trial_id, {**facts, "tally": sums.as_json()}, self._plan.wanted.of(self._trials[trial_id]))
+        facts = {**facts, TOTALS_KEY: sums.as_json()}
+        self._store.finish(trial_id, facts, self._plan.wanted.of(self._trials[trial_id]))
         self._end(trial_id, self._finished)
 
     def fail(self, trial_id: str, reason: str) -> None:

@@ -13,6 +13,7 @@ from orchestrator.planning.settings import PolicyGrid, SweepSettings
 from orchestrator.store import StoreWriter
 from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
+from orchestrator.store.trial_files import TOTALS_KEY
 
 SHARD_SIZE = 50
 TASK = "made"
@@ -74,7 +75,7 @@ def _write_trial(store: StoreWriter, trial: Trial) -> None:
     batch = pa.RecordBatch.from_pydict({name: columns[name] for name in ROWS.names}, schema=ROWS)
     attempt = store.begin(trial.as_dict(), {"actor": "worker-1"})
     store.append(trial.trial_id, attempt, batch)
-    store.finish(trial.trial_id, {"tally": trial_sums(pa.Table.from_batches([batch])).as_json()}, ids)
+    store.finish(trial.trial_id, {TOTALS_KEY: trial_sums(pa.Table.from_batches([batch])).as_json()}, ids)
 
 
 def _identity(shard_size: int) -> SweepIdentity:
