@@ -18,11 +18,11 @@ KINDS = {"generate_until": GENERATE, "multiple_choice": LOGLIKELIHOOD, "loglikel
 TASK_NAME = re.compile(r"""^["']?(task|group)["']?\s*:\s*["']?([\w.+:/-]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+class _StockConfigLoader(yaml.SafeLoader):  # type: ignore[misc]
     """Reads !function tags as plain names."""
 
 
-_Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+_StockConfigLoader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
 
 
 def find_task_spec(name: str) -> TaskSpec:
@@ -69,7 +69,7 @@ def stock_tasks(folder: str = ".") -> dict[str, tuple[str, Path]]:
 def load_stock_config(path: Path) -> dict[str, Any]:
     """A task file merged with the files it includes. Functions stay names."""
     with path.open(encoding="utf-8") as file:
-        own: dict[str, Any] = yaml.load(file, Loader=_Loader) or {}
+        own: dict[str, Any] = yaml.load(file, Loader=_StockConfigLoader) or {}
     merged: dict[str, Any] = {}
     included = own.pop("include", [])
     for name in included if isinstance(included, list) else [included]:

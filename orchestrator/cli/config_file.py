@@ -16,7 +16,7 @@ from sampler.errors import InputError
 COMMANDS = ("config", "save-config", "dry-run", "force", "help")  # flags that are not settings
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
     """Refuses duplicate keys, of which PyYAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -33,7 +33,7 @@ def read(path: Path, settings: Mapping[str, Setting], aliases: Mapping[str, str]
     Wrong keys are added to `problems`; a file that cannot be read at all is an InputError.
     """
     try:
-        content = yaml.load(path.read_bytes(), _Loader)  # a SafeLoader: plain values only
+        content = yaml.load(path.read_bytes(), _UniqueKeyLoader)  # a SafeLoader: plain values only
     except OSError as error:
         raise InputError(f"--config {path} cannot be read ({error.strerror})") from None
     except InputError as error:
