@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,6 @@ class NodeSweep(Run):
         self.folder = node.path("~/results/s")
         self.output = Path(tempfile.mkdtemp(prefix=f"sweep-{node.name}-", dir=logs)) / "output"
         self.arguments = ["--out", f"{node.home}/results", "--name", "s", "--no-dashboard", *flags]
-        self.began = time.monotonic()
         command = (sys.executable, "-m", "orchestrator.sweep", *self.arguments)
         self.process = node.start(*command, output=self.output, HF_TOKEN=SECRET, **ENVIRONMENT, **variables)
 

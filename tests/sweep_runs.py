@@ -28,7 +28,6 @@ class Run:
         self.output = Path(tempfile.mkdtemp(prefix="run-", dir=out.parent)) / "output"
         where = ["--model", str(case / "model"), "--data", str(case / "data"), "--out", str(out), "--name", "s"]
         self.arguments = [*where, *flags]
-        self.began = time.monotonic()
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
                 [python, "-m", "orchestrator.sweep", *self.arguments],

@@ -127,7 +127,7 @@ class SimulatedAws:
         }
         with (folder / "moto.log").open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while True:
             assert self.process.poll() is None, (folder / "moto.log").read_text()
             try:

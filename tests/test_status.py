@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 def status(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "orchestrator.status", *map(str, arguments)]
     known = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **environment}
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **known}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **known}, capture_output=True, text=True, timeout=300)
 
 
 def as_json(folder: Path, *flags: str) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def test_help_names_every_key_of_the_json(sweep: MadeSweep) -> None:
 def test_reading_waits_neither_for_torch_nor_for_ray() -> None:
     slow = ("torch", "ray", "lm_eval", "datasets")
     code = f"import sys, orchestrator.status; print([name for name in {slow} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.stdout == "[]\n", done.stderr
 
 

@@ -89,12 +89,11 @@ def test_clearing_up_that_takes_too_long_is_cut_short() -> None:
         "try:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "except Interrupted:\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
+        "    print('cleanup finished')\n"
     )
-    began = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert (ended.returncode, ended.stderr) == (130, "continue so\n")
-    assert time.monotonic() - began < 45
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "continue so\n")
 
 
 def test_a_sweep_that_has_hardly_begun_says_how_to_go_on(tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_a_sweep_that_has_hardly_begun_says_how_to_go_on(tmp_path: Path) -> None
             assert sweep.poll() is None
             time.sleep(0.01)
         sweep.send_signal(signal.SIGINT)
-        _, told = sweep.communicate(timeout=50)
+        _, told = sweep.communicate(timeout=300)
     assert sweep.returncode == 130
     repeated = f"{sys.executable} -m orchestrator.sweep --tasks gsm8k --limit 2 --out '{tmp_path / 'a b'}'"
     assert told == f"stopped; continue with: {repeated}\n"

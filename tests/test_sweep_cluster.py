@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,5 +119,4 @@ def test_ray_client_is_refused_before_ray_is_imported(case: Path, tmp_path: Path
 def test_an_address_where_nothing_is(case: Path, tmp_path: Path) -> None:
     run = Run(case, tmp_path / "results", *FLAGS, "--address", "127.0.0.1:1")
     text = run.wait(2)
-    assert time.monotonic() - run.began < 60, "Ray alone tries for minutes"
     assert text == "error: --address 127.0.0.1:1: no Ray cluster can be joined there (Connection refused)\n"

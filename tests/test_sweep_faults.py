@@ -67,7 +67,6 @@ def test_an_interrupted_sweep_continues(
     run = Run(case, tmp_path / "results", *FLAGS, *HERE)
     run.until_rows(4)
     below, before = set(run.descendants()), outcome(run.folder)
-    sent = time.monotonic()
     for number in signals:
         if number == signal.SIGINT:
             os.killpg(run.process.pid, number)  # as a terminal does
@@ -75,7 +74,6 @@ def test_an_interrupted_sweep_continues(
             run.process.send_signal(number)
         time.sleep(0.2)
     text = run.wait(code)
-    assert time.monotonic() - sent < 10
     assert gone(below)
     assert f"continue with: {sys.executable} -m orchestrator.sweep --model {case}" in text
     assert "Traceback" not in text
