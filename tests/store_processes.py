@@ -14,31 +14,31 @@ PROCESSES = multiprocessing.get_context("forkserver")  # no fork of a process wi
 PROCESSES.set_forkserver_preload(["tests.store_processes"])
 
 
-def hold_lock(folder: Path, said: Connection) -> None:
+def hold_lock(folder: Path, connection: Connection) -> None:
     FolderLock.acquire(folder)
-    said.send("held")
+    connection.send("held")
     time.sleep(600)
 
 
-def race_for_lock(folder: Path, start: Barrier, said: Connection) -> None:
+def race_for_lock(folder: Path, start: Barrier, connection: Connection) -> None:
     """Says whether it got the lock, and keeps it until all have tried."""
     start.wait()
     try:
         FolderLock.acquire(folder)
-        said.send(True)
+        connection.send(True)
     except FolderInUse:
-        said.send(False)
+        connection.send(False)
     start.wait()
 
 
-def append_for_ever(folder: Path, said: Connection, first: int) -> None:
+def append_for_ever(folder: Path, connection: Connection, first: int) -> None:
     """Says each document's number once the store has acknowledged it; finishes the trial now and then."""
     writer = StoreWriter(folder)
     writer.write_sweep_record({"sweep": "killed"})
     attempt = writer.begin(spec(), {})
     for number in range(first, first + 10_000):
         writer.append(TRIAL, attempt, make_rows([f"d{number}"], attempt=attempt, tokens=number))
-        said.send(number)
+        connection.send(number)
         if number % 7 == 6:
             writer.finish(TRIAL, {}, [f"d{number}"])
             attempt = writer.begin(spec(), {})

@@ -89,7 +89,7 @@ def test_longer_answers_need_faster_documents() -> None:
     assert judge("a", drop(-2, 1), gain(1.5, 1.6, seconds=(0.9, 1.1)), floor(1.01), CRITERIA).outcome == "confirmed"
 
 
-def test_too_few_documents_are_said_to_be_too_few() -> None:
+def test_too_few_documents_are_reported_as_too_few() -> None:
     found = judge("a", drop(-9, 6, detectable=12.5), gain(1.5, 1.6), floor(1.01), CRITERIA)
     assert "500 documents can only show a change of 12.5 points or more" in found.sentence
 

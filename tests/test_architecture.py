@@ -71,7 +71,7 @@ def test_the_table_names_every_sub_package_and_has_no_cycle() -> None:
         assert all(order.index(name) < order.index(package) for name in below), package
 
 
-def test_modules_beside_the_sub_packages_only_start_commands() -> None:
+def test_modules_next_to_the_sub_packages_only_start_commands() -> None:
     for path in (ROOT / "orchestrator").glob("*.py"):
         assert sub_packages(path) <= {"cli"}, path
 

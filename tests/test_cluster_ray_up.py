@@ -31,7 +31,7 @@ StrictModes no
 UsePAM no
 PidFile none
 """
-# `ray down` stops Ray on the head only; on machines of one's own the worker ends by itself, a minute later unless told.
+# `ray down` stops Ray on the head only; on manually managed machines the worker exits by itself after this time.
 LEAVE_SOON = "RAY_gcs_rpc_server_reconnect_timeout_s=10"
 WAIT_FOR_NODES = """
 import time

@@ -445,9 +445,9 @@ def real(command: str, *flags: str, lines: str = LINE, timeout: float = 60, **ch
 
 
 def test_real_commands_say_nothing_else(tiny: str) -> None:
-    said = real("generate", "--model", tiny, "--max-new-tokens", "3", lines='{"id": "é", "prompt": "é"}')
-    assert said.err == ""
-    assert [line["id"] for line in said.lines] == ["é"]
+    output = real("generate", "--model", tiny, "--max-new-tokens", "3", lines='{"id": "é", "prompt": "é"}')
+    assert output.err == ""
+    assert [line["id"] for line in output.lines] == ["é"]
     scored = real("score", "--model", GOLDEN, "--ids", lines=PAIR, PYTHONIOENCODING="ascii")
     assert scored.err == ""
     assert len(scored.lines) == 1

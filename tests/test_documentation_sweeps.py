@@ -43,9 +43,9 @@ def test_the_finding_is_what_its_command_gives(tmp_path: Path) -> None:
         names = [f"k2_{subset}{option}" for subset in SUBSETS]
         return sorted(sum(answers[a][doc] == answers[b][doc] for doc in answers[a]) for a, b in combinations(names, 2))
 
-    said = " ".join(FINDING.split())
+    finding = " ".join(FINDING.split())
     assert alike(".output") == [100, 100, 100]
-    assert f"output reuse gives {accuracies('.output')} and the same answer to every document" in said
+    assert f"output reuse gives {accuracies('.output')} and the same answer to every document" in finding
     fewest, _, most = alike("")
-    assert f"residual reuse gives {accuracies('')}, and any two subsets give the same answer" in said
-    assert f"to only {fewest} to {most} documents of 100" in said
+    assert f"residual reuse gives {accuracies('')}, and any two subsets give the same answer" in finding
+    assert f"to only {fewest} to {most} documents of 100" in finding

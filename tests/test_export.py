@@ -155,7 +155,7 @@ def lm_eval_files(task: Task, out: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("absent", "absent is not a directory"),
         ("empty", "not a sweep directory"),
@@ -164,7 +164,7 @@ def lm_eval_files(task: Task, out: Path) -> Path:
     ],
 )
 def test_what_cannot_be_exported_is_one_sentence(
-    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     write_sweep(tmp_path / "waiting", replace(SIMULATION, trials=0))
@@ -174,14 +174,14 @@ def test_what_cannot_be_exported_is_one_sentence(
         run_command(lambda: export(["--lm-eval", str(tmp_path / name), "--out", str(tmp_path / "out")]))
     assert ended.value.code == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert message in printed.err
     assert len(printed.err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_file_is_named_the_others_are_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corrupted_file_is_named_the_others_are_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_sweep(tmp_path / "sweep", SIMULATION)
-    damaged = next((folder / "trials").glob("*/rows.parquet"))
-    damaged.write_bytes(damaged.read_bytes()[:500])
+    corrupted = next((folder / "trials").glob("*/rows.parquet"))
+    corrupted.write_bytes(corrupted.read_bytes()[:500])
     assert len(export_lm_eval(folder)) == 2
-    assert f"{damaged} cannot be read as Parquet" in capsys.readouterr().err
+    assert f"{corrupted} cannot be read as Parquet" in capsys.readouterr().err

@@ -231,12 +231,12 @@ def find_in_a_process(hub: SmallHub, cache: Path, mount: str) -> str:
 def test_a_disk_that_cannot_be_written(hub: SmallHub, tmp_path: Path, mount: str, part: str) -> None:
     hub.fail(INFO, Answer(status=429, headers={"Retry-After": "0"}))
     cache = tmp_path / "small"
-    told = find_in_a_process(hub, cache, mount)
+    output = find_in_a_process(hub, cache, mount)
     if part:
-        assert f"cannot be downloaded: the Hub cache {cache}/hub cannot be written ({part})" in told
-        assert "set HF_HOME to another directory" in told
+        assert f"cannot be downloaded: the Hub cache {cache}/hub cannot be written ({part})" in output
+        assert "set HF_HOME to another directory" in output
     else:
-        assert told == COMMIT
+        assert output == COMMIT
 
 
 def test_xet_reports_a_full_disk_in_words() -> None:

@@ -42,16 +42,16 @@ def look(gpus):
     return [Device(name="T4", dtype="float16", free=10, total=16)]
 
 placement = Placement(actors=2, gpus_per_actor=share, cpus_per_actor=1, threads_per_actor=1)
-said = []
+messages = []
 probe = probe_devices(placement, look=look)
 try:
-    check_device_memory(needed, probe, placement, said.append)
+    check_device_memory(needed, probe, placement, messages.append)
 except InputError as error:
-    said.append(f"error: {error}")
+    messages.append(f"error: {error}")
 print(json.dumps({
     "devices": sorted(device.name for device in probe.devices),
-    "dtype": choose_dtype(probe, said.append),
-    "said": said,
+    "dtype": choose_dtype(probe, messages.append),
+    "messages": messages,
 }))
 """
 
@@ -78,14 +78,14 @@ def test_all_devices_are_seen_also_those_in_use(probed: Probe) -> None:
     found = probed(needed=16)
     assert found["devices"] == ["A100", "A100", "T4"], "and not the head, which has no GPU"
     assert found["dtype"] == "float16"
-    (sentence,) = found["said"]
+    (sentence,) = found["messages"]
     assert sentence.startswith("--dtype auto is float16 for the whole sweep: T4 on node ")
 
 
 def test_a_node_that_is_too_small_is_named(probed: Probe) -> None:
     found = probed(needed=17)
-    warning, _ = found["said"]
+    warning, _ = found["messages"]
     assert warning.startswith("warning: node ")
     assert warning.endswith("which needs about 17 bytes of memory (T4 has 10 bytes free of 16 bytes)")
-    error, _ = probed(needed=51, share=0.5)["said"]
+    error, _ = probed(needed=51, share=0.5)["messages"]
     assert error.startswith("error: each actor needs about 51 bytes of memory, and the largest device (A100 on node ")

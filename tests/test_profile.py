@@ -89,9 +89,9 @@ def test_the_command_prints_a_table_a_figure_and_a_suggestion(run: Any, tmp_path
     assert len([line for line in table if line[:5].strip().isdigit()]) == 28
     assert len(ReusePolicy.parse(suggested).layer_indices(28)) == 5
     assert b"<svg" in figure.read_bytes()
-    told = json.loads(run("profile", lines, *flags, "--json").out)
-    assert told["suggested"] == suggested
-    assert told["layers"][3]["steps"]["1"].keys() == set(GROUPS)
+    reported = json.loads(run("profile", lines, *flags, "--json").out)
+    assert reported["suggested"] == suggested
+    assert reported["layers"][3]["steps"]["1"].keys() == set(GROUPS)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def test_only_changed_code_is_a_change(tmp_path: Path) -> None:
 
 def changed_in(folder: Path) -> str:
     asked = "from orchestrator.core import provenance; print(provenance.code_version()['dirty'])"
-    told = subprocess.run([sys.executable, "-c", asked], cwd=folder, capture_output=True, text=True, check=True)
-    return told.stdout.strip()
+    output = subprocess.run([sys.executable, "-c", asked], cwd=folder, capture_output=True, text=True, check=True)
+    return output.stdout.strip()
 
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:

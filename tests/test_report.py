@@ -275,7 +275,7 @@ def test_two_models_get_separate_sections(tmp_path: Path) -> None:
     two = write_sweep(tmp_path / "two", replace(FEW, model="simulated/other", depth=36))
     written = write_report([one, two], out=tmp_path / "out", figures=False)
     named = [f"{model}: gsm8k is" for model in (Simulation().model, "simulated/other")]
-    assert all(said.startswith(name) for said, name in zip(written.verdicts, named, strict=True))
+    assert all(message.startswith(name) for message, name in zip(written.verdicts, named, strict=True))
     page = read_page(tmp_path / "out")
     assert {"s1-verdict", "s2-verdict"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
@@ -385,7 +385,7 @@ def _bad_margin(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (_empty, "is not a sweep directory"),
         (lambda folder: [str(folder / "absent")], "is not a directory"),
@@ -402,7 +402,7 @@ def _bad_margin(folder: Path) -> list[str]:
     ],
 )
 def test_input_errors_are_one_sentence(
-    make: Broken, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Broken, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = make(tmp_path)
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
@@ -410,7 +410,7 @@ def test_input_errors_are_one_sentence(
         run_command(lambda: report(arguments))
     assert ended.value.code == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert message in printed.err
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -210,7 +210,7 @@ def test_a_trial_whose_rows_were_damaged_after_it_ended_is_unfinished_again(fold
     assert str(path) in damage[0]
 
 
-def test_a_folder_that_cannot_be_opened_is_told_to_whoever_calls(folder: Path) -> None:
+def test_a_folder_that_cannot_be_opened_raises_in_the_caller(folder: Path) -> None:
     first = Results(plan_for(folder), actors=1)
     second = Results(plan_for(folder), actors=1)  # Ray would show a trace of what is raised here
     for call in (second.progress, second.unfinished, lambda: second.assign(ONE.key, "worker-1")):

@@ -181,13 +181,13 @@ def test_a_damaged_row_file_is_set_aside_and_only_its_documents_run_again(common
     assert any("rows.parquet" in notice for notice in again.notices)
 
 
-def test_workers_are_told_what_was_planned(common: list[str], root: Path) -> None:
+def test_workers_receive_the_plan(common: list[str], root: Path) -> None:
     prepared, made = ready([*common, "--tasks", "mmlu_anatomy,gsm8k", "--limit", "2", "--batch-size", "3"])
-    told = worker_settings(prepared, made)
-    assert (told.model, told.dtype, told.batch_size) == (str(root / "model"), "float32", 3)
-    assert (told.threads, told.device, told.calibration_task) == (1, "cpu", "gsm8k")
-    assert told.datasets == prepared.identity.datasets
-    assert told.options.limit is None
+    sent = worker_settings(prepared, made)
+    assert (sent.model, sent.dtype, sent.batch_size) == (str(root / "model"), "float32", 3)
+    assert (sent.threads, sent.device, sent.calibration_task) == (1, "cpu", "gsm8k")
+    assert sent.datasets == prepared.identity.datasets
+    assert sent.options.limit is None
 
 
 def test_workers_know_the_revision_of_the_planned_model(root: Path, common: list[str]) -> None:

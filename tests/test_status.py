@@ -1,4 +1,4 @@
-"""The status of real folders: complete, running, cut short, failed, damaged, grown, enormous, or none at all."""
+"""The status of real folders: complete, running, cut short, failed, corrupted, grown, enormous, or none at all."""
 
 import json
 import os
@@ -81,12 +81,12 @@ def test_a_sweep_that_runs_and_then_was_stopped(sweep: MadeSweep) -> None:
         sweep.run(store, sweep.trials[0])
         sweep.run(store, sweep.trials[1], ["d0", "d1", "d2"])
         running = as_json(sweep.folder)
-        told = status(sweep.folder).stdout
+        output = status(sweep.folder).stdout
     stopped = as_json(sweep.folder)
     assert running["state"] == "running"
     assert running["writer"]["pid"] == os.getpid()
     assert running["trials"] == {"wanted": 4, "finished": 1, "running": 1, "unfinished": 0, "failed": 0, "pending": 2}
-    assert f"running: process {os.getpid()} on " in told
+    assert f"running: process {os.getpid()} on " in output
     assert (stopped["state"], stopped["writer"]) == ("stopped", None)
     assert stopped["trials"] == {"wanted": 4, "finished": 1, "running": 0, "unfinished": 1, "failed": 0, "pending": 2}
     assert stopped["documents"] == {"done": 13, "wanted": 40, "missing": 27}
@@ -147,7 +147,7 @@ def test_scored_tasks_have_no_decode_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "trial.json"])
-def test_damage_is_told(sweep: MadeSweep, name: str) -> None:
+def test_corruption_is_reported(sweep: MadeSweep, name: str) -> None:
     with sweep.begin() as store:
         for trial in sweep.trials:
             sweep.run(store, trial)
@@ -159,12 +159,12 @@ def test_damage_is_told(sweep: MadeSweep, name: str) -> None:
     assert checked.returncode == 2
     assert f"corrupted: {path} " in checked.stdout
     assert status(sweep.folder).returncode == 0
-    assert as_json(sweep.folder)["documents"]["done"] == 40  # rows are still there, or said to be
+    assert as_json(sweep.folder)["documents"]["done"] == 40  # rows are still there, or listed
     if name == "trial.json":
         assert any(str(path) in sentence for sentence in as_json(sweep.folder)["damage"])
 
 
-def test_lost_rows_are_told_without_reading_all(sweep: MadeSweep) -> None:
+def test_lost_rows_are_reported_without_reading_all(sweep: MadeSweep) -> None:
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0])
     lost = sweep.folder / "trials" / sweep.trials[0].trial_id / "rows.parquet"
@@ -212,7 +212,7 @@ def test_help_names_every_key_of_the_json(sweep: MadeSweep) -> None:
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0])
         store.fail(sweep.trials[0].trial_id, "for the sake of it")
-        told = status("--help").stdout
+        output = status("--help").stdout
         found = as_json(sweep.folder)
     keys = [
         *found,
@@ -222,7 +222,7 @@ def test_help_names_every_key_of_the_json(sweep: MadeSweep) -> None:
         *found["failures"][0],
         *found["writer"],
     ]
-    words = set(told.replace(",", " ").replace(";", " ").replace(":", " ").replace("(", " ").split())
+    words = set(output.replace(",", " ").replace(";", " ").replace(":", " ").replace("(", " ").split())
     assert not set(keys) - words, set(keys) - words
 
 
@@ -235,14 +235,14 @@ def test_reading_waits_neither_for_torch_nor_for_ray() -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_million_rows_are_told_in_two_seconds(tmp_path: Path) -> None:
+def test_status_of_a_million_rows_takes_two_seconds(tmp_path: Path) -> None:
     nine = tuple(f"k{k}_middle" for k in range(1, 10))
     made = MadeSweep(tmp_path / "made", documents=11_150, shard_size=50, policies=nine, repeats=10)
     with made.begin() as store:
         for trial in made.trials:
             made.run(store, trial)
-    told = [measure_command("orchestrator.status", [str(made.folder), "--json"]) for _ in range(3)]
-    spent = min(told, key=lambda each: each.cpu_seconds)
+    output = [measure_command("orchestrator.status", [str(made.folder), "--json"]) for _ in range(3)]
+    spent = min(output, key=lambda each: each.cpu_seconds)
     print(spent)
     assert spent.cpu_seconds < 2.5  # the start of Python included; others may use the machine too
     assert spent.memory_mb < 200

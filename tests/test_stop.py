@@ -105,10 +105,10 @@ def test_a_sweep_that_has_hardly_begun_says_how_to_go_on(tmp_path: Path) -> None
             assert sweep.poll() is None
             time.sleep(0.01)
         sweep.send_signal(signal.SIGINT)
-        _, told = sweep.communicate(timeout=300)
+        _, output = sweep.communicate(timeout=300)
     assert sweep.returncode == 130
     repeated = f"{sys.executable} -m orchestrator.sweep --tasks gsm8k --limit 2 --out '{tmp_path / 'a b'}'"
-    assert told == f"stopped; continue with: {repeated}\n"
+    assert output == f"stopped; continue with: {repeated}\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,17 +13,17 @@ from tests.store_processes import PROCESSES, append_for_ever
 
 def kill_after(folder: Path, seconds: float, first: int) -> list[int]:
     """The numbers that a writer acknowledged before it was killed, some time after the first of them."""
-    said, says = PROCESSES.Pipe(duplex=False)
+    connection, says = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=append_for_ever, args=(folder, says, first))
     process.start()
     says.close()
-    numbers = [said.recv()]
+    numbers = [connection.recv()]
     time.sleep(seconds)
     process.kill()
     process.join()
     try:
         while True:
-            numbers.append(said.recv())
+            numbers.append(connection.recv())
     except EOFError:
         return numbers
 

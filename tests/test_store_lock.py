@@ -20,10 +20,10 @@ from tests.store_processes import PROCESSES, hold_lock, race_for_lock
 
 
 def start_holder(folder: Path) -> BaseProcess:
-    said, says = PROCESSES.Pipe(duplex=False)
+    connection, says = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=hold_lock, args=(folder, says))
     process.start()
-    assert said.recv() == "held"
+    assert connection.recv() == "held"
     return process
 
 
@@ -145,7 +145,7 @@ def race(folder: Path, racers: int) -> list[bool]:
     processes = [PROCESSES.Process(target=race_for_lock, args=(folder, start, says)) for _, says in pipes]
     for process in processes:
         process.start()
-    results = [said.recv() for said, _ in pipes]
+    results = [connection.recv() for connection, _ in pipes]
     for process in processes:
         process.join()
     return results

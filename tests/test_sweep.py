@@ -150,7 +150,7 @@ def test_nothing_listens_beyond_this_machine(watched: Watched) -> None:
     assert [address for address in watched.addresses if not is_loopback(address)] == []
 
 
-def test_no_secret_is_told(watched: Watched) -> None:
+def test_no_secret_is_printed(watched: Watched) -> None:
     assert watched.logs
     assert watched.leaking == []
     assert any("ray::" in command for command in watched.commands)
@@ -175,7 +175,7 @@ def test_it_ends_with_a_table_and_the_folder(watched: Watched) -> None:
 
 
 def test_the_same_command_again_and_then_more(case: Path, watched: Watched) -> None:
-    """Nothing to do is said without Ray; a larger limit and a policy add rows and touch none."""
+    """ "Nothing to do" is printed without starting Ray; a larger limit and a policy add rows and touch none."""
     out = watched.run.folder.parent
     before = {path: path.read_bytes() for path in watched.run.folder.rglob("rows.parquet")}
     again = Run(case, out, *FLAGS, "--limit", "5", *HERE)

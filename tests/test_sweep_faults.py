@@ -94,7 +94,7 @@ def test_a_killed_actor_is_replaced(case: Path, tmp_path: Path, undisturbed: dic
     assert outcome(run.folder) == undisturbed
 
 
-def test_rows_damaged_after_their_trial_ended_are_made_again_by_the_same_command(
+def test_rows_corrupted_after_their_trial_ended_are_made_again_by_the_same_command(
     case: Path, tmp_path: Path, undisturbed: dict[object, object]
 ) -> None:
     """The result actor finds them when it comes back; Tune has seen the trial end."""
@@ -242,10 +242,10 @@ def test_folders_that_cannot_be_used_are_left_as_they_are(case: Path, tmp_path: 
     request = (out / "s" / "sweep.json").read_text()
     newer = {**json.loads(request), "schema": 99}
     newer.pop("check")
-    for name, content, more, told in (
+    for name, content, more, output in (
         ("changed flag", request, ("--max-new-tokens", "17"), "--max-new-tokens 16 (now 17)"),
         ("newer schema", json.dumps(newer), (), "written by a newer version"),
-        ("damaged request", request.replace("gsm8k", "gsm9k", 1), (), "does not match its own checksum"),
+        ("corrupted request", request.replace("gsm8k", "gsm9k", 1), (), "does not match its own checksum"),
         ("no sweep", None, (), "is not empty"),
     ):
         here = tmp_path / name / "results"
@@ -256,7 +256,7 @@ def test_folders_that_cannot_be_used_are_left_as_they_are(case: Path, tmp_path: 
             request_file.write_text(content)
         before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
         text = Run(case, here, *flags, *more).wait(2)
-        assert told in text, name
+        assert output in text, name
         assert len(text.strip().splitlines()) == 1, text
         assert {path: path.stat().st_mtime_ns for path in here.rglob("*")} == before, name
 

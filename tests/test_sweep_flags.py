@@ -294,24 +294,24 @@ def test_whatever_is_typed_or_filed_is_read_or_refused(name: str, typed: str, da
             combine({"tasks": "gsm8k"}, {} if raw is None else {name: raw}, "file")
 
 
-def test_all_unreadable_values_are_told_at_once() -> None:
+def test_all_unreadable_values_are_reported_at_once() -> None:
     with pytest.raises(InputError) as error:
         settings("--limit", "x", "--margin", "y", "--k", "z")
     assert len(error.value.sentences) == 3
 
 
-def test_mistakes_of_all_kinds_are_told_at_once(tmp_path: Path) -> None:
+def test_mistakes_of_all_kinds_are_reported_at_once(tmp_path: Path) -> None:
     filed = config(tmp_path, "batch-sise: 4\nmargin: high\nspeedup: 0.5\nno-dashboard: perhaps")
     words = ["--limt", "5", "--limit", "x", "--k", "0,2", "--subsets", "early", "--reuse", "state", "--threshold", "7"]
     with pytest.raises(InputError) as error:
         parse_sweep(["--config", filed, *words, "--name", "a/b"])
-    told = "\n".join(error.value.sentences)
+    reported = "\n".join(error.value.sentences)
     for part in (
         "--limt 5", "unknown setting 'batch-sise'", "(got high)", "--speedup must be above 1", "(got perhaps)",
         "--limit must be a whole number (got x)", "--k: policy k0", "unknown layers 'early'", "--reuse must be",
         "--threshold must be above 0 and at most 1 (got 7)", "--name must be a valid", "--tasks is required",
     ):  # fmt: skip
-        assert part in told, part
+        assert part in reported, part
     assert len(error.value.sentences) == 12
     with pytest.raises(InputError) as unread:
         parse_sweep(["--config", str(tmp_path / "none.yaml"), "--limit", "0"])
@@ -325,7 +325,7 @@ def test_what_goes_on_after_an_interrupted_force() -> None:
         assert without_force(["--tasks", "a", *force]) == ["--tasks", "a"]
 
 
-def test_what_to_do_beside_the_settings() -> None:
+def test_command_options_are_not_settings() -> None:
     assert parse_sweep(["--tasks", "a", "--force"]).force == ()
     assert parse_sweep(["--tasks", "a"]).force is None
     assert parse_sweep(["--tasks", "a", "--force", "k1_first", "k2_last,k3_last"]).force == (

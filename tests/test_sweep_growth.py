@@ -93,15 +93,15 @@ BOOTING = {"pending_instances": [{"ray_node_type_name": "gpu"}]}
 
 
 def reported(
-    monkeypatch: pytest.MonkeyPatch, told: Any, kinds: list[str] | None = None, status: Any = None
+    monkeypatch: pytest.MonkeyPatch, state: Any, kinds: list[str] | None = None, status: Any = None
 ) -> AutoscalerReport:
-    monkeypatch.setattr(autoscaler, "_state_in_gcs", lambda: (told, kinds or []))
+    monkeypatch.setattr(autoscaler, "_state_in_gcs", lambda: (state, kinds or []))
     monkeypatch.setattr(autoscaler, "_status_in_gcs", lambda: status)
     return read_report(BUNDLE)
 
 
 @pytest.mark.parametrize(
-    ("told", "prospect", "starting"),
+    ("state", "prospect", "starting"),
     [
         (state(), Prospect.UNKNOWN, {}),
         (state(**infeasible(CPU=1, GPU=1)), Prospect.NEVER, {}),
@@ -113,9 +113,9 @@ def reported(
     ],
 )
 def test_what_an_autoscaler_reports_of_a_request(
-    monkeypatch: pytest.MonkeyPatch, told: Any, prospect: Prospect, starting: dict[str, int]
+    monkeypatch: pytest.MonkeyPatch, state: Any, prospect: Prospect, starting: dict[str, int]
 ) -> None:
-    report = reported(monkeypatch, told, ["", "headgroup"])
+    report = reported(monkeypatch, state, ["", "headgroup"])
     assert (report.prospect, report.starting) == (prospect, starting)
     assert report.elastic
 

@@ -77,7 +77,7 @@ def test_a_prepared_sweep(prepared: Prepare, model: Path, data: Path, tmp_path: 
     assert ready.options.revisions == ()
 
 
-def test_a_policy_that_cannot_score_is_told_before_anything_is_loaded(prepared: Prepare) -> None:
+def test_a_policy_that_cannot_score_is_reported_before_anything_is_loaded(prepared: Prepare) -> None:
     policies = ("k1", "mlp=2_middle", "trim=0.25_middle")
     assert len(prepared(policies=policies).trials) == 3
     [sentence] = sentences(prepared, tasks=("gsm8k", "mmlu_anatomy"), policies=policies)
@@ -127,9 +127,9 @@ def test_levels_come_from_the_dataset(prepared: Prepare, tmp_path: Path) -> None
     assert table.column("level").to_pylist() == ["Level 1", "Level 2", "Level 3"]
 
 
-def test_all_problems_are_told_at_once(prepared: Prepare, tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(prepared: Prepare, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    told = sentences(
+    reported = sentences(
         prepared,
         tasks=("gsm8k", "gsm8l", "humaneval", "ifeval"),
         policies=("k1", "k2_9", "k2_middle"),
@@ -151,15 +151,15 @@ def test_all_problems_are_told_at_once(prepared: Prepare, tmp_path: Path) -> Non
         "small block must divide the model's block size of 32 (got 5)",
     )
     for sentence in expected:
-        assert any(line.startswith(sentence) for line in told), sentence
-    assert sum("ifeval" in line or "IFEval" in line for line in told) == 1
-    assert len(told) == len(expected) + 1
+        assert any(line.startswith(sentence) for line in reported), sentence
+    assert sum("ifeval" in line or "IFEval" in line for line in reported) == 1
+    assert len(reported) == len(expected) + 1
 
 
 def test_a_model_that_is_not_there_does_not_hide_the_rest(prepared: Prepare, tmp_path: Path) -> None:
-    told = sentences(prepared, model=str(tmp_path), tasks=("nonsense_task",))
-    assert any("has no config.json" in line for line in told)
-    assert any("unknown task 'nonsense_task'" in line for line in told)
+    reported = sentences(prepared, model=str(tmp_path), tasks=("nonsense_task",))
+    assert any("has no config.json" in line for line in reported)
+    assert any("unknown task 'nonsense_task'" in line for line in reported)
 
 
 def test_a_gpu_and_no_network(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,11 @@ def test_a_gpu_and_no_network(prepared: Prepare, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sampler.loading, "model_info", _no_network)
     monkeypatch.setattr(sampler.loading, "snapshot_download", _no_network)
     gpu = Machine(nodes=(Nodes(resources={"CPU": 4, "GPU": 1}),), driver_gpus=1, dtype="bfloat16")
-    (told,) = sentences(prepared, machine=gpu, model="auto")
-    assert told.startswith("model 'Efficient-Large-Model/Fast_dLLM_v2_7B' is not a local folder, and the Hub cannot be")
-    assert told.endswith("--model tiny runs the small bundled model without a network")
+    (reported,) = sentences(prepared, machine=gpu, model="auto")
+    assert reported.startswith(
+        "model 'Efficient-Large-Model/Fast_dLLM_v2_7B' is not a local folder, and the Hub cannot be"
+    )
+    assert reported.endswith("--model tiny runs the small bundled model without a network")
     (named,) = sentences(prepared, machine=gpu, model="owner/name")
     assert "auto" not in named
 
@@ -185,8 +187,8 @@ def test_tasks_that_cannot_be_had_are_left_out_on_request(prepared: Prepare) -> 
     assert {trial.task for trial in ready.trials} == {"gsm8k"}
     assert len(ready.notices) == 2
     assert all(notice.startswith("skipped: ") for notice in ready.notices)
-    told = sentences(prepared, tasks=("mmlu_virology", "humaneval"), skip_unavailable=True)
-    assert len(told) == 2, "none is left"
+    reported = sentences(prepared, tasks=("mmlu_virology", "humaneval"), skip_unavailable=True)
+    assert len(reported) == 2, "none is left"
 
 
 def test_prompts_that_do_not_fit_the_model(prepared: Prepare, model: Path, tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_a_model_that_memory_cannot_hold(prepared: Prepare) -> None:
     assert sentence.endswith(": use a smaller --batch-size or fewer --actors")
     assert prepared(little, actors=1).placement.actors == 1
     assert prepared(little, policies=("k1",), limit=3).placement.actors == 2, "of which one has a trial"
-    assert len(sentences(prepared, machine=little, small_block=(5,))) == 2, "beside what else is wrong"
+    assert len(sentences(prepared, machine=little, small_block=(5,))) == 2, "next to the other problems"
     gpu = Machine(nodes=(Nodes(resources={"CPU": 2, "GPU": 2}),), memory=1)
     assert prepared(gpu).placement.gpus_per_actor == 1, "whose memory a worker is asked for"
 
@@ -268,9 +270,9 @@ def test_what_the_folder_says_is_compared(prepared: Prepare) -> None:
     again = prepared(stored=stored, limit=5)
     assert combine(stored, again.record()) == stored
     assert prepared(stored=stored, policies=("k2_all",)).settings.policies == ("k2_all",)
-    told = sentences(prepared, stored=stored, batch_size=2, shard_size=7, small_block=(5,))
-    assert any("--batch-size 1 (now 2), --shard-size 50 (now 7)" in line for line in told)
-    assert len(told) == 2, "beside what else is wrong"
+    reported = sentences(prepared, stored=stored, batch_size=2, shard_size=7, small_block=(5,))
+    assert any("--batch-size 1 (now 2), --shard-size 50 (now 7)" in line for line in reported)
+    assert len(reported) == 2, "next to the other problems"
 
 
 def test_what_auto_means_for_dtype(prepared: Prepare) -> None:

@@ -60,7 +60,7 @@ def test_the_machine_may_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"policies": ("k2_middle", "k3_last")}, "policies k3_last"),
         ({"threshold": (0.9, 0.95)}, "threshold 0.9"),
@@ -71,9 +71,9 @@ def test_the_machine_may_change() -> None:
         ({"limit": None}, "limit all"),
     ],
 )
-def test_more_extends(change: dict[str, Any], told: str) -> None:
+def test_more_extends(change: dict[str, Any], reported: str) -> None:
     combined = combine(request(), request(replace(SETTINGS, **change)))
-    assert describe_extension(request(), combined) == [told]
+    assert describe_extension(request(), combined) == [reported]
     (name,) = change
     kept = combined["settings"][name]
     if isinstance(kept, list):
@@ -107,7 +107,7 @@ def test_whatever_would_change_trials_is_refused_by_name(key: str) -> None:
     assert sentence.endswith("or start another sweep with --name")
 
 
-def test_all_that_differs_is_told_at_once() -> None:
+def test_all_that_differs_is_reported_at_once() -> None:
     now = request(replace(SETTINGS, margin=3.0, speedup=2.0), replace(ONE, **OTHER))
     with pytest.raises(InputError) as error:
         combine(request(), now)

@@ -138,7 +138,7 @@ def test_a_name_that_is_no_folder(name: str) -> None:
     assert settings(name="k2-vs_k1.v3+x").name == "k2-vs_k1.v3+x"
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(InputErrors) as error:
         settings(limit=0, policies=("k0", "nonsense"), margin=-1, dtype="x")
     assert len(error.value.sentences) == 5

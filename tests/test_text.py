@@ -212,7 +212,7 @@ def test_answer_ends_at_a_stop_string(model: LoadedModel) -> None:
     assert len(set(free.text)) > 10
     for begin in (0, 3, 20):
         stop = free.text[begin : begin + 3]
-        stopped = answer(model, stop, "never said")
+        stopped = answer(model, stop, "never written")
         assert stopped.finish == "stop"
         assert stopped.text == free.text[: free.text.index(stop)]
         assert stopped.ids == free.ids[: len(stopped.ids)]
@@ -226,14 +226,14 @@ def test_earliest_of_several_stop_strings_counts(model: LoadedModel) -> None:
 
 
 def test_a_stop_string_that_never_occurs_changes_nothing(model: LoadedModel) -> None:
-    free, watched = answer(model), answer(model, "never said")
+    free, watched = answer(model), answer(model, "never written")
     assert (free.ids, free.text, free.finish) == (watched.ids, watched.text, watched.finish)
 
 
 def test_stop_string_belongs_to_its_document(model: LoadedModel) -> None:
     stop = (answer(model).text or "")[5:8]
-    alone, beside = answer(model, stop), answer(model, stop, batch_size=2)
-    assert (alone.ids, alone.text) == (beside.ids, beside.text)
+    alone, batched = answer(model, stop), answer(model, stop, batch_size=2)
+    assert (alone.ids, alone.text) == (batched.ids, batched.text)
 
 
 def saying(folder: Path, token: int) -> LoadedModel:
@@ -256,5 +256,5 @@ def test_stop_string_inside_a_token(tmp_path: Path) -> None:
 
 
 def test_stop_token_and_text(tmp_path: Path) -> None:
-    said = answer(saying(tmp_path, EOS), "x")
-    assert (said.ids, said.text, said.finish) == ((EOS,), "", "stop")
+    answered = answer(saying(tmp_path, EOS), "x")
+    assert (answered.ids, answered.text, answered.finish) == ((EOS,), "", "stop")

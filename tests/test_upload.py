@@ -354,7 +354,7 @@ def test_trials_are_copied_while_the_sweep_runs(url: str, tmp_path: Path) -> Non
     assert "sweep.json" in copied
 
 
-def test_an_upload_that_fails_is_told_once_retried_and_costs_no_row(
+def test_an_upload_that_fails_is_reported_once_retried_and_costs_no_row(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in CREDENTIALS.items():
@@ -407,7 +407,7 @@ def test_what_is_refused_before_a_run(url: str, tmp_path: Path) -> None:
         opened(url, other)
     system, root = fs.FileSystem.from_uri(url)
     with system.open_output_stream(f"{root}/s/sweep.json") as file:
-        file.write(b'{"schema": 1, "check": "damaged"}')
+        file.write(b'{"schema": 1, "check": "corrupted"}')
     with pytest.raises(InputError, match=r"its sweep.json does not match its own checksum"):
         opened(url, tmp_path / "new" / "s")
     system.delete_file(f"{root}/s/sweep.json")

@@ -111,18 +111,18 @@ class Time:
 
 
 def waited(machines: Iterator[Machine], reports: AutoscalerReport, seconds: float = 1800.0) -> list[str]:
-    said: list[str] = []
+    messages: list[str] = []
     time = Time()
     wait_for_node(
         ONE,
         seconds=seconds,
         machine=lambda: next(machines),
         report=lambda: reports,
-        note=said.append,
+        note=messages.append,
         sleep=time.sleep,
         clock=time.clock,
     )
-    return said
+    return messages
 
 
 def coming_after(polls: int) -> Iterator[Machine]:
@@ -163,8 +163,8 @@ def test_no_time_to_wait() -> None:
         waited(coming_after(5), COMING, seconds=0)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, *moments: tuple[float, int, int]) -> list[str]:
-    """What is said at moments with so many workers started and warm."""
+def notices(monkeypatch: pytest.MonkeyPatch, *moments: tuple[float, int, int]) -> list[str]:
+    """The notices printed over time, given (seconds, started, warm) workers."""
     monkeypatch.setattr(driver.ray, "available_resources", lambda: FREE)
     monkeypatch.setattr(driver.ray, "cluster_resources", lambda: THERE)
     now = [1000.0]
@@ -179,16 +179,16 @@ def told(monkeypatch: pytest.MonkeyPatch, *moments: tuple[float, int, int]) -> l
 
 
 def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(
+    assert notices(
         monkeypatch, (1, 0, 0), (START_NOTICE_SECONDS + 1, 0, 0), (START_NOTICE_SECONDS + 2, 0, 0), (900, 0, 0)
     ) == ["no worker has started after 31 s: each actor asks for 1 CPU, and the cluster has 0 of 4 CPU free"]
 
 
 def test_workers_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(
+    assert notices(
         monkeypatch, (START_NOTICE_SECONDS + 1, 2, 0), (LOAD_NOTICE_SECONDS + 1, 2, 0), (LOAD_NOTICE_SECONDS + 2, 2, 0)
     ) == ["2 workers have started, and none is ready after 2:01"]
 
 
-def test_nothing_is_said_once_one_was_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, (5, 2, 1), (START_NOTICE_SECONDS + 1, 0, 0), (LOAD_NOTICE_SECONDS + 1, 2, 0)) == []
+def test_nothing_is_printed_once_a_worker_was_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert notices(monkeypatch, (5, 2, 1), (START_NOTICE_SECONDS + 1, 0, 0), (LOAD_NOTICE_SECONDS + 1, 2, 0)) == []

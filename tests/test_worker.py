@@ -106,7 +106,7 @@ def test_only_decoding_is_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch)
     assert sum(row["seconds"] for row in rows) <= counted <= spent - 3 * 0.2
 
 
-def test_calibrations_stand_beside_a_trial_and_change_nothing_in_it(root: Path) -> None:
+def test_calibrations_are_stored_next_to_a_trial_and_change_nothing_in_it(root: Path) -> None:
     worker = Worker(worker_settings(root))
     wanted = [row["token_ids"] for row in rows_of(worker, trial("k3_first"), gsm8k_ids(range(4)))]
     assert worker.recalibration_seconds == 0, "without a calibration before it there is none within a trial"

@@ -18,23 +18,23 @@ PROCESSES = multiprocessing.get_context("forkserver")  # no fork of a process wi
 PROCESSES.set_forkserver_preload(["tests.upload_processes"])
 
 
-def upload(url: str, folder: Path, said: Connection, environment: dict[str, str]) -> None:
+def upload(url: str, folder: Path, connection: Connection, environment: dict[str, str]) -> None:
     """Fetches or uploads everything there is, and announces each access to the remote folder before it begins."""
     os.environ.update(environment)  # the fork server has that of the first test
-    _announce(said)
+    _announce(connection)
     copy = open_remote_copy(url, folder, dry_run=False, note=lambda _: None)
     assert copy is not None
     outcome = copy.copy_all()
     assert not outcome.missing, outcome
 
 
-def _announce(said: Connection) -> None:
+def _announce(connection: Connection) -> None:
     guard = threading.Lock()
 
     def announced(method: Callable[..., Any]) -> Callable[..., Any]:
         def act(self: RemoteFolder, *arguments: Any) -> Any:
             with guard:
-                said.send(method.__name__)
+                connection.send(method.__name__)
             return method(self, *arguments)
 
         return act

@@ -1,4 +1,4 @@
-"""What went wrong on an actor is told in a sentence, without the trace that Ray sends along."""
+"""An error on an actor becomes one sentence, without the traceback that Ray attaches."""
 
 from ray.exceptions import RayActorError, RayTaskError
 
