@@ -88,4 +88,5 @@ def test_a_node_that_is_too_small_is_named(probed: Probe) -> None:
     assert warning.startswith("warning: node ")
     assert warning.endswith("which needs about 17 bytes of memory (T4 has 10 bytes free of 16 bytes)")
     error, _ = probed(needed=51, share=0.5)["messages"]
-    assert error.startswith("error: each actor needs about 51 bytes of memory, and the largest device (A100 on node ")
+    assert "each actor needs about 51 bytes of memory" in error
+    assert "A100 on node " in error
