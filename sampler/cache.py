@@ -90,6 +90,9 @@ class KeyValueCache:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self.kv_LSCM[:, target, :length] = self.kv_LSCM[:, source, :length]
 
+    def clear(self, slot: int) -> None:
+        self.kv_LSCM[:, slot] = 0
+
     def block(self, slot: int, start: int) -> Tensor:
         """A view of one block's keys and values in all layers."""
         return self.kv_LSCM[:, slot, start : start + self.config.block_size]

@@ -3,6 +3,7 @@
 Shapes: N positions, V vocabulary. The mask id is never predicted, but its probability stays in the softmax.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sampler.config import ModelConfig
-from sampler.engine import Engine, GetMeasurements, Pass, Prefill, Row, Stopwatch
-from sampler.errors import InputError
+from sampler.engine import Engine, GetMeasurements, OnFailure, Pass, Prefill, Row, Stopwatch
+from sampler.errors import InputError, NonFiniteError
 from sampler.loading import LoadedModel
 from sampler.plan import BoundPolicy, LayerPlan, PassKind, PastPass, StepContext, compute_all, resolve
 from sampler.records import DecodeSettings, Generated, Prompt
@@ -108,8 +109,13 @@ def decode_prompts(
     subset_size: int | None = None,
     with_text: bool = True,
     on_step: Callable[[Step], None] | None = None,
+    on_failure: OnFailure | None = None,
 ) -> Iterator[tuple[int, Generated]]:
-    """Continues every prompt; yields (index of the prompt, continuation) in order of completion."""
+    """Continues every prompt; yields (index of the prompt, continuation) in order of completion.
+
+    A prompt for which the model computes NaN or infinity raises NonFiniteError. With `on_failure` it is reported there
+    and left out instead, and the other prompts go on.
+    """
     config = model.config
     bound = policy.bind(config.num_layers, subset_size)
     check_batch_size(batch_size)
@@ -123,6 +129,7 @@ def decode_prompts(
         slots=min(batch_size, max(1, len(prompts))),
         capacity=-(-longest // config.block_size) * config.block_size,
         reader=predictor,
+        on_failure=on_failure,
     )
     rows = (
         _Sequence(
@@ -219,7 +226,8 @@ class _Sequence:
         start = self.prompt_length // size * size
         if start:
             predictions = 1 if start == self.prompt_length else 0
-            self._append((yield Prefill(tokens=self.tokens[:start], queries=self._uniforms(predictions))))
+            answer = yield Prefill(tokens=self.tokens[:start], queries=self._uniforms(predictions))
+            self._append(self._finite(answer, start - size, "prefill"))
         while not self._finished():
             self.tokens += [self.config.mask_token_id] * (start + size - len(self.tokens))
             yield from self._denoise_block(start)
@@ -233,7 +241,7 @@ class _Sequence:
                 read=(size - 1,),
                 queries=self._uniforms(1),
             )
-            self._append((yield commit))
+            self._append(self._finite((yield commit), start, "commit pass"))
             start += size
         return tuple(self.tokens[self.prompt_length : self.known]), self.stopped
 
@@ -269,6 +277,7 @@ class _Sequence:
                 )
                 done = PastPass(window=context.window, plan=executed, measured=(yield GetMeasurements()))
                 past += (done,)
+                self._finite(predictions, start, f"step {step} ({kind.value} pass)")
                 for i in reveal(predictions, self.settings.threshold):
                     self.tokens[masked[i]] = predictions[i].token
                     revealed_at[masked[i] - start] = step
@@ -294,6 +303,14 @@ class _Sequence:
 
     def _masked(self, begin: int, end: int) -> list[int]:
         return [position for position in range(begin, end) if self.tokens[position] == self.config.mask_token_id]
+
+    def _finite(self, predictions: Sequence[Prediction], start: int, step: str) -> Sequence[Prediction]:
+        """The predictions, unless a probability in the block that begins at `start` is not finite."""
+        for prediction in predictions:
+            if not math.isfinite(prediction.probability):
+                value = f"a probability of {prediction.probability}"
+                raise NonFiniteError(self.document, start // self.config.block_size, step, value)
+        return predictions
 
     def _append(self, predictions: Sequence[Prediction]) -> None:
         self.tokens += [prediction.token for prediction in predictions]

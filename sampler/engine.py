@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sampler.cache import ReuseCache, ReuseView, Rows
+from sampler.errors import NonFiniteError
 from sampler.model import LayerWork, Selection, Transformer
 from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind, compute_all
 from sampler.records import Counters
@@ -23,6 +24,8 @@ from sampler.records import Counters
 Result = TypeVar("Result")
 # Answers one query per row of logits, such as "which token?" or "the log-probabilities of these tokens?"
 LogitReader = Callable[[Tensor, Sequence[Any]], list[Any]]
+# Is given the index of a failed row and its error
+OnFailure = Callable[[int, NonFiniteError], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +125,11 @@ class Engine(Generic[Result]):
         capacity: int,
         reader: LogitReader,
         share_prefixes: bool = False,
+        on_failure: OnFailure | None = None,
     ) -> None:
+        """Without `on_failure`, the first row that fails ends the run."""
         self.network, self.reader, self.share_prefixes = network, reader, share_prefixes
+        self.on_failure = on_failure
         self.block = network.config.block_size
         self.keys_values = network.new_cache(slots, capacity)
         self.reuse = ReuseCache(cache_spec, network.config, slots, dtype=network.dtype, device=network.device)
@@ -159,11 +165,16 @@ class Engine(Generic[Result]):
             else:
                 return
             for row, answer in zip(group, answers, strict=True):
-                finished = self._advance(row, answer)
-                if finished is not None:
-                    active.remove(row)
-                    free.append(row.slot)
+                try:
+                    finished = self._advance(row, answer)
+                except NonFiniteError as error:
+                    self._fail(row, error)
+                else:
+                    if finished is None:
+                        continue
                     yield finished
+                active.remove(row)
+                free.append(row.slot)
 
     def _advance(self, active: _ActiveRow[Result], answer: Any) -> FinishedRow[Result] | None:
         """Sends a row its answer and executes its commands until it waits for a pass or is finished."""
@@ -189,6 +200,15 @@ class Engine(Generic[Result]):
         except StopIteration as stop:
             seconds = self.stopwatch.now() - active.started
             return FinishedRow(active.index, stop.value, active.counters, active.started, seconds)
+
+    def _fail(self, row: _ActiveRow[Result], error: NonFiniteError) -> None:
+        """Reports a failed row and clears its slot: NaN times a weight of zero would still be NaN for the next row."""
+        if self.on_failure is None:
+            raise error
+        self.keys_values.clear(row.slot)
+        self.prefilled[row.slot] = ()
+        with self.stopwatch.paused():
+            self.on_failure(row.index, error)
 
     def _prefill(self, active: _ActiveRow[Result], command: Prefill) -> list[Any]:
         tokens = command.tokens

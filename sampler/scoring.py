@@ -6,6 +6,7 @@ reads the first token only, with the later ones visible. Under a policy of perio
 so that it is as stale as it would be in decoding.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from sampler.config import ModelConfig
 from sampler.decode import check_batch_size, check_ids, check_length
-from sampler.engine import Engine, FinishedRow, Pass, Prefill, RestoreBlock, Row, SaveBlock
-from sampler.errors import InputError
+from sampler.engine import Engine, FinishedRow, OnFailure, Pass, Prefill, RestoreBlock, Row, SaveBlock
+from sampler.errors import InputError, NonFiniteError
 from sampler.loading import LoadedModel
 from sampler.plan import BoundPolicy, CacheSpec, LayerPlan, PassKind, StepContext, compute_all, resolve
 from sampler.policy import ReusePolicy
@@ -36,11 +37,13 @@ def score_pairs(
     method: str = "chain",
     batch_size: int = 1,
     subset_size: int | None = None,
+    on_failure: OnFailure | None = None,
 ) -> Iterator[tuple[int, Scored]]:
     """Scores every pair; yields (index of the pair, score) in order of completion.
 
     Consecutive pairs with the same prefix form one question: what they share is forwarded once and counted for the
-    first of them. Leading blocks that questions share are prefilled once.
+    first of them. Leading blocks that questions share are prefilled once. A question for which the model computes NaN
+    or infinity raises NonFiniteError. With `on_failure` its pairs are reported there and left out instead.
     """
     config = model.config
     bound = policy.bind(config.num_layers, subset_size)
@@ -50,6 +53,12 @@ def score_pairs(
     policy.check_scoring()
     check_pairs(pairs, config)
     questions = _questions(pairs)
+
+    def fail_pairs(question: int, error: NonFiniteError) -> None:
+        assert on_failure is not None
+        for index in questions[question]:
+            on_failure(index, error)
+
     longest = max((len(pair.prefix) + len(pair.target) + 1 for pair in pairs), default=0)
     engine: Engine[list[_TargetScore]] = Engine(
         model.network,
@@ -58,9 +67,12 @@ def score_pairs(
         capacity=-(-longest // config.block_size) * config.block_size,
         reader=LogProbabilities(config.mask_token_id),
         share_prefixes=True,
+        on_failure=None if on_failure is None else fail_pairs,
     )
     rows = (
-        _Question(pairs[members[0]].prefix, [pairs[i].target for i in members], config, bound, method).score()
+        _Question(
+            members[0], pairs[members[0]].prefix, [pairs[i].target for i in members], config, bound, method
+        ).score()
         for members in questions
     )
     for done in engine.run(rows):
@@ -132,13 +144,14 @@ class _Question:
 
     def __init__(
         self,
+        document: int,
         prefix: tuple[int, ...],
         targets: Sequence[tuple[int, ...]],
         config: ModelConfig,
         policy: BoundPolicy,
         method: str,
     ) -> None:
-        self.prefix, self.targets, self.config, self.policy = prefix, targets, config, policy
+        self.document, self.prefix, self.targets, self.config, self.policy = document, prefix, targets, config, policy
         self.chain = method == "chain"
         self.size = config.block_size
         self.scores = [_TargetScore() for _ in targets]
@@ -154,7 +167,7 @@ class _Question:
         for members in self._groups():
             tokens = self._first_state(self.targets[members[0]])
             if at_border:
-                self._record(members, 0, answers[0])
+                self._record(members, 0, answers[0], "prefill")
                 yield from self._score_branches(self._branches(members, tokens, 0, 0))
             else:
                 step = yield from self._rewind(members, tokens)
@@ -200,11 +213,11 @@ class _Question:
             queried = tuple(sorted({self.targets[index][branch.token] for index in branch.members}))
             if position % self.size:
                 (answer,) = yield self._pass(branch.tokens, position, branch.step, queried)
-                step = branch.step + 1
+                step, place = branch.step + 1, f"step {branch.step} (full pass)"
             else:
                 (answer,) = yield self._commit(branch.tokens, position - self.size, queried)
-                step = 0
-            self._record(branch.members, branch.token, answer)
+                step, place = 0, "commit pass"
+            self._record(branch.members, branch.token, answer, place)
             forks = self._branches(branch.members, branch.tokens, branch.token, step)
             if len(forks) > 1 and self.policy.cache_spec != CacheSpec() and (position + 1) % self.size and step:
                 saved = yield SaveBlock(position // self.size * self.size)
@@ -261,8 +274,12 @@ class _Question:
             queries=(queried,),
         )
 
-    def _record(self, members: Sequence[int], token: int, answer: Answer) -> None:
+    def _record(self, members: Sequence[int], token: int, answer: Answer, place: str) -> None:
         logs, best = answer
+        for value in logs.values():
+            if not math.isfinite(value):
+                block = (len(self.prefix) + token - 1) // self.size  # the logits are at the position before the token
+                raise NonFiniteError(self.document, block, place, f"a log-likelihood of {value}")
         for index in members:
             wanted = self.targets[index][token]
             self.scores[index].score += logs[wanted]

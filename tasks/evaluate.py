@@ -1,7 +1,7 @@
 """Run a task's documents through a decoder: lm-eval requests in, one scored Result per document out."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -21,6 +21,8 @@ from sampler import (
     decode_prompts,
     score_pairs,
 )
+from sampler.engine import OnFailure
+from sampler.errors import NonFiniteError
 from sampler.records import document_seed
 from sampler.text import encode, encode_pair
 from tasks.documents import Document
@@ -40,16 +42,19 @@ class Sampling:
 
 
 class Decoder(Protocol):
-    """Generates from prompts and scores pairs; yields (index, result) in order of completion."""
+    """Generates from prompts and scores pairs; yields (index, result) in order of completion.
+
+    A prompt or pair that fails is given to `on_failure` and left out; without `on_failure` its error is raised.
+    """
 
     @property
     def tokenizer(self) -> Any: ...
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling | None = None
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, on_failure: OnFailure | None = None
     ) -> Iterator[tuple[int, Generated]]: ...
 
-    def score(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]: ...
+    def score(self, pairs: Sequence[Pair], on_failure: OnFailure | None = None) -> Iterator[tuple[int, Scored]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,9 @@ class ModelDecoder:
     def tokenizer(self) -> Any:
         return self.model.tokenizer
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> Iterator[tuple[int, Generated]]:
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, on_failure: OnFailure | None = None
+    ) -> Iterator[tuple[int, Generated]]:
         settings = self.settings
         if sampling is not None:
             settings = replace(settings, temperature=sampling.temperature, top_p=sampling.top_p)
@@ -77,11 +84,17 @@ class ModelDecoder:
             settings=settings,
             batch_size=self.batch_size,
             subset_size=self.subset_size,
+            on_failure=on_failure,
         )
 
-    def score(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]:
+    def score(self, pairs: Sequence[Pair], on_failure: OnFailure | None = None) -> Iterator[tuple[int, Scored]]:
         return score_pairs(
-            self.model, pairs, policy=self.policy, batch_size=self.batch_size, subset_size=self.subset_size
+            self.model,
+            pairs,
+            policy=self.policy,
+            batch_size=self.batch_size,
+            subset_size=self.subset_size,
+            on_failure=on_failure,
         )
 
 
@@ -195,8 +208,16 @@ class _PendingDocument:
 _Job = tuple[_PendingDocument, Instance, int]  # document, request, repeat
 
 
-def evaluate(task: Task, documents: Sequence[Document], decoder: Decoder) -> Iterator[Result]:
-    """Yield results in order of completion. Memory is bounded by a chunk of documents."""
+def evaluate(
+    task: Task,
+    documents: Sequence[Document],
+    decoder: Decoder,
+    on_failure: Callable[[Document, NonFiniteError], None] | None = None,
+) -> Iterator[Result]:
+    """Yield results in order of completion. Memory is bounded by a chunk of documents.
+
+    A document that the model cannot compute is given to `on_failure` once for each of its requests and has no result.
+    """
     template = chat_renderer(decoder.tokenizer) if task.options.chat_template else None
     remaining = iter(documents)
     while chunk := list(islice(remaining, DOCUMENTS_PER_CHUNK)):
@@ -206,7 +227,7 @@ def evaluate(task: Task, documents: Sequence[Document], decoder: Decoder) -> Ite
             missing = sum(request.repeats for request in requests)
             pending.append(_PendingDocument(document=document, requests=requests, missing_responses=missing))
         wall_seconds = 0.0
-        for done, seconds in _collect_responses(pending, decoder):
+        for done, seconds in _collect_responses(pending, decoder, on_failure):
             wall_seconds += seconds
             if done.missing_responses == 0:
                 yield _result(task, done, wall_seconds)
@@ -214,9 +235,15 @@ def evaluate(task: Task, documents: Sequence[Document], decoder: Decoder) -> Ite
 
 
 def _collect_responses(
-    pending: Sequence[_PendingDocument], decoder: Decoder
+    pending: Sequence[_PendingDocument],
+    decoder: Decoder,
+    on_failure: Callable[[Document, NonFiniteError], None] | None,
 ) -> Iterator[tuple[_PendingDocument, float]]:
     """For each response: its document, and the seconds the decoder took."""
+
+    def failures_of(failing: Sequence[_Job]) -> OnFailure | None:
+        return None if on_failure is None else lambda index, error: on_failure(failing[index][0].document, error)
+
     jobs: dict[str, list[_Job]] = {"generate_until": [], "loglikelihood": []}
     for owner in pending:
         for request in owner.requests:
@@ -227,14 +254,14 @@ def _collect_responses(
     for sampling, indices in group_by_sampling(request for _, request, _ in generate_jobs).items():
         group = [generate_jobs[index] for index in indices]
         prompts = [to_prompt(request, decoder.tokenizer, repeat) for _, request, repeat in group]
-        for index, generated, seconds in _timed(decoder.generate(prompts, sampling)):
+        for index, generated, seconds in _timed(decoder.generate(prompts, sampling, failures_of(group))):
             owner, request, _ = group[index]
             owner.prompt_tokens = len(prompts[index].ids)
             owner.generated.append(generated)
             _add_response(owner, request, generated.text or "")
             yield owner, seconds
     pairs = to_pairs([request for _, request, _ in score_jobs], decoder.tokenizer)
-    for index, scored, seconds in _timed(decoder.score(pairs)) if pairs else ():
+    for index, scored, seconds in _timed(decoder.score(pairs, failures_of(score_jobs))) if pairs else ():
         owner, request, _ = score_jobs[index]
         owner.prompt_tokens = max(owner.prompt_tokens, len(pairs[index].prefix))
         owner.scored.append((request, scored, len(pairs[index].target)))

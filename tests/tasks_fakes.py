@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sampler import Counters, Generated, Pair, Prompt, Scored
+from sampler.engine import OnFailure
 from tasks.documents import Document
 from tasks.evaluate import Result, Sampling, evaluate
 from tasks.task import Task
@@ -71,7 +72,10 @@ class CannedDecoder:
         self.samplings: list[Sampling | None] = []
         self.pairs: list[Pair] = []
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> Iterator[tuple[int, Generated]]:
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, on_failure: OnFailure | None = None
+    ) -> Iterator[tuple[int, Generated]]:
+        del on_failure  # nothing fails
         self.prompts += prompts
         self.samplings.append(sampling)
         for index in self._order(len(prompts)):
@@ -79,7 +83,8 @@ class CannedDecoder:
             ids = tuple(ord(character) for character in text)
             yield index, Generated(ids=ids, text=text, finish="stop", counters=Counters(full=1), started=0, seconds=0.5)
 
-    def score(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, Scored]]:
+    def score(self, pairs: Sequence[Pair], on_failure: OnFailure | None = None) -> Iterator[tuple[int, Scored]]:
+        del on_failure
         self.pairs += pairs
         for index in self._order(len(pairs)):
             prefix, target = (self.tokenizer.decode(ids) for ids in (pairs[index].prefix, pairs[index].target))

@@ -233,9 +233,9 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
 class Forgetful(CannedDecoder):
     """Does not keep what it was asked, as its parent does."""
 
-    def score(self, pairs: Any) -> Any:
+    def score(self, pairs: Any, on_failure: Any = None) -> Any:
         self.pairs = []
-        return super().score(pairs)
+        return super().score(pairs, on_failure)
 
 
 def resident() -> int:

@@ -31,7 +31,7 @@ keys of --json (more may be added, none will be removed):
   documents       done, wanted, missing
   trials          wanted, and by state: finished, running, unfinished (begun,
                   not running), failed, pending (not begun)
-  failures        trial_id, label, attempts, reason
+  failures        trial_id, label, attempts, reason, documents (reasons by id)
   configurations  task, policy, threshold, small_block, block_cache; documents,
                   wanted, missing; scored, correct, accuracy, accuracy_low,
                   accuracy_high (Wilson, 95 %); tokens, seconds (of batches),

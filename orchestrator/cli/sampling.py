@@ -11,12 +11,13 @@ from orchestrator.cli.flags import parse_values
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.planning.fields import setting, settings_of, shared
 from orchestrator.planning.settings import SweepSettings, single_value
-from sampler.errors import InputError
+from sampler.errors import InputError, NonFiniteError
 from sampler.policy import GRAMMAR, ReusePolicy
 from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
 
 if TYPE_CHECKING:
     from sampler.drift import Profile
+    from sampler.engine import OnFailure
     from sampler.loading import ModelFiles
 
 T = TypeVar("T")
@@ -130,6 +131,7 @@ def generate(arguments: Sequence[str]) -> None:
         batch_size=options.batch_size,
         subset_size=options.subset_size,
         with_text=not options.ids,
+        on_failure=_raise_with_line(lines),
     )
     write_in_order(
         ((index, _generated_json(lines[index], result, with_text=not options.ids)) for index, result in results),
@@ -167,6 +169,7 @@ def score(arguments: Sequence[str]) -> None:
         method=options.scoring,
         batch_size=options.batch_size,
         subset_size=options.subset_size,
+        on_failure=_raise_with_line(lines),
     )
     write_in_order(((index, _scored_json(lines[index], scored)) for index, scored in results), len(lines))
 
@@ -205,6 +208,14 @@ def profile(arguments: Sequence[str]) -> None:
     print(json.dumps(found.as_json(size), indent=1) if options.json else profile_table(found, size))
     if options.figure is not None:
         drift.draw(found, found.suggestion(size), options.figure)
+
+
+def _raise_with_line(lines: Sequence[Line]) -> "OnFailure":
+    def fail(index: int, error: NonFiniteError) -> None:
+        with lines[index]:
+            raise InputError(error.reason)
+
+    return fail
 
 
 def prompt_ids(line: Line, files: "ModelFiles", as_ids: bool) -> tuple[int, ...]:

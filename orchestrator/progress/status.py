@@ -33,6 +33,7 @@ class TrialFailure:
     label: str
     attempts: int
     reason: str
+    documents: Mapping[str, str]  # by id: why the model cannot compute it; empty if the trial failed as a whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,4 +197,7 @@ class _StatusReader:
 def _failure(trial: Trial, facts: Mapping[str, Any]) -> TrialFailure:
     attempts = facts["attempts"]
     reason = str(attempts[-1].get("reason") or "no reason was recorded") if attempts else "no attempt was recorded"
-    return TrialFailure(trial_id=trial.trial_id, label=trial.label, attempts=len(attempts), reason=reason)
+    documents = attempts[-1].get("failed_documents", {}) if attempts else {}
+    return TrialFailure(
+        trial_id=trial.trial_id, label=trial.label, attempts=len(attempts), reason=reason, documents=documents
+    )

@@ -156,11 +156,11 @@ class Results:
         self._store.finish(trial_id, facts, self._plan.wanted.of(self._trials[trial_id]))
         self._end(trial_id, self._finished)
 
-    def fail(self, trial_id: str, reason: str) -> None:
+    def fail(self, trial_id: str, reason: str, facts: Mapping[str, Any] | None = None) -> None:
         """Marks a trial as failed, even if no worker lived long enough to begin it."""
         if self._store.trial(trial_id) is None:
             self._store.begin(self._trials[trial_id].as_dict(), {})
-        self._store.fail(trial_id, reason)
+        self._store.fail(trial_id, reason, facts)
         self._end(trial_id, self._failed)
 
     def unfinished(self) -> tuple[list[str], list[str]]:

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +28,7 @@ FAILED = "failed"  # why the trial cannot run
 REFUSED = "refused"  # why the store refused rows
 REPORT_SECONDS = 2.0  # between two results of a running trial; the first comes with the second batch
 MAX_REASON_CHARACTERS = 500
+MAX_LISTED_DOCUMENTS = 3  # in the reason of a failed trial; trial.json has all of them
 
 
 class HasTimeout(Protocol):
@@ -35,6 +36,17 @@ class HasTimeout(Protocol):
 
     @property
     def timeout(self) -> float: ...  # seconds of one piece of work after which the worker is killed
+
+
+class DocumentsFailed(InputError):
+    """The model cannot compute some documents of a trial; the others have rows."""
+
+    def __init__(self, reasons: Mapping[str, str], total: int) -> None:
+        listed = [f"{doc_id} ({reason})" for doc_id, reason in list(reasons.items())[:MAX_LISTED_DOCUMENTS]]
+        if len(reasons) > len(listed):
+            listed.append(f"and {len(reasons) - len(listed)} more")
+        super().__init__(f"{len(reasons)} of {total} documents failed: {', '.join(listed)}")
+        self.reasons = dict(reasons)
 
 
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
@@ -94,7 +106,8 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         except RowsLost:  # found when the rows were read back
             yield from self._run()
         except InputError as error:  # about a document: the same on every worker
-            ray.get(self._results.fail.remote(trial_id, error_message(error)))
+            facts = {"failed_documents": error.reasons} if isinstance(error, DocumentsFailed) else {}
+            ray.get(self._results.fail.remote(trial_id, error_message(error), facts))
             yield {"done": True, FAILED: error_message(error)}
         except StoreError as error:
             yield {"done": True, REFUSED: error_message(error)}
@@ -125,6 +138,8 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
                 yield totals.metrics
                 reported = time.perf_counter()
         waited += _wait(acknowledgement)
+        if self._worker.failed_documents:
+            raise DocumentsFailed(self._worker.failed_documents, len(assigned.missing))
         return {
             "seconds": time.perf_counter() - began,
             "decode_seconds": totals.seconds,

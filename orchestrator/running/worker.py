@@ -24,7 +24,7 @@ from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.run_plan import WorkerSettings
 from orchestrator.running.rows import ModelInfo, RowContext, build_batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
-from sampler.errors import UnavailableError
+from sampler.errors import NonFiniteError, UnavailableError
 from sampler.loading import ModelFiles, find_model, pick_device
 from sampler.measure import warm_up
 from sampler.text import encode
@@ -79,10 +79,11 @@ class Calibrator:
 
     @property
     def speed(self) -> float:
-        """Tokens/s over the last sample of each part; NaN before the first sample."""
+        """Tokens/s over the last sample of each part; NaN if nothing was measured."""
         if not self._samples:
             return math.nan
-        return sum(tokens for tokens, _ in self._samples) / sum(seconds for _, seconds in self._samples)
+        tokens = sum(tokens for tokens, _ in self._samples)  # 0 if the model can compute none of the documents
+        return tokens / sum(seconds for _, seconds in self._samples) if tokens else math.nan
 
     def during(self, results: Iterable[T]) -> Iterator[T]:
         """Yields the results of a trial, and takes samples in between."""
@@ -125,6 +126,7 @@ class Worker:
         self._provenance = {"packages": provenance.package_versions(), "code": provenance.code_version()}
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
         self._prompts = self._calibration_prompts()
+        self.failed_documents: dict[str, str] = {}  # of the current or last trial: why the model cannot compute them
         min_interval = GPU_CALIBRATION_INTERVAL_SECONDS if self.model.device.type == "cuda" else 0.0
         self._calibrator = Calibrator(self._decode_calibration_part, min_interval=min_interval)
 
@@ -159,7 +161,7 @@ class Worker:
         return self._calibrator.seconds_within_trial
 
     def run(self, trial: Trial, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
-        """Rows of these documents. Their times cover decoding, not scoring."""
+        """Rows of these documents, except `failed_documents`. Their times cover decoding, not scoring."""
         task, by_id = self._opened(trial.task)
         unknown = [doc_id for doc_id in documents if doc_id not in by_id]
         if unknown:
@@ -175,7 +177,12 @@ class Worker:
             batch_size=self.settings.batch_size,
             subset_size=self.settings.subset_size,
         )
-        results = evaluate(task, [by_id[doc_id] for doc_id in documents], decoder)
+        failed = self.failed_documents = {}
+
+        def record_failure(document: Document, error: NonFiniteError) -> None:
+            failed.setdefault(document.doc_id, error.reason)
+
+        results = evaluate(task, [by_id[doc_id] for doc_id in documents], decoder, record_failure)
         calibrated = self._calibrator.during(results)
         return build_batches(calibrated, trial, context, self._model_info(), lambda: self._calibrator.speed)
 
@@ -250,6 +257,7 @@ class Worker:
             ),
             batch_size=size,
             with_text=False,
+            on_failure=lambda *_: None,  # trials report the documents that fail
         )
         tokens = sum(len(generated.ids) for _, generated in decoded)
         self._synchronize()

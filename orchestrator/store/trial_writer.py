@@ -173,9 +173,9 @@ class TrialWriter:
         if numbers:
             self._disk.sync_folder(self._folder)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, facts: Mapping[str, Any]) -> None:
         self.close()
-        self._update_record({"status": "failed"}, {"ended_at": _now(), "reason": reason})
+        self._update_record({"status": "failed"}, {"ended_at": _now(), "reason": reason, **facts})
 
     def recover(self) -> None:
         """Verifies every byte again and quarantines corrupted files."""

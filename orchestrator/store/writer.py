@@ -132,10 +132,10 @@ class StoreWriter(Store):
             with self._guard:
                 self._open.pop(trial_id, None)
 
-    def fail(self, trial_id: str, reason: str) -> None:
-        """Marks a trial as failed and keeps its rows; a later `begin` tries again."""
+    def fail(self, trial_id: str, reason: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Marks a trial as failed and keeps its rows; a later `begin` tries again. `facts` are about this attempt."""
         with self._reporting_errors(f"mark trial {trial_id} as failed"), self._using(trial_id) as writer:
-            writer.fail(reason)
+            writer.fail(reason, facts or {})
 
     def quarantine(self, trial_id: str) -> Path:
         """Moves a whole trial to quarantine, so that it starts from the beginning; returns its new path."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import ray
@@ -48,6 +48,7 @@ class SimulatedDecoder:
     """Takes the place of a Worker and sleeps instead of decoding."""
 
     recalibration_seconds = 0.0
+    failed_documents: ClassVar[dict[str, str]] = {}
 
     def __init__(self, settings: SimulatedWorkerSettings, warm: Callable[[], int]) -> None:
         self._settings, self._warm = settings, warm
