@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sampler.cache import ReuseCache, ReuseView, Rows
+from sampler.device import numeric_flags
 from sampler.errors import NonFiniteError
 from sampler.model import LayerWork, Selection, Transformer
 from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind, compute_all
@@ -139,12 +140,18 @@ class Engine(Generic[Result]):
     def run(self, rows: Iterable[Row[Result]]) -> Iterator[FinishedRow[Result]]:
         """Yields results in order of completion. Raises if replays were requested but none happened."""
         total = Counters()
-        for finished in self._rounds(enumerate(rows)):
+        rounds = self._rounds(enumerate(rows))
+        while (finished := self._next(rounds)) is not None:
             total += finished.counters
             with self.stopwatch.paused():
                 yield finished
         if total.eligible and not total.replayed:
             raise RuntimeError(f"{total.eligible} passes should have replayed layers, but none did: reuse is broken")
+
+    def _next(self, rounds: Iterator[FinishedRow[Result]]) -> FinishedRow[Result] | None:
+        """The next finished row, if any. The numeric flags are those of the caller when it gets the row."""
+        with numeric_flags():
+            return next(rounds, None)
 
     @torch.inference_mode()
     def _rounds(self, waiting: Iterator[tuple[int, Row[Result]]]) -> Iterator[FinishedRow[Result]]:

@@ -6,7 +6,6 @@ Remote code and pickles are never loaded.
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,13 +26,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sampler.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, Shapes, expected_shapes, read_config
+from sampler.device import pick_device, pick_dtype
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, hub_problem, retry_hub
 from sampler.model import Layer, Norm, Transformer, make_linear
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 from sampler.tiny import BUNDLED_MODEL
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 STORED_DTYPES = ("F32", "BF16", "F16", "F64")
 METADATA_FILES = ["*.json", "*.txt", "*.jinja"]
 FILES = [*METADATA_FILES, "*.safetensors"]  # no Python, no pickles
@@ -95,29 +94,6 @@ def find_model(source: str, *, weights: bool = True, clock: Clock = time) -> Mod
     folder, revision = _find_folder(source, FILES if weights else METADATA_FILES, clock)
     config = read_config(folder, cache(lambda: tokenizer_ids(folder)))
     return ModelFiles(source=source, revision=revision, folder=folder, config=config)
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", name):
-        raise InputError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N")
-    kind, _, index = name.partition(":")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {name!r} does not exist: this machine has {torch.cuda.device_count()} CUDA devices")
-    return torch.device(kind, int(index)) if index else torch.device(kind)
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """auto: bfloat16 from compute capability 8 on, float16 on 7.x, float32 otherwise."""
-    if name == "auto":
-        capability = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
-        return torch.bfloat16 if capability >= 8 else torch.float16 if capability == 7 else torch.float32
-    if name not in DTYPES:
-        raise InputError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
-    if name == "float16" and device.type == "cpu":
-        raise InputError("dtype float16 is not supported on a CPU: use float32 or bfloat16")
-    return DTYPES[name]
 
 
 def _find_folder(source: str, files: list[str], clock: Clock) -> tuple[Path, str | None]:
@@ -191,7 +167,8 @@ def build_transformer(
     fold = dtype is torch.float32 and device.type == "cpu"  # in half precision, folding would round the weights again
 
     def fused(names: Iterable[str], norm: Tensor | None = None) -> Tensor:
-        parts = [_reorder(name, read_tensor(name), config).to(device=device, dtype=dtype) for name in names]
+        moved = ((name, read_tensor(name).to(device)) for name in names)  # first: a GPU converts and reorders faster
+        parts = [_reorder(name, tensor.to(dtype), config) for name, tensor in moved]
         whole = torch.cat(parts)
         return whole.mul_(norm * config.hidden_size**0.5) if fold and norm is not None else whole
 

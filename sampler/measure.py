@@ -30,6 +30,8 @@ LATE_STEP = 16  # the step at which deciding is timed: few blocks take more
 UNCOUNTED_ROUNDS = 3
 FLOOR_WEIGHT_BYTES = 512 << 20
 WARM_UP_PROMPT_BLOCKS = 4
+CUDA_WARM_UP_SECONDS = 3.0  # until a GPU's clocks have risen
+CUDA_WARM_UP_POSITIONS = 4096  # of the longest row, as in the estimate of memory: kernels are chosen and loaded by size
 SETTLED_ROUNDS = 3  # a warm-up ends when this many rounds brought no improvement
 IMPROVEMENT = 0.9  # a round must take less than this share of the best time to count as an improvement
 MAX_WARM_UP_ROUNDS = 40
@@ -81,32 +83,46 @@ def warm_up(
     batch_size: int = 1,
     clock: Callable[[], float] = time.perf_counter,
     max_seconds: float = MAX_WARM_UP_SECONDS,
+    min_seconds: float | None = None,
+    positions: Sequence[int] | None = None,
 ) -> WarmUp:
     """Runs rounds of all kinds of passes until they get no faster, so that no measured document pays for it.
 
-    The passes and tokens are fixed; they do not depend on what the model predicts.
+    The passes and tokens are fixed; they do not depend on what the model predicts. `positions` are the lengths of the
+    rows; by default a short one, and on CUDA also a long one for at least CUDA_WARM_UP_SECONDS.
     """
     network, config = model.network, model.config
+    on_cuda = network.device.type == "cuda"
+    if min_seconds is None:
+        min_seconds = CUDA_WARM_UP_SECONDS if on_cuda else 0.0
+    if positions is None:
+        short = (WARM_UP_PROMPT_BLOCKS + 1) * config.block_size
+        positions = (short, CUDA_WARM_UP_POSITIONS) if on_cuda else (short,)
     bound = ReusePolicy.parse("k2_middle").bind(config.num_layers)
-    blocks = max(1, min(WARM_UP_PROMPT_BLOCKS, config.max_positions // config.block_size - 1))
+    prompts = sorted({max(1, min(length, config.max_positions) // config.block_size - 1) for length in positions})
     engine: Engine[None] = Engine(
         network,
         cache_spec=bound.cache_spec,
         slots=batch_size,
-        capacity=(blocks + 1) * config.block_size,
+        capacity=(prompts[-1] + 1) * config.block_size,
         reader=Predictor(mask_token_id=config.mask_token_id),
     )
     replay = bound.plan(StepContext(step=1, kind=PassKind.FULL, window=range(0), revealed_at=()))
     counters = Counters()
     rounds: list[float] = []
     began = clock()
-    while not (done := settled(rounds)) and len(rounds) < MAX_WARM_UP_ROUNDS and clock() - began < max_seconds:
+    done = False
+    while not (done or len(rounds) >= MAX_WARM_UP_ROUNDS or clock() - began >= max_seconds) or (
+        clock() - began < min_seconds
+    ):
         started = clock()
-        for finished in engine.run(_warm_up_row(config, blocks, replay) for _ in range(batch_size)):
-            counters += finished.counters
+        for blocks in prompts:
+            for finished in engine.run(_warm_up_row(config, blocks, replay) for _ in range(batch_size)):
+                counters += finished.counters
         if network.device.type == "cuda":
             torch.cuda.synchronize(network.device)
         rounds.append(clock() - started)
+        done = settled(rounds)
     return WarmUp(seconds=clock() - began, rounds=tuple(rounds), settled=done, counters=counters)
 
 

@@ -24,8 +24,9 @@ from sampler import loading
 from sampler.cache import Rows
 from sampler.config import ModelConfig
 from sampler.decode import decode_prompts
+from sampler.device import pick_device, pick_dtype
 from sampler.errors import InputError
-from sampler.loading import LoadedModel, find_model, load_model, pick_device, pick_dtype
+from sampler.loading import LoadedModel, find_model, load_model
 from sampler.plan import compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings, Prompt

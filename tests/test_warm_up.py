@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 
 import pytest
 import torch
@@ -37,6 +37,16 @@ def test_every_kind_of_pass_is_run_in_every_row(batch_size: int, layers: int) ->
 )
 def test_times_have_settled_after_three_rounds_without_improvement(rounds: list[float], expected: bool) -> None:
     assert settled(rounds) is expected
+
+
+def test_a_warm_up_lasts_as_long_as_asked_and_runs_the_longest_rows() -> None:
+    model = random_model(replace(TINY, num_layers=1))
+    ticks = count()
+    done = warm_up(model, clock=lambda: 0.01 * next(ticks), min_seconds=3.0, positions=(160, 320))
+    assert done.settled
+    assert done.seconds >= 3.0
+    assert done.counters.prefill == 2 * len(done.rounds) > MAX_WARM_UP_ROUNDS
+    assert done.counters.prefill_tokens == (128 + 288) * len(done.rounds)
 
 
 def ever_faster(step: float) -> Callable[[], float]:

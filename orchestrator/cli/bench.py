@@ -95,7 +95,8 @@ def bench(arguments: Sequence[str]) -> None:
     policies = [str(ReusePolicy.parse(name)) for name in options.policies]
     import torch
 
-    from sampler.loading import load_model, pick_device, pick_dtype
+    from sampler.device import pick_device, pick_dtype
+    from sampler.loading import load_model
     from sampler.measure import SHAPES, Bench, random_model
 
     torch.set_num_threads(options.threads)

@@ -107,7 +107,8 @@ def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placem
     probe = cluster.probe_devices(placement)
     dtype = cluster.choose_dtype(probe) if settings.dtype == "auto" else machine.dtype
     now = cluster.joined_machine()
-    return replace(now, growth=machine.growth if machine.growth.open_ended else now.growth, dtype=dtype), probe
+    growth = machine.growth if machine.growth.open_ended else now.growth
+    return replace(now, growth=growth, dtype=dtype, devices=probe.devices), probe
 
 
 def _check_devices(prepared: PreparedSweep, machine: Machine, probe: "Probe | None") -> NodeHealth:

@@ -106,7 +106,8 @@ def generate(arguments: Sequence[str]) -> None:
         **decode, max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_p=options.top_p
     )
     from sampler.decode import check_prompts, decode_prompts
-    from sampler.loading import find_model, load_model, pick_device, pick_dtype
+    from sampler.device import pick_device, pick_dtype
+    from sampler.loading import find_model, load_model
     from sampler.text import check_stop
 
     check_stop(options.stop)
@@ -148,7 +149,8 @@ def score(arguments: Sequence[str]) -> None:
     options = ScoreOptions(**parse_values(parser, settings_of(ScoreOptions), arguments))
     policy = ReusePolicy.parse(options.policy)
     policy.check_scoring()
-    from sampler.loading import find_model, load_model, pick_device, pick_dtype
+    from sampler.device import pick_device, pick_dtype
+    from sampler.loading import find_model, load_model
     from sampler.scoring import check_pairs, score_pairs
 
     pick_dtype(options.dtype, pick_device(options.device))
@@ -185,7 +187,8 @@ def profile(arguments: Sequence[str]) -> None:
     settings = DecodeSettings(**decode, max_new_tokens=options.max_new_tokens)
     from sampler import drift
     from sampler.decode import check_prompts
-    from sampler.loading import find_model, load_model, pick_device, pick_dtype
+    from sampler.device import pick_device, pick_dtype
+    from sampler.loading import find_model, load_model
     from sampler.policy import resolve_subset_size
 
     pick_dtype(options.dtype, pick_device(options.device))

@@ -1,13 +1,17 @@
 """The hardware of this machine: cores, memory, and the devices that can run a model. Imports torch only when called."""
 
+import json
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.provenance import command_output
+from sampler.errors import InputError
 
 DTYPES = ("float32", "float16", "bfloat16")  # a device that supports one also supports those before it
 NVIDIA_SMI_FIELDS = {
@@ -17,6 +21,8 @@ NVIDIA_SMI_FIELDS = {
     "memory_clock_mhz": "clocks.mem",
     "power_limit_w": "power.limit",
 }
+PROBE_TIMEOUT_SECONDS = 300.0  # importing torch and starting CUDA on every GPU
+PROBE = "from orchestrator.core.hardware import print_devices; print_devices()"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,17 +34,44 @@ class Device:
     free: int  # bytes
     total: int  # bytes
     node: str = "this machine"
+    capability: tuple[int, int] | None = None  # compute capability of a CUDA device
 
     @property
     def label(self) -> str:
         return f"{self.name} on {self.node}"
 
 
+def devices_here() -> list[Device]:
+    """The devices of this machine. GPUs are looked at in a child process, since CUDA keeps memory of each in use."""
+    from sampler.device import cuda_devices
+
+    if not cuda_devices():
+        return visible_devices(gpus=False)
+    try:
+        found = subprocess.run(
+            [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"the GPUs of this machine have not answered in {PROBE_TIMEOUT_SECONDS:.0f} seconds") from None
+    if found.returncode:
+        reason = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
+        raise InputError(f"the GPUs of this machine cannot be used: {reason}")
+    devices = json.loads(found.stdout.strip().splitlines()[-1])
+    return [Device(**device | {"capability": tuple(device["capability"])}) for device in devices]
+
+
+def print_devices() -> None:
+    """The last line of the output is for `devices_here`."""
+    print(json.dumps([asdict(device) for device in visible_devices()]))
+
+
 def visible_devices(*, gpus: bool = True) -> list[Device]:
-    """The GPUs that torch finds in this process; without GPUs, the CPU."""
+    """The GPUs that torch finds in this process; without GPUs, the CPU. Leaves a CUDA context on each GPU."""
     import torch
 
-    count = torch.cuda.device_count() if gpus and torch.cuda.is_available() else 0
+    from sampler.device import cuda_devices
+
+    count = cuda_devices() if gpus else 0
     if count == 0:
         name = str(describe_device("cpu")["name"])
         return [Device(name=name, dtype=_best_dtype("cpu"), free=free_memory(), total=total_memory())]
@@ -46,14 +79,15 @@ def visible_devices(*, gpus: bool = True) -> list[Device]:
     for index in range(count):
         free, total = torch.cuda.mem_get_info(index)
         name, dtype = torch.cuda.get_device_name(index), _best_dtype(f"cuda:{index}")
-        devices.append(Device(name=name, dtype=dtype, free=free, total=total))
+        capability = torch.cuda.get_device_capability(index)
+        devices.append(Device(name=name, dtype=dtype, free=free, total=total, capability=capability))
     return devices
 
 
 def _best_dtype(device: str) -> str:
     import torch
 
-    from sampler.loading import pick_dtype
+    from sampler.device import pick_dtype
 
     return str(pick_dtype("auto", torch.device(device))).removeprefix("torch.")
 

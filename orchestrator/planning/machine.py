@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from orchestrator.core.errors import InputErrors
-from orchestrator.core.hardware import common_dtype, free_memory, usable_cores, visible_devices
+from orchestrator.core.hardware import Device, common_dtype, devices_here, free_memory, usable_cores
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError
 from sampler.tiny import BUNDLED_MODEL
@@ -73,13 +73,15 @@ class Machine:
     driver_gpus: int = 0  # on the machine where the command runs
     dtype: str = "float32"  # what --dtype auto means here
     memory: int | None = None  # bytes available to actors without a GPU; None: unknown
+    devices: tuple[Device, ...] = ()  # of the nodes that were probed
 
     @classmethod
     def here(cls) -> "Machine":
-        gpus = torch.cuda.device_count()
+        devices = devices_here()
+        gpus = sum(device.capability is not None for device in devices)
         nodes = (Nodes(resources={"CPU": usable_cores(), "GPU": gpus}),)
-        dtype, _ = common_dtype(visible_devices())
-        return cls(nodes=nodes, driver_gpus=gpus, dtype=dtype, memory=free_memory())
+        dtype, _ = common_dtype(devices)
+        return cls(nodes=nodes, driver_gpus=gpus, dtype=dtype, memory=free_memory(), devices=tuple(devices))
 
     def present(self, name: str) -> float:
         """The amount of a resource on the present nodes."""

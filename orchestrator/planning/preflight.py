@@ -23,6 +23,7 @@ from orchestrator.planning.prepared import PreparedSweep, PreparedTask, default_
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved, combine
 from sampler import InputError
+from sampler.device import BFLOAT16_CAPABILITY, bfloat16_problem
 from sampler.loading import ModelFiles, find_model
 from sampler.policy import resolve_subset_size
 from tasks.sources import resolve_data
@@ -49,7 +50,7 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
     with problems.collect():
         dtype = machine.dtype if placement.gpus_per_actor else "float32"
         settings = replace(settings, dtype=dtype if settings.dtype == "auto" else settings.dtype)
-        _check_dtype(settings, machine)
+        _check_dtype(settings, machine, placement)
     with problems.collect():
         _check_folder(Path(settings.out))
     opened = _open(settings, stored, problems, notices)
@@ -106,9 +107,13 @@ def _with_absolute_paths(settings: SweepSettings) -> SweepSettings:
     return replace(settings, **changes)
 
 
-def _check_dtype(settings: SweepSettings, machine: Machine) -> None:
+def _check_dtype(settings: SweepSettings, machine: Machine, placement: Placement) -> None:
     if settings.dtype == "float16" and (machine.most("GPU") == 0 or settings.gpus_per_actor == 0):
         raise InputError("--dtype float16 is not supported on a CPU: use float32 or bfloat16")
+    if settings.dtype == "bfloat16" and placement.gpus_per_actor:
+        gpus = {device.capability: device for device in machine.devices if device.capability is not None}
+        if gpus and max(gpus) < BFLOAT16_CAPABILITY:  # otherwise only the nodes that lack it are excluded
+            raise InputError(f"--{bfloat16_problem(gpus[max(gpus)].label, max(gpus))}")
 
 
 def _open(

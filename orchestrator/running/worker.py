@@ -24,8 +24,9 @@ from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.run_plan import WorkerSettings
 from orchestrator.running.rows import ModelInfo, RowContext, build_batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
+from sampler.device import numeric_flags, pick_device
 from sampler.errors import NonFiniteError, UnavailableError
-from sampler.loading import ModelFiles, find_model, pick_device
+from sampler.loading import ModelFiles, find_model
 from sampler.measure import warm_up
 from sampler.text import encode
 from tasks.documents import Document
@@ -121,6 +122,8 @@ class Worker:
             self.model = load_model(files, dtype=settings.dtype, device=settings.device)
             self._synchronize()
             self.load_seconds = time.perf_counter() - began
+            with numeric_flags() as flags:
+                self._numeric_flags = flags
             self.warm_up = warm_up(self.model, batch_size=settings.batch_size)
         self._device = hardware.describe_device(self.model.device.type, self.model.device.index)
         self._provenance = {"packages": provenance.package_versions(), "code": provenance.code_version()}
@@ -143,6 +146,7 @@ class Worker:
             "calibration": calibration.speed,
             "calibration_seconds": calibration.seconds,
             "threads": torch.get_num_threads(),
+            "numeric_flags": self._numeric_flags,
             "layers": list(policy.layer_indices(self.model.config.num_layers, self.settings.subset_size)),
             "settings": self._effective_settings(trial),
             **self._provenance,

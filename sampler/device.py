@@ -1,0 +1,139 @@
+"""The device that a model runs on: which one, the dtypes it supports, and torch's numeric flags while it computes."""
+
+import re
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sampler.errors import InputError
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BFLOAT16_CAPABILITY = (8, 0)  # the first compute capability with bfloat16 arithmetic
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+NVIDIA_SMI_TIMEOUT_SECONDS = 20.0
+
+
+def cuda_devices() -> int:
+    """The number of CUDA devices; InputError if the driver finds devices that torch cannot use.
+
+    `device_count` asks the driver's management library, `is_available` the CUDA runtime. They disagree if the driver is
+    too old for the CUDA version that torch was built for.
+    """
+    count = torch.cuda.device_count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about what the error says
+        usable = count > 0 and torch.cuda.is_available()
+    if count and not usable:
+        raise InputError(
+            f"this machine has {count} CUDA device{'' if count == 1 else 's'} that torch cannot use: torch "
+            f"{torch.__version__} was built for CUDA {torch.version.cuda}, and {_describe_driver()}; update the "
+            "driver, install a torch for an older CUDA, or set CUDA_VISIBLE_DEVICES= to run on the CPU"
+        )
+    return count
+
+
+def _describe_driver() -> str:
+    version = _smi_driver_version() or _module_driver_version()
+    number: int = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+    supports = f" supports up to CUDA {number // 1000}.{number % 1000 // 10}" if number else " does not work with it"
+    return f"the driver {version or 'of unknown version'}{supports}"
+
+
+def _smi_driver_version() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip().partition("\n")[0] or None
+
+
+def _module_driver_version() -> str | None:
+    with suppress(OSError):
+        found = re.search(r"Kernel Module\s+([0-9.]+)", KERNEL_MODULE.read_text(encoding="utf-8", errors="replace"))
+        return found[1] if found else None
+    return None
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if cuda_devices() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", name):
+        raise InputError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N")
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and int(index or 0) >= cuda_devices():
+        raise InputError(f"device {name!r} does not exist: this machine has {torch.cuda.device_count()} CUDA devices")
+    return torch.device(kind, int(index)) if index else torch.device(kind)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """auto: bfloat16 from compute capability 8 on, float16 on 7.x, float32 otherwise."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if name == "auto":
+        if capability >= BFLOAT16_CAPABILITY:
+            return torch.bfloat16
+        return torch.float16 if capability[0] == 7 else torch.float32
+    if name not in DTYPES:
+        raise InputError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
+    if name == "float16" and device.type == "cpu":
+        raise InputError("dtype float16 is not supported on a CPU: use float32 or bfloat16")
+    if name == "bfloat16" and device.type == "cuda" and capability < BFLOAT16_CAPABILITY:
+        raise InputError(bfloat16_problem(torch.cuda.get_device_name(device), capability))
+    return DTYPES[name]
+
+
+def bfloat16_problem(device: str, capability: tuple[int, int]) -> str:
+    """Why bfloat16 is refused on a CUDA device."""
+    needed, found = (".".join(map(str, version)) for version in (BFLOAT16_CAPABILITY, capability))
+    return (
+        f"dtype bfloat16 needs compute capability {needed}, and {device} has {found}, which would emulate it slowly: "
+        "use float16 or float32"
+    )
+
+
+def _flag(backend: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return lambda: getattr(backend, name), lambda value: setattr(backend, name, value)
+
+
+def _legacy_precision() -> str | None:
+    """None if the caller has used the newer settings in a way that the older one cannot express."""
+    with suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return None
+
+
+_MATMUL = torch.backends.cuda.matmul
+_, _set_float16_sums = _flag(_MATMUL, "allow_fp16_reduced_precision_reduction")
+_, _set_bfloat16_sums = _flag(_MATMUL, "allow_bf16_reduced_precision_reduction")
+# By name: how a flag is read, how it is set, and its value while a model computes. By default torch may add up products
+# of half precision in half precision, and may use cuDNN attention, which builds a plan for each new shape (20 to 40 ms
+# on an H100). Other code in the process may have allowed TF32, which rounds float32 to 10 bits. Sums: whether they may
+# be in half precision, and whether a product may be split over the summed dimension.
+_FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], object]] = {
+    "float32_matmul_precision": (_legacy_precision, torch.set_float32_matmul_precision, "highest"),
+    "cuda_float32_matmul": (*_flag(_MATMUL, "fp32_precision"), "ieee"),
+    "cpu_float32_matmul": (*_flag(torch.backends.mkldnn.matmul, "fp32_precision"), "ieee"),  # type: ignore[attr-defined]
+    "float16_sums": (torch._C._get_cublas_allow_fp16_reduced_precision_reduction, _set_float16_sums, (False, True)),
+    "bfloat16_sums": (torch._C._get_cublas_allow_bf16_reduced_precision_reduction, _set_bfloat16_sums, (False, True)),
+    "float16_accumulation": (*_flag(_MATMUL, "allow_fp16_accumulation"), False),
+    "cudnn_attention": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False),
+}
+
+
+@contextmanager
+def numeric_flags() -> Iterator[dict[str, Any]]:
+    """Sets the flags that every pass of a model needs, and restores the caller's at the end; yields their values."""
+    before = {name: value for name, (read, _, _) in _FLAGS.items() if (value := read()) is not None}
+    try:
+        for name in before:
+            _, write, value = _FLAGS[name]
+            write(value)
+        yield {name: _FLAGS[name][0]() for name in before}
+    finally:
+        for name, value in before.items():
+            _FLAGS[name][1](value)
