@@ -2,12 +2,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-slow test-faults test-cluster lint types sweep policies train-tiny clean
+.PHONY: test bubblewrap test-slow test-faults test-cluster lint types sweep policies train-tiny clean
 
-test: lint types
+test: lint types bubblewrap
 	$(BIN)/python -m pytest -m "not slow and not cluster" -n auto
 
-test-slow: $(VENV)/installed-dev
+# The sandbox of generated programs. Where it cannot be installed, its tests are skipped with a reason.
+bubblewrap:
+	@if [ -f /etc/debian_version ] && [ "$$(id -u)" = 0 ] && ! command -v bwrap >/dev/null; then \
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends bubblewrap || \
+			echo "warning: bubblewrap could not be installed" >&2; fi
+
+test-slow: $(VENV)/installed-dev bubblewrap
 	$(BIN)/python -m pytest -m alone -n 0 -o faulthandler_timeout=1800
 	$(BIN)/python -m pytest -m "slow and not cluster and not alone" -n auto -o faulthandler_timeout=1800
 

@@ -37,6 +37,8 @@ class TaskSpec:
     needs_punkt: bool = False  # NLTK's sentence splitter data
     gated: bool = False
     runs_code: bool = False
+    # The tests of a document, from its row and lm-eval's target; None: only lm-eval's own runner can execute them.
+    code_tests: Callable[[dict[str, Any], str], sandbox.CodeTests] | None = None
     variants: tuple[str, ...] = ()  # other lm-eval tasks with the same configuration, available by name
 
     @property
@@ -176,6 +178,7 @@ HUMANEVAL = TaskSpec(
     max_new_tokens=1024,
     check_row=hooks.check_humaneval_row,
     runs_code=True,
+    code_tests=hooks.humaneval_tests,
     full_config={
         "task": "humaneval",
         "dataset_path": "openai/openai_humaneval",
@@ -230,28 +233,29 @@ def check_requirements(spec: TaskSpec, options: TaskOptions) -> None:
         _check_punkt(spec)
     if spec.runs_code:
         require_sandbox(spec.name, options)
-        if spec.full_config is None and not options.unsafe_code_execution:
+        if spec.code_tests is None and not options.unsafe_code_execution:
             raise InputError(
                 f"task {spec.name} uses lm-eval's own program runner, which has no sandbox; allow it with "
-                "--unsafe-code-execution, or use humaneval, which runs in a sandbox"
+                "--unsafe-code-execution, or use humaneval or mbpp, which run in a sandbox"
             )
 
 
-def require_sandbox(name: str, options: TaskOptions) -> str:
-    """The sandbox in which generated programs will run; an InputError without permission or without a sandbox."""
+def require_sandbox(name: str, options: TaskOptions) -> bool:
+    """Whether generated programs will run in a sandbox; an InputError without permission or without a sandbox."""
     if not options.code_execution_allowed:
         raise InputError(
             f"task {name} runs model-generated programs: allow it with --allow-code-execution or HF_ALLOW_CODE_EVAL=1"
         )
     if options.unsafe_code_execution:
-        return "none"
+        return False
     try:
-        return sandbox.find_sandbox()
+        sandbox.find_sandbox()
     except sandbox.SandboxError as error:
         raise InputError(
             f"task {name} runs model-generated programs, and this machine has no sandbox for them ({error}); "
             "--unsafe-code-execution runs them without a sandbox"
         ) from None
+    return True
 
 
 def _antlr_version() -> str:

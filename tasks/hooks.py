@@ -1,9 +1,14 @@
 """Functions that catalog entries plug into lm-eval: row validation, answer extraction and scoring."""
 
+import ast
+import builtins
 import random
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from tasks.sandbox import CodeTests
 
 Row = Mapping[str, Any]
 Content = dict[str, Any]  # a document as lm-eval passes it: one row of a dataset
@@ -49,6 +54,11 @@ def check_ifeval_row(row: Row) -> str | None:
 
 def check_humaneval_row(row: Row) -> str | None:
     return _check_types(row, prompt=str, test=str, entry_point=str)
+
+
+def check_mbpp_row(row: Row) -> str | None:
+    problem = _check_types(row, code=str, test_list=list)
+    return problem or (None if row["test_list"] else "its test_list is empty")
 
 
 def check_gpqa_row(row: Row) -> str | None:
@@ -112,6 +122,24 @@ def build_programs(responses: Iterable[Sequence[str]], documents: Sequence[Conte
         [build_program(document, answer) for answer in answers]
         for answers, document in zip(responses, documents, strict=True)
     ]
+
+
+def humaneval_tests(document: Content, target: str) -> CodeTests:
+    """Some tests use helper functions of the prompt. The function to be written has no body there."""
+    return CodeTests(setup=f"{document['prompt']}\n    pass\n", tests=target, names=(document["entry_point"],))
+
+
+def mbpp_tests(document: Content, target: str) -> CodeTests:
+    """The tests are single assertions: every name that they do not define is one of the program's."""
+    del document
+    nodes = list(ast.walk(ast.parse(target)))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    modules = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    modules &= sys.stdlib_module_names
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)} | modules | vars(builtins).keys()
+    setup = "".join(f"import {name}\n" for name in sorted(modules))
+    return CodeTests(setup=setup, tests=target, names=tuple(sorted(names - bound)))
 
 
 def shuffle_gpqa_options(document: Content) -> Content:

@@ -1,9 +1,11 @@
 """Find a task by name: in the catalog, or among lm-eval's own YAML files without loading them all."""
 
+import ast
 import difflib
 import functools
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +14,15 @@ from typing import Any
 import yaml
 
 from sampler.errors import InputError
+from tasks import hooks
 from tasks.catalog import CATALOG, GENERATE, LOGLIKELIHOOD, TaskSpec
 
 KINDS = {"generate_until": GENERATE, "multiple_choice": LOGLIKELIHOOD, "loglikelihood": LOGLIKELIHOOD}
+CODE_DATASETS: dict[str, tuple[Any, Any]] = {  # tests and row check, where the standard library can run the tests
+    "openai/openai_humaneval": (hooks.humaneval_tests, hooks.check_humaneval_row),
+    "google-research-datasets/mbpp": (hooks.mbpp_tests, hooks.check_mbpp_row),
+    "evalplus/mbppplus": (hooks.mbpp_tests, hooks.check_mbpp_row),
+}
 TASK_NAME = re.compile(r"""^["']?(task|group)["']?\s*:\s*["']?([\w.+:/-]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
 
 
@@ -91,7 +99,7 @@ def _stock_task_spec(name: str) -> TaskSpec:
         raise InputError(f"task {name} has the output type {output_type}; supported are {', '.join(KINDS)}")
     if config.get("doc_to_image") or config.get("doc_to_audio"):
         raise InputError(f"task {name} uses images or audio; only text tasks can be run")
-    return TaskSpec(
+    spec = TaskSpec(
         name=name,
         stock_folder=path.parent.relative_to(stock_root()).as_posix(),
         subtasks=(name,),
@@ -103,6 +111,45 @@ def _stock_task_spec(name: str) -> TaskSpec:
         fewshot=config.get("num_fewshot") or 0,
         runs_code=bool(config.get("unsafe_code")),
     )
+    return _with_code_tests(spec, config, path) if spec.runs_code and spec.dataset in CODE_DATASETS else spec
+
+
+def _with_code_tests(spec: TaskSpec, config: dict[str, Any], path: Path) -> TaskSpec:
+    """A task whose programs run in our sandbox. Importing lm-eval's functions would download another runner."""
+    metric = config["metric_list"][0]
+    if metric.get("k", [1]) != [1]:
+        return spec
+    tree = ast.parse((path.parent / "utils.py").read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) or _imports_standard_library(node)]
+    functions: dict[str, Any] = {}
+    exec(compile(tree, str(path), "exec"), functions)
+    primary = "pass@1" if "k" in metric else "pass_at_1"
+    code_tests, check_row = CODE_DATASETS[spec.dataset]
+    return replace(
+        spec,
+        primary=primary,
+        metrics=(primary,),
+        code_tests=code_tests,
+        check_row=check_row,
+        full_config=_with_functions(config, functions),
+    )
+
+
+def _imports_standard_library(node: ast.stmt) -> bool:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return bool(names) and all(name in sys.stdlib_module_names for name in names)
+
+
+def _with_functions(value: Any, functions: Mapping[str, Any]) -> Any:
+    """A configuration with the functions that it names in utils.py."""
+    if isinstance(value, dict):
+        return {key: _with_functions(item, functions) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_functions(item, functions) for item in value]
+    if isinstance(value, str) and value.startswith("utils."):
+        return functions[value.removeprefix("utils.")]
+    return value
 
 
 def _stock_group_spec(name: str) -> TaskSpec:

@@ -1,10 +1,7 @@
-"""The processes of a sandbox: a supervisor, a launcher and the untrusted program. Uses the standard library only.
+"""Start a candidate's and a tester's sandbox, enforce the limits, print the result. Uses the standard library only.
 
-The supervisor reads a JSON job from stdin, enforces the limits and writes a JSON outcome to stdout. It is a process of
-its own, so that no environment variable, descriptor or memory of the sweep is near the program. The launcher enters new
-user, mount, pid, network, ipc and uts namespaces and forks the child, which is process 1 in there, sees a read-only
-system with one small writable folder, and becomes the program. If one of them dies, the kernel kills those below it.
-With `"sandbox": "bubblewrap"` bwrap replaces launcher and child; with `"none"` only the limits apply.
+Runs as a process of its own for each program: it reads a JSON job from stdin and writes a JSON result to stdout, so no
+environment variable, descriptor or memory of the sweep is near the program. If it dies, the kernel kills the sandboxes.
 """
 
 import contextlib
@@ -15,275 +12,115 @@ import os
 import secrets
 import select
 import signal
-import socket
-import stat
-import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 Job = dict[str, Any]
-Role = Callable[[Job, int, int], None]  # job, descriptor of the channel to the supervisor, descriptor for output
+Result = dict[str, str]
 
 SETUP_TIMEOUT_SECONDS = 60
 WALL_TIME_FACTOR = 6  # on a busy machine a program may take this many times its seconds while it waits for a core
 CLEANUP_TIMEOUT_SECONDS = 10
-
-NOBODY = 65534
-FOLDER, PROGRAM = "/sandbox", "/sandbox.py"
-SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-ENVIRONMENT = {"HOME": FOLDER, "TMPDIR": FOLDER, "LC_ALL": "C.UTF-8"}
-ENVIRONMENT |= {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}  # reproducible outcomes, few threads
-MOUNT_POINTS = ("/tmp", "/mnt", "/var/tmp", "/srv", "/media", "/run")  # candidates for the new root
-
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
-SECCOMP_MODE_FILTER = 2
-NAMESPACES = {"mount": 0x20000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000, "pid": 0x20000000}
-NAMESPACES["network"] = 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
-MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 1 << 10, 1 << 11, 1 << 12, 1 << 14
-MS_PRIVATE, MS_RELATIME = 1 << 18, 1 << 21
-MNT_DETACH, F_SETPIPE_SZ = 2, 1031
-# A remount must keep the mount's restrictions. statvfs reports them in the bits that mount uses, except relatime.
-KEPT_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME
-ST_RELATIME = 1 << 12
-
-# The program sends the key back only after it ran to its end, so exiting early with status 0 does not count as passing.
-# Limits are set inside the sandbox, where RLIMIT_NPROC counts its processes alone. The kernel does not count processes
-# of the machine's root, and a fork bomb is faster than the supervisor, so a fork tests that the limit is enforced.
-RUNNER = """
-def run(report, path, *limits):
-    import os, resource, sys
-    key = os.read(report, 64)
-    for limit in limits:
-        name, value = limit.split("=")
-        kind, most = getattr(resource, name), int(value)
-        if kind == resource.RLIMIT_NPROC:
-            resource.setrlimit(kind, (1, most))
-            try:
-                child = os.fork()
-            except BlockingIOError:
-                pass
-            else:
-                if child:
-                    os.write(report, b"failed the number of processes cannot be limited")
-                os._exit(1)
-        resource.setrlimit(kind, (most, most))
-    with open(path, encoding="utf-8", errors="surrogatepass") as file:
-        code = compile(file.read(), "<program>", "exec")
-    os.write(report, b"ready")
-    exec(code, {})
-    sys.stdout.flush()
-    os.write(report, key)
-    os._exit(0)
-import sys
-run(int(sys.argv[1]), *sys.argv[2:])
-"""
+POLL_MILLISECONDS = 10
+MAX_REPORT_BYTES = 4096
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+FREE_DESCRIPTOR = 20  # above those that a sandbox is started with
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def call_libc(name: str, *arguments: Any) -> None:
-    """Call a libc function that returns 0 on success; an OSError names it on failure."""
-    values = [argument.encode() if isinstance(argument, str) else argument for argument in arguments]
-    if getattr(libc, name)(*values) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+def set_process_option(option: int, value: int) -> None:
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
-def die_with_parent() -> None:
-    call_libc("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+@dataclass(slots=True)
+class StartedSandbox:
+    """A started sandbox. `report` is what its runner wrote so far: ready or a failure, and from the tester a result."""
+
+    pid: int
+    report_descriptor: int
+    report: bytes = b""
+    is_open: bool = True  # the runner may still write to its report
+
+    @property
+    def lines(self) -> list[bytes]:
+        return self.report.split(b"\n")[:-1]
+
+    @property
+    def is_ready(self) -> bool:
+        return self.lines[:1] == [b"ready"]
 
 
-# The launcher and the child
-
-
-def run_role(role: Role, job: Job, report: int, output: int) -> None:
-    """In a forked process: becomes the program or reports why it could not. Never returns to the supervisor's code."""
-    try:
-        role(job, report, output)
-    except OSError as error:
-        os.write(report, f"failed {error.strerror or error}".encode()[:200])
-    finally:
-        os._exit(1)
-
-
-def launcher(job: Job, report: int, output: int) -> None:
-    """Enter the namespaces, wait until the supervisor has mapped their users, and fork the child."""
-    die_with_parent()
-    call_libc("unshare", sum(NAMESPACES.values()))
-    os.write(report, b"entered")
-    if os.read(report, 64) != b"mapped":
-        return
+def start_sandbox(job: Job, role: str, *, reader: int, writer: int, output: int, cgroup: str | None) -> StartedSandbox:
+    report_reader, report_writer = os.pipe()
+    files = [file_with(json.dumps(job[role]).encode()), output, output, reader, writer, report_writer]
+    if job["filter"]:
+        files.append(file_with(bytes.fromhex(job["filter"])))
     pid = os.fork()
     if pid == 0:
-        run_role(child, job, report, output)
-    os.waitpid(pid, 0)
+        try:
+            files = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FREE_DESCRIPTOR) for descriptor in files]
+            for target, descriptor in enumerate(files):
+                os.dup2(descriptor, target)
+            become_sandbox(job, cgroup)
+        except OSError as error:
+            os.write(report_writer, f"failed {error}\n".encode())
+        finally:
+            os._exit(1)
+    os.close(report_writer)
+    return StartedSandbox(pid=pid, report_descriptor=report_reader)
 
 
-def child(job: Job, report: int, output: int) -> None:
-    die_with_parent()
-    os.setsid()  # otherwise kill(0, …) would reach the supervisor
-    forbid_nested_namespaces()
-    build_root(job)
-    if os.getuid() != NOBODY:
+def file_with(data: bytes) -> int:
+    """A read-only descriptor of a deleted file with this content."""
+    with open("data", "wb") as file:
+        file.write(data)
+    descriptor = os.open("data", os.O_RDONLY)
+    os.unlink("data")
+    return descriptor
+
+
+def become_sandbox(job: Job, cgroup: str | None) -> None:
+    if cgroup is not None:
+        with contextlib.suppress(OSError):
+            write(f"{cgroup}/cgroup.procs", "0")
+    if (user := job["supervisor_drops_to"]) is not None:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        die_with_parent()  # changing the user resets it
-    install_seccomp_filter(bytes.fromhex(job["filter"]))
-    exec_program(runner_command(job, report, PROGRAM), environment(job), report, output)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    set_process_option(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # after the user changed: that resets it
+    os.setsid()  # otherwise kill(0, …) would reach the supervisor
+    os.execve(job["command"][0], job["command"], job["environment"])  # closes all other descriptors
 
 
-def forbid_nested_namespaces() -> None:
-    """A nested user namespace would allow mounts again, and with them memory that no limit counts."""
-    for name in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"):
-        with contextlib.suppress(OSError), open(f"/proc/sys/user/max_{name}_namespaces", "w") as file:
-            file.write("0")
+def write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
 
 
-def build_root(job: Job) -> None:
-    """Build a root in memory: system and interpreter read-only, no /proc, no homes, and one writable FOLDER."""
-    call_libc("mount", None, "/", None, MS_REC | MS_PRIVATE, None)
-    visible = [path for path in (*SYSTEM_PATHS, *DEVICES, *job["visible_paths"]) if os.path.lexists(path)]
-    root = next(point for point in MOUNT_POINTS if os.path.isdir(point) and not any(is_in(p, point) for p in visible))
-    call_libc("mount", "sandbox", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=0755")
-    for path in visible:
-        if not os.path.lexists(root + path):
-            bind_read_only(path, root)
-    with open(root + PROGRAM, "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(job["program"])
-    os.mkdir(root + FOLDER)
-    options = f"size={job['folder_bytes']},nr_inodes=1024,mode=0777"
-    call_libc("mount", "folder", root + FOLDER, "tmpfs", MS_NOSUID | MS_NODEV, options)
-    os.chdir(root)
-    os.mkdir("old")
-    call_libc("pivot_root", ".", "old")
-    call_libc("umount2", "/old", MNT_DETACH)
-    os.rmdir("/old")
-    call_libc("mount", None, "/", None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, None)
-    os.chdir(FOLDER)
-
-
-def is_in(path: str, folder: str) -> bool:
-    return os.path.commonpath((path, folder)) == folder
-
-
-def bind_read_only(source: str, root: str) -> None:
-    """Mount `source` read-only at the same path under `root`; a symbolic link is copied."""
-    target = root + source
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    if os.path.islink(source):
-        os.symlink(os.readlink(source), target)
-        return
-    if stat.S_ISDIR(os.stat(source).st_mode):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    call_libc("mount", source, target, None, MS_BIND | MS_REC, None)
-    flags = os.statvfs(source).f_flag
-    kept = (flags & KEPT_FLAGS) | (MS_RELATIME if flags & ST_RELATIME else 0)
-    call_libc("mount", None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept, None)
-
-
-def install_seccomp_filter(filter_code: bytes) -> None:
-    call_libc("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if filter_code:
-        code = ctypes.create_string_buffer(filter_code, len(filter_code))
-        program = struct.pack("@HP", len(filter_code) // 8, ctypes.addressof(code))
-        call_libc("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.create_string_buffer(program), 0, 0)
-
-
-def bubblewrap(job: Job, report: int, output: int) -> None:
-    """The same sandbox, built by bwrap."""
-    die_with_parent()
-    words = [job["bwrap"], "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-    words += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
-    if job["filter"]:
-        words += ["--seccomp", str(pipe_with(bytes.fromhex(job["filter"])))]
-    for path in (*SYSTEM_PATHS, *job["visible_paths"]):
-        if os.path.islink(path):
-            words += ["--symlink", os.readlink(path), path]
-        elif os.path.exists(path):
-            words += ["--ro-bind", path, path]
-    for path in DEVICES:
-        words += ["--dev-bind", path, path]
-    program = pipe_with(job["program"].encode("utf-8", "surrogatepass"))
-    words += ["--ro-bind-data", str(program), PROGRAM, "--size", str(job["folder_bytes"]), "--tmpfs", FOLDER]
-    words += ["--remount-ro", "/", "--chdir", FOLDER]
-    for name, value in environment(job).items():
-        words += ["--setenv", name, value]
-    exec_program([*words, "--", *runner_command(job, report, PROGRAM)], {}, report, output)
-
-
-def pipe_with(data: bytes) -> int:
-    """A descriptor from which `data` can be read after an exec."""
-    reader, writer = os.pipe()
-    fcntl.fcntl(writer, F_SETPIPE_SZ, max(len(data), 65536))
-    os.write(writer, data)
-    os.close(writer)
-    os.set_inheritable(reader, True)
-    return reader
-
-
-def unsandboxed(job: Job, report: int, output: int) -> None:
-    """Limits only, in the supervisor's temporary folder and without its environment."""
-    die_with_parent()
-    os.setsid()
-    with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(job["program"])
-    exec_program(runner_command(job, report, "program.py"), environment(job), report, output)
-
-
-ROLES: dict[str, Role] = {"namespaces": launcher, "bubblewrap": bubblewrap, "none": unsandboxed}
-
-
-def runner_command(job: Job, report: int, program: str) -> list[str]:
-    limits = {
-        "RLIMIT_AS": job["memory_bytes"],
-        "RLIMIT_FSIZE": job["file_bytes"],
-        "RLIMIT_NPROC": job["processes"],
-        "RLIMIT_NOFILE": 32,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_CPU": job["seconds"] + 1,
-    }
-    if job["sandbox"] == "none":
-        del limits["RLIMIT_NPROC"]  # outside a namespace it would count all processes of the user
-    # -s and -P: no modules from the user's directory or the working directory; -B: no bytecode files.
-    words = [job["python"], "-s", "-P", "-B", "-c", RUNNER, report, program]
-    return [str(word) for word in words] + [f"{name}={value}" for name, value in limits.items()]
-
-
-def environment(job: Job) -> dict[str, str]:
-    return ENVIRONMENT | ({"PYTHONPATH": os.pathsep.join(job["packages"])} if job["packages"] else {})
-
-
-def exec_program(words: list[str], variables: dict[str, str], report: int, output: int) -> None:
-    null = os.open("/dev/null", os.O_RDONLY)
-    for source, target in ((null, 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
-    os.set_inheritable(report, True)
-    os.execve(words[0], words, variables)  # closes all other descriptors
-
-
-# The supervisor
-
-
-def map_users(pid: int) -> None:
-    """Map the sandbox's users. Even under root the child runs as nobody: the kernel does not count root's processes."""
-    user, group = os.geteuid(), os.getegid()
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/setgroups", "w") as file:
-        file.write("allow" if user == 0 else "deny")
-    for kind, own in (("uid", user), ("gid", group)):
-        maps = [f"0 0 1\n{NOBODY} {NOBODY} 1"] if user == 0 and group == 0 else []
-        for text in [*maps, f"{NOBODY} {own} 1"]:
+def create_cgroup(job: Job, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> str | None:
+    """A cgroup (version 2) that limits memory and processes of both sandboxes, where this process may create one."""
+    with contextlib.suppress(OSError), open(own) as file:
+        paths = [line.strip()[3:] for line in file if line.startswith("0::")]
+        for parent in (place for path in paths for place in (path, os.path.dirname(path))):
+            folder = f"{root}{parent.rstrip('/')}"
+            path = f"{folder}/program-{secrets.token_hex(8)}"
             with contextlib.suppress(OSError):
-                with open(f"/proc/{pid}/{kind}_map", "w") as file:
-                    file.write(text)
-                break
+                with open(f"{folder}/cgroup.subtree_control") as control:
+                    if not {"memory", "pids"} <= set(control.read().split()):
+                        continue
+                os.mkdir(path)
+                try:
+                    write(f"{path}/memory.max", str(job["memory_bytes"]))
+                    write(f"{path}/pids.max", str(2 * job["threads"] + 6))  # 6: of bwrap, in both sandboxes
+                    return path
+                except OSError:
+                    os.rmdir(path)
+    return None
 
 
 def process_tree(pid: int) -> Iterator[int]:
@@ -298,112 +135,129 @@ def process_tree(pid: int) -> Iterator[int]:
 
 @dataclass(slots=True)
 class Usage:
-    """Resources of all processes in a sandbox."""
+    """Resources of the processes in both sandboxes."""
 
-    processes: int = 0
+    threads: int = 0
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
-    core_wait_seconds: float = 0.0  # the longest time that one process waited for a core
+    core_wait_seconds: float = 0.0  # how long the two sandboxes waited for a core: the longest wait in each
+    files: int = 0
+
+    def add(self, sandbox: StartedSandbox) -> "Usage":
+        waits = [0.0]
+        for member in process_tree(sandbox.pid):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                with open(f"/proc/{member}/statm") as file:
+                    self.memory_bytes += int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+                with open(f"/proc/{member}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+                # User and system time, its own and of reaped children. In a sandbox there are no children: the filter
+                # refuses new processes, so no time is lost with children that nobody waited for.
+                self.cpu_seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+                self.threads += int(fields[17])
+                with open(f"/proc/{member}/schedstat") as file:
+                    waits.append(int(file.read().split()[1]) / 1e9)
+        self.core_wait_seconds += max(waits)
+        return self
+
+    def add_files(self, sandbox: StartedSandbox, folder: str) -> "Usage":
+        """Count the files in the sandbox's folder, as seen by its process 1: bwrap can limit their size only."""
+        for member in list(process_tree(sandbox.pid))[1:2] if folder else ():
+            with contextlib.suppress(OSError):
+                seen = os.statvfs(f"/proc/{member}/root{folder}")
+                self.files += seen.f_files - seen.f_ffree
+        return self
 
 
-def measure_usage(pid: int) -> Usage:
-    total = Usage()
-    for member in process_tree(pid):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            with open(f"/proc/{member}/statm") as file:
-                total.memory_bytes += int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            with open(f"/proc/{member}/stat") as file:
-                ticks = file.read().rpartition(")")[2].split()[11:15]  # user and system, own and of reaped children
-            total.cpu_seconds += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-            with open(f"/proc/{member}/schedstat") as file:
-                total.core_wait_seconds = max(total.core_wait_seconds, int(file.read().split()[1]) / 1e9)
-            total.processes += 1
-    return total
-
-
-def exceeded_limit(job: Job, pid: int, started: float, before: Usage) -> str | None:
+def exceeded_limit(job: Job, now: Usage, before: Usage, wall_seconds: float) -> str | None:
     """The limit that the program exceeds, if any. Computing and sleeping count as time, waiting for a core does not."""
-    now, wall_seconds = measure_usage(pid), time.monotonic() - started
     own_seconds = wall_seconds - (now.core_wait_seconds - before.core_wait_seconds)
     if max(own_seconds, now.cpu_seconds - before.cpu_seconds, wall_seconds / WALL_TIME_FACTOR) > job["seconds"]:
         return "time"
     if now.memory_bytes > job["memory_bytes"]:
         return "memory"
-    return "processes" if now.processes > job["processes"] + 2 else None  # 2: the launcher, and bwrap's own process
+    if now.files > job["files"]:
+        return "files"
+    return "threads" if now.threads > 2 * job["threads"] + 6 else None
 
 
-def received_messages(report: socket.socket) -> Iterator[bytes]:
-    """Messages received so far, including those of a sender that has exited."""
-    with contextlib.suppress(BlockingIOError, ConnectionError):
-        while data := report.recv(256, socket.MSG_DONTWAIT):
-            yield data
-
-
-def supervise(job: Job, pid: int, report: socket.socket, output: int) -> dict[str, str]:
-    """Wait until the program ends or exceeds a limit."""
-    key, tail, output_bytes = secrets.token_bytes(32), b"", 0
-    created, ready, before, ended = time.monotonic(), 0.0, Usage(), False
-    if job["sandbox"] != "namespaces":
-        report.send(key)
+def supervise(job: Job, candidate: StartedSandbox, tester: StartedSandbox, output: int) -> Result:
+    """Wait for the tester's result or until a limit is exceeded. Each step reads a bounded number of bytes."""
+    tail, output_bytes = b"", 0
+    created, before, started = time.monotonic(), None, None
+    sandboxes = {sandbox.report_descriptor: sandbox for sandbox in (candidate, tester)}
+    poller = select.poll()
+    for descriptor in (output, *sandboxes):
+        poller.register(descriptor, select.POLLIN)
     while True:
-        # WNOWAIT: as long as the process is not reaped, its pid cannot be reused.
-        ended = ended or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        for message in received_messages(report):
-            if message.startswith(b"failed "):
-                reason = message[7:].decode(errors="replace")
-                return {"ended": "failed" if ready else "no sandbox", "reason": reason}
-            if message == b"entered" and not ready:
-                map_users(pid)
-                report.send(b"mapped")
-                report.send(key)
-            elif message == b"ready" and not ready:
-                ready, before = time.monotonic(), measure_usage(pid)
-            elif ready and message == key:
-                return {"ended": "passed"}
-        if select.select([output], [], [], 0)[0] and (data := os.read(output, 65536)):
-            output_bytes, tail = output_bytes + len(data), (tail + data)[-2000:]
-        elif ended:
-            return {"ended": "failed", "reason": tail.decode(errors="replace").strip().rpartition("\n")[2]}
-        else:
-            select.select([report], [], [], 0.01)
+        for descriptor, _ in poller.poll(POLL_MILLISECONDS):
+            data = os.read(descriptor, 65536)
+            if not data:
+                poller.unregister(descriptor)
+            if descriptor == output:
+                output_bytes, tail = output_bytes + len(data), (tail + data)[-2000:]
+            else:
+                sandbox = sandboxes[descriptor]
+                sandbox.report, sandbox.is_open = (sandbox.report + data)[:MAX_REPORT_BYTES], bool(data)
+        for sandbox in (candidate, tester):
+            if sandbox.lines and not sandbox.is_ready:
+                return {"ended": "no sandbox", "reason": sandbox.lines[0].decode(errors="replace")}
+            if not sandbox.is_ready and not sandbox.is_open:
+                if select.select([output], [], [], 0)[0]:
+                    tail += os.read(output, 65536)
+                return {"ended": "no sandbox", "reason": tail.decode(errors="replace").strip().rpartition("\n")[2]}
+        if len(tester.lines) > 1:
+            result = json.loads(tester.lines[1])
+            return {"ended": "passed" if result["passed"] else "failed", "reason": result["reason"]}
+        if tester.is_ready and not tester.is_open:
+            return {"ended": "failed", "reason": "the tests were killed"}
         if output_bytes > job["output_bytes"]:
             return {"ended": "failed", "reason": "output"}
-        if not ready and time.monotonic() - created > SETUP_TIMEOUT_SECONDS:
-            return {"ended": "no sandbox", "reason": f"the program did not start within {SETUP_TIMEOUT_SECONDS} s"}
-        if ready and not ended and (limit := exceeded_limit(job, pid, ready, before)):
-            return {"ended": "failed", "reason": limit}
+        if candidate.is_ready:
+            now = Usage().add(candidate).add(tester).add_files(candidate, job["folder"])
+            before = before or now
+            started = started or (time.monotonic() if tester.is_ready else None)
+            wall_seconds = time.monotonic() - started if started else 0.0
+            if limit := exceeded_limit(job, now, before, wall_seconds):
+                return {"ended": "failed", "reason": limit}
+        if started is None and time.monotonic() - created > SETUP_TIMEOUT_SECONDS:
+            return {"ended": "failed", "reason": f"the sandboxes did not start within {SETUP_TIMEOUT_SECONDS} s"}
 
 
-def kill_all(pid: int) -> None:
-    """Kill what is left. The kernel clears a namespace whose process 1 died; without one each process is killed."""
+def kill_all(pids: list[int], cgroup: str | None) -> None:
+    """Kill what is left, for a limited time. The kernel clears a pid namespace whose process 1 died."""
     deadline = time.monotonic() + CLEANUP_TIMEOUT_SECONDS
-    os.kill(pid, signal.SIGKILL)  # first, because finding processes takes longer than forking new ones
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)  # first, because finding processes takes longer than creating new ones
     while time.monotonic() < deadline:
         for member in process_tree(os.getpid()):
             if member != os.getpid():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(member, signal.SIGKILL)
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.002)
         except ChildProcessError:
-            return
-        time.sleep(0.005)
+            break
+    if cgroup is not None:
+        with contextlib.suppress(OSError):
+            os.rmdir(cgroup)
 
 
 def main() -> None:
-    die_with_parent()
-    call_libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    set_process_option(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    set_process_option(PR_SET_CHILD_SUBREAPER, 1)
+    write("/proc/self/oom_score_adj", "1000")  # when memory runs out, the kernel kills programs first, not the worker
     os.umask(0o022)
     job = json.load(sys.stdin)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # packets keep messages separate
+    cgroup = create_cgroup(job)
     output_reader, output_writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        run_role(ROLES[job["sandbox"]], job, theirs.fileno(), output_writer)
-    theirs.close()
-    os.close(output_writer)
-    outcome = supervise(job, pid, ours, output_reader)
-    kill_all(pid)
-    json.dump(outcome, sys.stdout)
+    (calls_reader, calls_writer), (replies_reader, replies_writer) = os.pipe(), os.pipe()
+    shared: dict[str, Any] = {"output": output_writer, "cgroup": cgroup}
+    candidate = start_sandbox(job, "candidate", reader=calls_reader, writer=replies_writer, **shared)
+    tester = start_sandbox(job, "tester", reader=replies_reader, writer=calls_writer, **shared)
+    for descriptor in (output_writer, calls_reader, calls_writer, replies_reader, replies_writer):
+        os.close(descriptor)
+    result = supervise(job, candidate, tester, output_reader)
+    kill_all([candidate.pid, tester.pid], cgroup)
+    json.dump(result, sys.stdout)

@@ -22,6 +22,7 @@ from lm_eval.api.metrics import mean, stderr_for_metric
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.config.group import AggMetricConfig
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import apply_template
 
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import hub_problem, retry_hub
@@ -230,11 +231,9 @@ def _build_subtasks(spec: TaskSpec, options: TaskOptions, source: Source, fewsho
         _seed_language_detection()
     if spec.full_config is not None:
         config = {**spec.full_config, **overrides}
-        if spec.runs_code:
-            pass_at_1 = _pass_at_1(require_sandbox(spec.name, options))
-            config["metric_list"] = [
-                {"metric": pass_at_1, "aggregation": "mean", "higher_is_better": True, "k": [1]},
-            ]
+        if spec.code_tests is not None:
+            config["metric_list"] = [{"metric": spec.primary, "aggregation": "mean", "higher_is_better": True}]
+            config["process_results"] = _program_scorer(spec, config, sandboxed=require_sandbox(spec.name, options))
         subtasks = {spec.name: ConfigurableTask(config={**config, **_documents_override(spec, config, source)})}
     else:
         subtasks = _load_stock_tasks(spec, overrides, source)
@@ -311,13 +310,16 @@ def _documents_override(spec: TaskSpec, config: Mapping[str, Any], source: Sourc
     return {"custom_dataset": load}
 
 
-def _pass_at_1(sandbox_kind: str) -> Any:
-    """lm-eval's pass@k metric for k = 1: the share of an answer's programs that pass."""
+def _program_scorer(spec: TaskSpec, config: Mapping[str, Any], *, sandboxed: bool) -> Callable[..., Metrics]:
+    """lm-eval's pass@1: the share of an answer's programs that pass the tests, which are the document's target."""
+    assert spec.code_tests is not None
+    code_tests = spec.code_tests
 
-    def pass_at_k(references: list[str], predictions: list[list[str]], k: list[int]) -> dict[str, float]:
-        assert k == [1]
-        (tests,), (programs,) = references, predictions
-        passed = [sandbox.run_program(f"{program}\n{tests}", kind=sandbox_kind).passed for program in programs]
-        return {"pass@1": sum(passed) / len(passed)}
+    def score_programs(document: dict[str, Any], responses: Sequence[Any]) -> Metrics:
+        (answer,) = responses
+        programs = [answer] if isinstance(answer, str) else answer
+        tests = code_tests(document, apply_template(config["doc_to_target"], document))
+        passed = [sandbox.run_program(program, tests, sandboxed=sandboxed).passed for program in programs]
+        return {spec.primary: sum(passed) / len(passed)}
 
-    return pass_at_k
+    return score_programs

@@ -12,6 +12,7 @@ from sampler import Counters, Generated, Pair, Prompt, Scored
 from sampler.engine import OnFailure
 from tasks.documents import Document
 from tasks.evaluate import Result, Sampling, evaluate
+from tasks.sandbox import SandboxError, find_sandbox
 from tasks.task import Task
 
 
@@ -26,6 +27,14 @@ def bench() -> Path:
         splitter = str(Path(folder) / "nltk_data")
         nltk.data.path += [splitter] if splitter not in nltk.data.path else []
     return Path(folder)
+
+
+def working_sandbox() -> None:
+    """Skips the test, with the reason, where generated programs cannot run in a sandbox."""
+    try:
+        find_sandbox()
+    except SandboxError as error:
+        pytest.skip(f"no sandbox works here: {error}")
 
 
 class CharacterTokenizer:

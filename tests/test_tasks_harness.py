@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tasks_fakes import CannedDecoder, CharacterTokenizer, aggregate, bench, canned_for, choosing, run
+from tasks_fakes import (
+    CannedDecoder,
+    CharacterTokenizer,
+    aggregate,
+    bench,
+    canned_for,
+    choosing,
+    run,
+    working_sandbox,
+)
 from test_tasks_answers import gpqa_row
 from test_tasks_sources import write_dataset
 
@@ -25,6 +34,8 @@ TEMPLATE = chat_renderer(CharacterTokenizer())
 
 @functools.cache
 def opened(name: str, **options: Any) -> Task:
+    if name == "humaneval":
+        working_sandbox()
     return open_task(name, TaskOptions(data=str(bench()), **options))
 
 
@@ -218,11 +229,68 @@ def test_gpqa_variants_shuffle_options_with_the_same_seed(name: str, tmp_path: P
     assert open_task(name, options).documents == open_task(name, options).documents
 
 
-def test_lm_evals_code_runner_needs_the_unsafe_flag(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["humaneval_plus", "humaneval_64", "humaneval_multi_line_infilling"])
+def test_lm_evals_code_runner_needs_the_unsafe_flag(name: str, tmp_path: Path) -> None:
+    working_sandbox()
     with pytest.raises(InputError, match="has no sandbox; allow it with --unsafe-code-execution"):
-        open_task("mbpp", TaskOptions(data=str(tmp_path), allow_code_execution=True))
+        open_task(name, TaskOptions(data=str(tmp_path), allow_code_execution=True))
     with pytest.raises(InputError, match="--allow-code-execution"):
-        open_task("humaneval_plus", TaskOptions(data=str(tmp_path)))
+        open_task(name, TaskOptions(data=str(tmp_path)))
+
+
+MBPP = (
+    ("Add two numbers.", "def add(a, b):\r\n  return a + b", "add", ("(1, 2) == 3", "(-1, 1) == 0", "(2, 2) == 4")),
+    (
+        "Count letters.",
+        "from collections import Counter\ndef letters(text):\n    return Counter(text)",
+        "letters",
+        ("('aab') == {'a': 2, 'b': 1}", "('') == {}", "('b')['b'] == 1"),
+    ),
+    (
+        "Area of a circle.",
+        "import math\ndef area(r):\n    return math.pi * r * r",
+        "area",
+        ("(0) == 0", "(1) == math.pi", "(2) > 12"),
+    ),
+)
+
+
+def mbpp_rows() -> list[dict[str, Any]]:
+    common = {"test_setup_code": "", "challenge_test_list": []}
+    return [
+        {"task_id": n, "text": text, "code": code, "test_list": [f"assert {name}{test}" for test in tests], **common}
+        for n, (text, code, name, tests) in enumerate(MBPP)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "part", "answer"),
+    [
+        ("mbpp", "google-research-datasets/mbpp", "full", "{}"),
+        ("mbpp_instruct", "google-research-datasets/mbpp", "full", "\n{}\n```\nThat is it."),
+        ("mbpp_plus", "evalplus/mbppplus", "default", "{}"),
+    ],
+)
+def test_mbpp_runs_in_the_sandbox(name: str, dataset: str, part: str, answer: str, tmp_path: Path) -> None:
+    """Two of three answers are correct; the third one compares equal to everything."""
+    working_sandbox()
+    write_dataset(tmp_path, dataset, part, {"test": mbpp_rows()})
+    task = open_task(name, TaskOptions(data=str(tmp_path), allow_code_execution=True, chat_template=False))
+    forged = "class All:\n    __eq__ = __gt__ = lambda self, other: True\ndef area(r):\n    return All()"
+    decoder = canned_for(
+        task, lambda document: answer.format(forged if "area" in document["code"] else document["code"])
+    )
+    results = run(task, decoder)
+    assert [result.correct for result in results] == [True, True, False]
+    assert task.requests(task.documents[0], None)[0].args[0].count("Write a") == 3, "lm-eval's examples"
+    assert aggregate(task, results)[name]["pass_at_1," + task.subtasks[name]._filters[0].name] == pytest.approx(2 / 3)
+
+
+def test_mbpp_rows_are_checked(tmp_path: Path) -> None:
+    working_sandbox()
+    write_dataset(tmp_path, "google-research-datasets/mbpp", "full", {"test": [{**mbpp_rows()[0], "test_list": []}]})
+    with pytest.raises(InputError, match="test_list is empty"):
+        open_task("mbpp", TaskOptions(data=str(tmp_path), allow_code_execution=True))
 
 
 def test_lm_eval_task_outside_the_catalog(tmp_path: Path) -> None:

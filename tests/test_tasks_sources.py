@@ -404,12 +404,12 @@ def test_missing_sandbox_is_an_error_unless_unsafe(monkeypatch: pytest.MonkeyPat
     from tasks.catalog import require_sandbox
 
     def none() -> str:
-        raise sandbox.SandboxError("namespaces: not permitted")
+        raise sandbox.SandboxError("bubblewrap is not installed: apt-get install bubblewrap")
 
     monkeypatch.setattr(sandbox, "find_sandbox", none)
-    with pytest.raises(InputError, match=r"no sandbox for them .*--unsafe-code-execution"):
+    with pytest.raises(InputError, match=r"no sandbox for them .*apt-get install bubblewrap.*--unsafe-code-execution"):
         require_sandbox("humaneval", TaskOptions(allow_code_execution=True))
-    assert require_sandbox("humaneval", TaskOptions(unsafe_code_execution=True)) == "none"
+    assert require_sandbox("humaneval", TaskOptions(unsafe_code_execution=True)) is False
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
     with pytest.raises(InputError, match="no sandbox"):
         require_sandbox("humaneval", TaskOptions())
