@@ -1,91 +1,101 @@
 """The caches of a batch of rows: keys and values for attention, and layer contributions for replays.
 
-Lifetimes: a `KeyValueCache` and a `ReuseCache` live for one call. A slot of the first belongs to one row, a slot of the
-second to one block. A `KeyValueView` and a `ReuseView` belong to one pass.
-Shapes: L layers, S slots, C capacity, B rows, N positions of all rows, K key/value heads, Q queries of a row,
-d head size, M features of a fused projection, D model.
+A slot of a `KeyValueCache` belongs to one row, a slot of a `ReuseCache` to one block; their memory may serve one call
+after another (`CachePool`), because nothing is read that the same row has not written. A `KeyValueView` and a
+`ReuseView` belong to one pass.
+Shapes: L layers, S slots, C capacity, B rows, N positions of all rows, K key/value heads, d head size, M features of a
+fused projection, D model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from sampler.attention import MAX_MASKED_POSITIONS, Attention, ReferenceAttention, Run, block_causal_mask
 from sampler.config import ModelConfig
 from sampler.plan import WATCHED_INPUT, CacheSpec, Unit
 
 FINAL_STATES = -1  # key of the states after the last layer in a reuse cache; contributions have their layer's index
+MIN_POOLED_CAPACITY = 1024  # positions; pooled caches hold a power of two, so that calls of any length share them
 
 FlatIndex = slice | Tensor  # rows of a flattened (slot, position) axis: a slice, hence a view, if they are adjacent
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The positions of one pass: the slot of each row, and the row's positions that are forwarded."""
+    """The positions of one pass: the slot of each row, and the row's positions that are forwarded.
+
+    A row's positions lie in one block, or they are all of several blocks. Each position attends to its own block and
+    everything before it.
+    """
 
     slots: Sequence[int]
     positions: Sequence[Sequence[int]]
 
 
 class KeyValueCache:
-    """Keys and values of every slot, allocated once. The current block follows the committed prefix directly."""
+    """Keys and values of every slot. The current block follows the committed prefix directly."""
 
     def __init__(
         self, config: ModelConfig, slots: int, capacity: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.config = config
-        self.capacity = capacity
+        self.config, self.slots, self.capacity = config, slots, capacity
         width = 2 * config.num_kv_heads * config.head_dim
         self.kv_LSCM = torch.zeros((config.num_layers, slots, capacity, width), dtype=dtype, device=device)
+        self.flat_LTM = self.kv_LSCM.flatten(1, 2)
         self.factors = rotary_factors(config, capacity, device)
+        self.views = layer_views(self.flat_LTM, config)  # made once, because views cost time on the host
 
-    def view(self, rows: Rows, *, clean_blocks: bool = False) -> "KeyValueView":
-        """Where a pass over these positions reads and writes.
-
-        A row's positions lie in one block and attend to that block and everything before it. With `clean_blocks`
-        (prefill) they span several blocks, and each position attends to its own block and those before it.
-        """
+    def view(self, rows: Rows) -> "KeyValueView":
+        """Where a pass over exactly these positions reads and writes."""
         slots, positions = rows.slots, rows.positions
         index = _flat_index(slots, positions, self.capacity, self.kv_LSCM.device)
         at = slice(positions[0][0], positions[0][-1] + 1) if isinstance(index, slice) else index % self.capacity
-        flat = self.kv_LSCM.flatten(1, 2)
+        pairs = self.config.num_heads * self.config.head_dim // 2
         return KeyValueView(
-            factors=(self.factors[0][at], self.factors[1][at]),
+            factors=torch.tensor_split(self.factors[at], (pairs,), 1),
             index=None if isinstance(index, slice) else index,
-            targets=(flat[:, index] if isinstance(index, slice) else flat).unbind(0),
-            runs=tuple(self._run(rows, run) for run in self._adjacent_rows(rows)),
-            mask=self._block_causal_mask(positions[0]) if clean_blocks else None,
+            targets=(self.flat_LTM[:, index] if isinstance(index, slice) else self.flat_LTM).unbind(0),
+            attention=self.reference_attention(rows),
         )
+
+    def reference_attention(self, rows: Rows) -> ReferenceAttention:
+        return ReferenceAttention([run for adjacent in self._adjacent_rows(rows) for run in self._runs(rows, adjacent)])
 
     def _adjacent_rows(self, rows: Rows) -> list[range]:
         """Splits rows into maximal runs of adjacent slots with the same number of positions and the same end."""
         keys = [
-            (slot - row, len(p), self._end(p))
+            (slot - row, len(p), self._end(p) if p else 0)
             for row, (slot, p) in enumerate(zip(rows.slots, rows.positions, strict=True))
         ]
         breaks = [row for row in range(1, len(keys)) if keys[row] != keys[row - 1]]
         return [range(first, last) for first, last in zip([0, *breaks], [*breaks, len(keys)], strict=True)]
 
-    def _run(self, rows: Rows, run: range) -> "Run":
-        slot, positions, count = rows.slots[run.start], rows.positions[run.start], len(run)
+    def _runs(self, rows: Rows, run: range) -> "list[Run]":
+        """One run, with a mask if its rows span several blocks. Of a long prompt, each block is a run of its own."""
+        slot, positions, block = rows.slots[run.start], rows.positions[run.start], self.config.block_size
+        if not positions:
+            return []
+        if positions[0] // block == positions[-1] // block:
+            return [self._run(slot, len(run), positions)]
+        assert isinstance(positions, range)
+        if positions[-1] < MAX_MASKED_POSITIONS:
+            mask = block_causal_mask(positions, self.config, self.kv_LSCM.dtype, self.kv_LSCM.device)
+            return [self._run(slot, len(run), positions, mask)]
+        starts = range(positions.start, positions.stop, block)
+        return [self._run(s, 1, range(start, start + block)) for s in range(slot, slot + len(run)) for start in starts]
+
+    def _run(self, slot: int, count: int, positions: Sequence[int], mask: Tensor | None = None) -> Run:
         heads, head_dim, end = self.config.num_kv_heads, self.config.head_dim, self._end(positions)
         seen_LBCM = self.kv_LSCM[:, slot : slot + count, :end]
         keys, values = seen_LBCM.view(-1, count, end, 2, heads, head_dim).transpose(2, 4).unbind(3)
-        return Run(count * len(positions), (count, -1, heads, head_dim), keys.unbind(0), values.unbind(0))
+        return Run(count * len(positions), (count, -1, heads, head_dim), keys.unbind(0), values.unbind(0), mask)
 
     def _end(self, positions: Sequence[int]) -> int:
-        """The end of the block that the positions lie in."""
+        """The end of the block that the last position lies in."""
         return positions[-1] // self.config.block_size * self.config.block_size + self.config.block_size
-
-    def _block_causal_mask(self, positions: Sequence[int]) -> Tensor:
-        block_C = torch.arange(positions[-1] + 1, device=self.kv_LSCM.device) // self.config.block_size
-        hidden_WC = block_C[positions[0] :, None] < block_C
-        group = self.config.num_heads // self.config.num_kv_heads
-        hidden_QC = hidden_WC.repeat_interleave(group, dim=0)
-        # Not boolean: SDPA's CPU kernel would convert it in every layer.
-        return torch.zeros_like(hidden_QC, dtype=self.kv_LSCM.dtype).masked_fill_(hidden_QC, float("-inf"))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self.kv_LSCM[:, target, :length] = self.kv_LSCM[:, source, :length]
@@ -98,25 +108,14 @@ class KeyValueCache:
         return self.kv_LSCM[:, slot, start : start + self.config.block_size]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Rows in adjacent slots that attend in one call, over views of the cache."""
-
-    size: int  # positions of all its rows
-    query_shape: tuple[int, int, int, int]
-    keys: tuple[Tensor, ...]  # per layer, (rows, K, C, d)
-    values: tuple[Tensor, ...]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyValueView:
     """Where one pass reads and writes keys and values. The per-layer views are made once, not in the layer loop."""
 
-    factors: tuple[Tensor, Tensor]  # rotary: for queries, and for keys with values
+    factors: tuple[Tensor, ...]  # rotary: for queries, and for keys with values; or for all of them in one tensor
     index: Tensor | None  # where to write in the flattened slots; None: `targets` are exactly that place
-    targets: tuple[Tensor, ...]
-    runs: tuple[Run, ...]
-    mask: Tensor | None
+    targets: Sequence[Tensor]
+    attention: Attention
 
     def write(self, layer: int, kv_NM: Tensor) -> None:
         if self.index is None:
@@ -124,20 +123,15 @@ class KeyValueView:
         else:
             self.targets[layer].index_copy_(0, self.index, kv_NM)
 
-    def attend(self, layer: int, q_NM: Tensor) -> Tensor:
-        """Attention over each row's own keys. Query heads that share a key head become additional queries.
 
-        Rows are neither padded nor gathered, so each row gets the same result as in a batch of one.
-        """
-        if len(self.runs) == 1:
-            return self._attend(self.runs[0], layer, q_NM)
-        parts = torch.split_with_sizes(q_NM, [run.size for run in self.runs])
-        return torch.cat([self._attend(run, layer, q) for run, q in zip(self.runs, parts, strict=True)])
+LayerViews = tuple[Sequence[Tensor], Sequence[tuple[Tensor, Tensor]]]
 
-    def _attend(self, run: Run, layer: int, q_NM: Tensor) -> Tensor:
-        q_BKQd = q_NM.view(run.query_shape).transpose(1, 2)
-        out_BKQd = scaled_dot_product_attention(q_BKQd, run.keys[layer], run.values[layer], attn_mask=self.mask)
-        return out_BKQd.transpose(1, 2).reshape(q_NM.shape)
+
+def layer_views(flat_LTM: Tensor, config: ModelConfig) -> LayerViews:
+    """Of each layer: the rows to write, and its keys and its values by head."""
+    shape = (config.num_layers, flat_LTM.shape[1], 2, config.num_kv_heads, config.head_dim)
+    keys, values = flat_LTM.view(shape).unbind(2)
+    return flat_LTM.unbind(0), list(zip(keys.unbind(0), values.unbind(0), strict=True))
 
 
 class ReuseCache:
@@ -147,7 +141,14 @@ class ReuseCache:
     """
 
     def __init__(
-        self, spec: CacheSpec, config: ModelConfig, slots: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        spec: CacheSpec,
+        config: ModelConfig,
+        slots: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        pool: "CachePool | None" = None,
     ) -> None:
         self.spec = spec
         self.block = config.block_size
@@ -158,9 +159,8 @@ class ReuseCache:
         if spec.watched_layer is not None:
             self.row_of[WATCHED_INPUT] = len(self.row_of)
             self.measured.add(WATCHED_INPUT)
-        self.values = torch.zeros(
-            (len(self.row_of), slots * self.block, config.hidden_size), dtype=dtype, device=device
-        )
+        shape = (len(self.row_of), slots * self.block, config.hidden_size)
+        self.values = (pool or CachePool()).take_values(shape, dtype=dtype, device=device)
         self.valid = [[0] * slots for _ in self.row_of]  # per cached layer and slot, one bit per position
 
     def reset(self, slot: int) -> None:
@@ -171,8 +171,17 @@ class ReuseCache:
     def view(self, rows: Rows) -> "ReuseView":
         """Where a pass over these positions loads and stores values."""
         offsets = [[position % self.block for position in row] for row in rows.positions]
-        bits = tuple(sum(1 << offset for offset in row) for row in offsets)
-        return ReuseView(self, rows.slots, _flat_index(rows.slots, offsets, self.block, self.values.device), bits)
+        return ReuseView(self, _flat_index(rows.slots, offsets, self.block, self.values.device))
+
+    def record(self, rows: Rows, *, loaded: Collection[int] = (), stored: Collection[int] = ()) -> None:
+        """Records what a pass stored for these positions; asserts that what it loaded had been stored before."""
+        for slot, positions in zip(rows.slots, rows.positions, strict=True):
+            bits = sum(1 << position % self.block for position in positions)
+            for layer in loaded:
+                missing = bits & ~self.valid[self.row_of[layer]][slot]
+                assert not missing, f"layer {layer} replays positions it never computed"
+            for layer in stored:
+                self.valid[self.row_of[layer]][slot] |= bits
 
     def save(self, slot: int) -> tuple[Tensor, list[int]]:
         low, high = slot * self.block, (slot + 1) * self.block
@@ -190,10 +199,10 @@ class ReuseView:
     """The values of one pass's positions in a reuse cache, and what the pass measures."""
 
     cache: ReuseCache
-    slots: Sequence[int]
     index: FlatIndex
-    bits: tuple[int, ...]  # per row, one bit per position in the block
     measured: dict[int, Tensor] = field(default_factory=dict)  # by layer or WATCHED_INPUT, see `Norms`
+    loaded: list[int] = field(default_factory=list)  # layers whose values were loaded
+    stored: list[int] = field(default_factory=list)  # layers whose values were stored
 
     def holds(self, layer: int) -> bool:
         return layer in self.cache.row_of
@@ -207,30 +216,61 @@ class ReuseView:
 
     def store(self, layer: int, value_ND: Tensor, stream_ND: Tensor | None = None) -> None:
         """Caches a value and, if the layer is measured, the norms of its change and of the residual stream."""
-        row = self.cache.row_of[layer]
+        self.stored.append(layer)
+        values_ND = self.cache.values[self.cache.row_of[layer]]
         if layer in self.cache.measured:
-            before_ND = self.cache.values[row][self.index]
+            before_ND = values_ND[self.index]
             streams = [] if stream_ND is None else [stream_ND]
             self.measured[layer] = _l1_norms(value_ND - before_ND, before_ND, *streams)
-        self.cache.values[row][self.index] = value_ND
-        for slot, bits in zip(self.slots, self.bits, strict=True):
-            self.cache.valid[row][slot] |= bits
+        if isinstance(self.index, slice):
+            values_ND[self.index] = value_ND
+        else:
+            values_ND.index_copy_(0, self.index, value_ND)
 
     def load(self, layer: int) -> Tensor:
-        row = self.cache.row_of[layer]
-        for slot, bits in zip(self.slots, self.bits, strict=True):
-            missing = bits & ~self.cache.valid[row][slot]
-            assert not missing, f"layer {layer} replays positions it never computed"
-        return self.cache.values[row][self.index]
+        self.loaded.append(layer)
+        return self.cache.values[self.cache.row_of[layer]][self.index]
 
 
-def rotary_factors(config: ModelConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Complex factors at each position: for queries, and for keys followed by values (whose factor is 1)."""
+class CachePool:
+    """Memory of caches that are not in use, kept for later calls: its addresses and shapes stay the same."""
+
+    def __init__(self) -> None:
+        self.keys_values: list[KeyValueCache] = []
+        self.values: list[Tensor] = []
+
+    def take_keys_values(
+        self, config: ModelConfig, slots: int, capacity: int, *, dtype: torch.dtype, device: torch.device
+    ) -> KeyValueCache:
+        """The smallest cache that suffices, else a new one in place of those that were too small."""
+        fitting = [held for held in self.keys_values if held.slots == slots and held.capacity >= capacity]
+        if fitting:
+            found = min(fitting, key=lambda held: held.capacity)
+            self.keys_values.remove(found)
+            return found
+        self.keys_values.clear()
+        rounded = max(MIN_POOLED_CAPACITY, 1 << (capacity - 1).bit_length())
+        blocks = -(-min(rounded, max(config.max_positions, capacity)) // config.block_size)
+        return KeyValueCache(config, slots, blocks * config.block_size, dtype=dtype, device=device)
+
+    def take_values(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        for place, held in enumerate(self.values):
+            if held.shape == shape:
+                return self.values.pop(place)
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def give_back(self, keys_values: KeyValueCache, values: Tensor) -> None:
+        self.keys_values.append(keys_values)
+        self.values.append(values)
+
+
+def rotary_factors(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
+    """Complex factors at each position: for queries, for keys, and for values (whose factor is 1)."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     angle_Cd = torch.outer(torch.arange(positions, device=device).float(), config.rope_theta**-half)
     factor_Cd = torch.polar(torch.ones_like(angle_Cd), angle_Cd)
     keys = factor_Cd.repeat(1, config.num_kv_heads)
-    return factor_Cd.repeat(1, config.num_heads), torch.cat((keys, torch.ones_like(keys)), -1)
+    return torch.cat((factor_Cd.repeat(1, config.num_heads), keys, torch.ones_like(keys)), -1)
 
 
 def _l1_norms(*tensors_ND: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Shapes: N positions, V vocabulary. The mask id is never predicted, but its proba
 """
 
 import math
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,24 +46,33 @@ class Predictor:
     temperature: float = 0.0
     top_p: float = 1.0
 
-    def __call__(self, logits_NV: Tensor, uniforms: Sequence[float]) -> list[Prediction]:
-        probability_N, token_N = self._sample(logits_NV, uniforms) if self.temperature else self._greedy(logits_NV)
-        # One transfer, hence one synchronisation; float64 represents every token id exactly.
-        probabilities, tokens = torch.stack((probability_N.double(), token_N.double())).tolist()
-        return [Prediction(int(token), p) for token, p in zip(tokens, probabilities, strict=True)]
+    def pack(self, queries: Sequence[float]) -> Sequence[int]:
+        """The bits of the uniform numbers; a greedy prediction needs none."""
+        return struct.unpack(f"{len(queries)}q", struct.pack(f"{len(queries)}d", *queries)) if self.temperature else ()
+
+    def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
+        """Probabilities, then tokens. Float64 represents every token id exactly."""
+        probability_N, token_N = self._sample(logits_PV, packed) if self.temperature else self._greedy(logits_PV)
+        return torch.stack((probability_N.double(), token_N.double())).flatten()
+
+    def unpack(self, numbers: Sequence[float], queries: Sequence[float]) -> list[Prediction]:
+        tokens = numbers[len(numbers) // 2 :]
+        return [Prediction(int(token), p) for token, p, _ in zip(tokens, numbers, queries, strict=False)]
 
     def _greedy(self, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
         probability_NV = self._without_mask(torch.softmax(logits_NV, -1))
         return probability_NV.max(-1)
 
-    def _sample(self, logits_NV: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def _sample(self, logits_NV: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        uniform_N = uniforms.view(torch.float64)
+        logits_NV = logits_NV[: len(uniform_N)]
         probability_NV = self._without_mask(torch.softmax(logits_NV / self.temperature, -1))
         sorted_NV, token_NV = probability_NV.sort(stable=True, dim=-1, descending=True)
         before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
         nucleus_NV = torch.where(before_NV < self.top_p, sorted_NV.double(), 0.0)
         cumulative_NV = nucleus_NV.cumsum(-1)
         total_N1 = cumulative_NV[:, -1:]
-        target_N1 = torch.tensor(uniforms, dtype=torch.float64, device=logits_NV.device)[:, None] * total_N1
+        target_N1 = uniform_N[:, None] * total_N1
         chosen_N1 = (cumulative_NV > target_N1).int().argmax(-1, keepdim=True)
         probability_N1 = nucleus_NV.gather(-1, chosen_N1) / total_N1
         return probability_N1[:, 0], token_NV.gather(-1, chosen_N1)[:, 0]
@@ -130,6 +140,7 @@ def decode_prompts(
         capacity=-(-longest // config.block_size) * config.block_size,
         reader=predictor,
         on_failure=on_failure,
+        reads=settings.small_block,
     )
     rows = (
         _Sequence(

@@ -1,14 +1,18 @@
-"""The device that a model runs on: which one, the dtypes it supports, and torch's numeric flags while it computes."""
+"""The device that a model runs on: which one, its dtypes, torch's numeric flags, and the operations it runs."""
 
 import re
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sampler.errors import InputError
 
@@ -137,3 +141,65 @@ def numeric_flags() -> Iterator[dict[str, Any]]:
     finally:
         for name, value in before.items():
             _FLAGS[name][1](value)
+
+
+VIEWS = {
+    "view",
+    "_unsafe_view",
+    "t",
+    "transpose",
+    "slice",
+    "select",
+    "split_with_sizes",
+    "expand",
+    "unsqueeze",
+    "alias",
+}
+ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "detach", "lift_fresh", "_pin_memory", "pin_memory"}
+
+
+class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what a device is asked to do while it is active: kernels by name, and transfers in both directions.
+
+    An operation that does not only view or allocate counts as one kernel.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device_type = device.type
+        self.reset()
+
+    def reset(self) -> None:
+        self.kernels: Counter[str] = Counter()
+        self.to_device = self.to_host = self.views = 0
+
+    @property
+    def attention(self) -> dict[str, int]:
+        """Attention kernels by name."""
+        return {name: count for name, count in self.kernels.items() if "attention" in name or "attn" in name}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        self._count(func, (args, kwargs), result)
+        return result
+
+    def _count(self, func: Any, arguments: Any, result: Any) -> None:
+        namespace, name = func._schema.name.split("::")
+        before, after = (
+            {leaf.device.type for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+            for values in (arguments, result)
+        )
+        if name in ("_to_copy", "copy_", "to") and len(before | after) > 1:
+            if self.device_type in after:
+                self.to_device += 1
+            else:
+                self.to_host += 1
+        elif self.device_type not in before | after or name in ALLOCATIONS or namespace == "prim":
+            return
+        elif func.is_view or name in VIEWS:
+            self.views += 1
+        else:
+            self.kernels[name] += 1

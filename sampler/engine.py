@@ -6,35 +6,23 @@ cannot depend on its batch.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
-from sampler.cache import ReuseCache, ReuseView, Rows
 from sampler.device import numeric_flags
 from sampler.errors import NonFiniteError
-from sampler.model import LayerWork, Selection, Transformer
+from sampler.model import LayerWork, Transformer
+from sampler.passes import LogitReader, PassRunner, PassSegment
 from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind, compute_all
 from sampler.records import Counters
 
 Result = TypeVar("Result")
-# Answers one query per row of logits, such as "which token?" or "the log-probabilities of these tokens?"
-LogitReader = Callable[[Tensor, Sequence[Any]], list[Any]]
 # Is given the index of a failed row and its error
 OnFailure = Callable[[int, NonFiniteError], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prefill:
-    """Caches keys and values of complete blocks of known tokens; `queries` are about the last position."""
-
-    tokens: Sequence[int]
-    queries: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +37,18 @@ class Pass:
     eligible: bool = False  # the policy requested a replay
     read: tuple[int, ...] = ()
     queries: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefill:
+    """Caches keys and values of complete blocks of known tokens; `queries` are about the last position.
+
+    `then` is a pass over the next block that computes every layer. It runs in the same forward, and it is answered.
+    """
+
+    tokens: Sequence[int]
+    queries: tuple[Any, ...] = ()
+    then: Pass | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,26 @@ class _ActiveRow(Generic[Result]):
     counters: Counters = field(default_factory=Counters)
     waiting_for: Pass | None = None
     rounds_waited: int = 0
+    prefill: "_PrefillProgress | None" = None
     measured: Measurements = field(default_factory=dict)
 
 
+@dataclass(kw_only=True, slots=True)
+class _PrefillProgress:
+    """A prefill that a row waits for."""
+
+    command: Prefill
+    tokens: Sequence[int]  # all that is forwarded: the prefix, and the block of the pass that follows
+    begun: bool = False
+    start: int = 0  # the tokens before this one were copied from another row
+    done: int = 0
+
+
 class Engine(Generic[Result]):
-    """The caches of one call and the rows that use them. With `share_prefixes`, common blocks are prefilled once."""
+    """The rows of one call, and the passes that they wait for.
+
+    A row reads at most `reads` logits in a pass. With `share_prefixes`, common blocks are prefilled once.
+    """
 
     def __init__(
         self,
@@ -125,15 +140,15 @@ class Engine(Generic[Result]):
         slots: int,
         capacity: int,
         reader: LogitReader,
+        reads: int,
         share_prefixes: bool = False,
         on_failure: OnFailure | None = None,
     ) -> None:
         """Without `on_failure`, the first row that fails ends the run."""
-        self.network, self.reader, self.share_prefixes = network, reader, share_prefixes
-        self.on_failure = on_failure
+        self.network, self.share_prefixes, self.on_failure = network, share_prefixes, on_failure
         self.block = network.config.block_size
-        self.keys_values = network.new_cache(slots, capacity)
-        self.reuse = ReuseCache(cache_spec, network.config, slots, dtype=network.dtype, device=network.device)
+        self.runner = PassRunner(network, cache_spec, slots=slots, capacity=capacity, reader=reader, reads=reads)
+        self.keys_values, self.reuse = self.runner.keys_values, self.runner.reuse
         self.prefilled: list[Sequence[int]] = [()] * slots  # the tokens of the complete blocks in each slot
         self.stopwatch = Stopwatch()
 
@@ -166,6 +181,8 @@ class Engine(Generic[Result]):
             if group:
                 del free[: len(group)]
                 active += group
+            elif prefills := [row for row in active if row.prefill is not None]:
+                group, answers = self._run_prefills(prefills)
             elif active:
                 group = self._next_group(active)
                 answers = self._run_group(group)
@@ -194,8 +211,12 @@ class Engine(Generic[Result]):
                     case Pass():
                         active.waiting_for, active.rounds_waited = command, 0
                         return None
-                    case Prefill():
-                        answer = self._prefill(active, command)
+                    case Prefill(tokens=tokens, then=then):
+                        assert not (command.queries and then)
+                        active.prefill = _PrefillProgress(
+                            command=command, tokens=(*tokens, *then.tokens) if then else tokens
+                        )
+                        return None
                     case GetMeasurements():
                         answer = active.measured
                     case SaveBlock(start):
@@ -210,37 +231,82 @@ class Engine(Generic[Result]):
 
     def _fail(self, row: _ActiveRow[Result], error: NonFiniteError) -> None:
         """Reports a failed row and clears its slot: NaN times a weight of zero would still be NaN for the next row."""
-        if self.on_failure is None:
-            raise error
         self.keys_values.clear(row.slot)
         self.prefilled[row.slot] = ()
+        if self.on_failure is None:
+            raise error
         with self.stopwatch.paused():
             self.on_failure(row.index, error)
 
-    def _prefill(self, active: _ActiveRow[Result], command: Prefill) -> list[Any]:
-        tokens = command.tokens
-        start = self._copy_shared_prefix(active.slot, tokens, needs_last=bool(command.queries))
-        self.prefilled[active.slot] = tuple(tokens)
-        if start == len(tokens):
-            return []
-        view = self.keys_values.view(Rows([active.slot], [range(start, len(tokens))]), clean_blocks=True)
+    def _run_prefills(self, waiting: Sequence[_ActiveRow[Result]]) -> tuple[list[_ActiveRow[Result]], list[list[Any]]]:
+        """One forward over blocks of one or several rows; returns the rows whose prefill is complete, and answers."""
+        room = self.runner.prefill_positions
+        group: list[_ActiveRow[Result]] = []
+        segments: list[PassSegment] = []
+        for row in waiting:
+            if not room or not self._begin_prefill(row, waiting):
+                continue
+            segment = self._prefill_segment(row, room)
+            room -= len(segment.tokens)
+            group.append(row)
+            segments.append(segment)
+        forwarded = [segment for segment in segments if segment.tokens]
         plan = compute_all(self.network.config.num_layers)
-        states_ND, work = self.network.forward(self._tensor(tokens[start:]), view, plan)
-        self._count(active.counters, PassKind.PREFILL, work, len(tokens) - start)
-        active.counters.prefill_tokens += len(tokens) - start
-        return self.reader(self.network.logits(states_ND[-1:]), command.queries) if command.queries else []
+        answers: list[list[Any]] = [[] for _ in group]
+        if forwarded:
+            work, found, _ = self.runner.run(forwarded, plan, PassKind.PREFILL, reuse=False)
+            given = iter(found)
+            answers = [next(given) if segment.tokens else [] for segment in segments]
+        complete: list[_ActiveRow[Result]] = []
+        for row, segment in zip(group, segments, strict=True):
+            assert row.prefill is not None
+            progress, prefix = row.prefill, row.prefill.command.tokens
+            progress.done += len(segment.tokens)
+            self.prefilled[row.slot] = tuple(prefix[: progress.done])
+            if progress.done < len(progress.tokens):
+                continue
+            complete.append(row)
+            row.prefill = None
+            if progress.start < len(prefix):
+                row.counters.prefill_tokens += len(prefix) - progress.start
+                self._count(row.counters, PassKind.PREFILL, work, len(prefix) - progress.start)
+            if progress.command.then is not None:
+                self._count(row.counters, progress.command.then.kind, work, self.block)
+        return complete, [answer for row, answer in zip(group, answers, strict=True) if row.prefill is None]
 
-    def _copy_shared_prefix(self, slot: int, tokens: Sequence[int], *, needs_last: bool) -> int:
-        """Copies the longest prefix of whole blocks that any slot holds; returns its number of tokens."""
-        if not self.share_prefixes:
-            return 0
-        limit = len(tokens) // self.block - needs_last
-        common = [_common_blocks(tokens, held, self.block, limit) for held in self.prefilled]
-        source = max(range(len(common)), key=lambda other: (common[other], other == slot))
-        length = common[source] * self.block
-        if source != slot and length:
-            self.keys_values.copy_prefix(source, slot, length)
-        return length
+    def _begin_prefill(self, row: _ActiveRow[Result], waiting: Sequence[_ActiveRow[Result]]) -> bool:
+        """Copies what other slots hold of a row's prefix. False if another row is about to compute more of it."""
+        assert row.prefill is not None
+        if row.prefill.begun:
+            return True
+        command, start = row.prefill.command, 0
+        if self.share_prefixes:
+            limit = len(command.tokens) // self.block - bool(command.queries)
+            common = [_common_blocks(command.tokens, held, self.block, limit) for held in self.prefilled]
+            source = max(range(len(common)), key=lambda other: (common[other], other == row.slot))
+            begun = [other.prefill.command for other in waiting if other.prefill and other.prefill.begun]
+            if any(_common_blocks(command.tokens, b.tokens, self.block, limit) > common[source] for b in begun):
+                return False
+            start = common[source] * self.block
+            if source != row.slot and start:
+                self.keys_values.copy_prefix(source, row.slot, start)
+        row.prefill.begun, row.prefill.start, row.prefill.done = True, start, start
+        self.prefilled[row.slot] = tuple(command.tokens[:start])
+        return True
+
+    def _prefill_segment(self, row: _ActiveRow[Result], room: int) -> PassSegment:
+        """The next blocks of a row's prefill, and what is read at its end."""
+        assert row.prefill is not None
+        command, tokens, start = row.prefill.command, row.prefill.tokens, row.prefill.done
+        end = min(len(tokens), start + room)
+        last = end == len(tokens)
+        if last and command.then is not None:
+            first = len(command.tokens) - start
+            read, queries = tuple(first + i for i in command.then.read), command.then.queries
+        else:
+            queries = command.queries if last else ()
+            read = (end - start - 1,) * len(queries)
+        return PassSegment(slot=row.slot, start=start, tokens=tokens[start:end], read=read, queries=queries)
 
     def _next_group(self, active: list[_ActiveRow[Result]]) -> list[_ActiveRow[Result]]:
         """The rows that can run together and have waited for the most rounds in total: usually the largest group.
@@ -252,9 +318,22 @@ class Engine(Generic[Result]):
             wanted = row.waiting_for
             assert wanted is not None
             row.rounds_waited += 1
-            key = wanted.plan.batch_key, self._uses_reuse_cache(wanted)
+            key = wanted.plan.batch_key, self._uses_reuse_cache(wanted), self._shape(wanted)
             groups.setdefault(key, []).append(row)
-        return max(groups.values(), key=lambda group: sum(row.rounds_waited for row in group))
+        group = max(groups.values(), key=lambda group: sum(row.rounds_waited for row in group))
+        wanted = group[0].waiting_for
+        assert wanted is not None
+        if self.runner.padded and len(group) > (most := self.runner.sequences(wanted.kind, len(wanted.tokens))):
+            longest = sorted(group, key=lambda row: -row.rounds_waited)[:most]
+            group = [row for row in group if row in longest]
+        return group
+
+    def _shape(self, wanted: Pass) -> object:
+        """What rows must have in common to share a padded pass, besides their plan."""
+        if not self.runner.padded:
+            return None
+        width = len(wanted.tokens)
+        return width, self.runner.selected_positions(wanted.kind, width, len(wanted.plan.selected))
 
     def _uses_reuse_cache(self, wanted: Pass) -> bool:
         """Commit passes do not: no later pass of the block replays them."""
@@ -263,51 +342,28 @@ class Engine(Generic[Result]):
     def _run_group(self, group: list[_ActiveRow[Result]]) -> list[list[Any]]:
         """One forward for all rows of a group; returns the answers to each row's queries."""
         passes = [row.waiting_for for row in group if row.waiting_for is not None]
+        segments = []
         for row, wanted in zip(group, passes, strict=True):
             if wanted.opens_block:
                 self.reuse.reset(row.slot)
-        windows = [range(wanted.start, wanted.start + len(wanted.tokens)) for wanted in passes]
-        rows = Rows([row.slot for row in group], windows)
-        reuse = self.reuse.view(rows) if self._uses_reuse_cache(passes[0]) else None
-        states_ND, work = self._forward(rows, passes, reuse)
-        for row, wanted in zip(group, passes, strict=True):
+            segments.append(
+                PassSegment(
+                    slot=row.slot,
+                    start=wanted.start,
+                    tokens=wanted.tokens,
+                    read=wanted.read,
+                    queries=wanted.queries,
+                    selected=wanted.plan.selected,
+                )
+            )
+        plan, reuse = passes[0].plan, self._uses_reuse_cache(passes[0])
+        work, answers, measured = self.runner.run(segments, plan, passes[0].kind, reuse=reuse)
+        for row, wanted, norms in zip(group, passes, measured, strict=True):
             self._count(row.counters, wanted.kind, work, len(wanted.tokens), len(wanted.plan.selected))
             row.counters.eligible += wanted.eligible
             row.counters.replayed += work.replays > 0
-            row.measured = {}
-        answers = self._read(states_ND, passes)
-        if reuse is not None and reuse.measured:  # after reading the logits, so as not to synchronise twice
-            _distribute_measurements(group, passes, reuse.measured)
+            row.measured = {} if wanted.opens_block else norms
         return answers
-
-    def _forward(self, rows: Rows, passes: Sequence[Pass], reuse: ReuseView | None) -> tuple[Tensor, LayerWork]:
-        plan = passes[0].plan
-        if plan.stale:
-            assert reuse is not None
-            return self.network.repeat_final_states(reuse)
-        ids_N = self._tensor([token for wanted in passes for token in wanted.tokens])
-        selection = self._selection(rows, passes) if plan.selected else None
-        return self.network.forward(ids_N, self.keys_values.view(rows), plan, reuse, selection)
-
-    def _read(self, states_ND: Tensor, passes: Sequence[Pass]) -> list[list[Any]]:
-        rows = [first + i for first, wanted in zip(_first_rows(passes), passes, strict=True) for i in wanted.read]
-        if not rows:
-            return [[] for _ in passes]
-        queries = [query for wanted in passes for query in wanted.queries]
-        answers = iter(self.reader(self.network.logits(states_ND[self._tensor(rows)]), queries))
-        return [[next(answers) for _ in wanted.read] for wanted in passes]
-
-    def _selection(self, rows: Rows, passes: Sequence[Pass]) -> Selection:
-        """The positions that partial layers compute; in a plan they count from the block's start."""
-        starts = [wanted.start // self.block * self.block for wanted in passes]
-        positions = [[start + p for p in wanted.plan.selected] for start, wanted in zip(starts, passes, strict=True)]
-        state_rows = [
-            first + position - wanted.start
-            for first, wanted, selected in zip(_first_rows(passes), passes, positions, strict=True)
-            for position in selected
-        ]
-        selected_rows = Rows(rows.slots, positions)
-        return Selection(self.keys_values.view(selected_rows), self.reuse.view(selected_rows), self._tensor(state_rows))
 
     def _count(self, counters: Counters, kind: PassKind, work: LayerWork, positions: int, selected: int = 0) -> None:
         setattr(counters, kind.value, getattr(counters, kind.value) + 1)
@@ -320,30 +376,10 @@ class Engine(Generic[Result]):
             weighted = (work.attention_only * attention + work.mlp_only * mlp) * positions
             counters.layer_positions += _rounded_quotient(weighted, attention + mlp)
 
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, device=self.network.device)
-
     def _synchronised_now(self) -> float:
         if self.network.device.type == "cuda":
             torch.cuda.synchronize(self.network.device)
         return self.stopwatch.now()
-
-
-def _first_rows(passes: Sequence[Pass]) -> list[int]:
-    """The first row of each pass in the states of the whole group."""
-    return [0, *accumulate(len(wanted.tokens) for wanted in passes[:-1])]
-
-
-def _distribute_measurements(
-    group: Sequence[_ActiveRow[Any]], passes: Sequence[Pass], measured: Mapping[int, Tensor]
-) -> None:
-    """Gives each row the measurements of its own positions."""
-    values = [norms.tolist() for norms in measured.values()]
-    for row, wanted, first in zip(group, passes, _first_rows(passes), strict=True):
-        own = slice(first, first + len(wanted.tokens))
-        row.measured = (
-            {} if wanted.opens_block else {key: rows[own] for key, rows in zip(measured, values, strict=True)}
-        )
 
 
 def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit: int) -> int:

@@ -29,7 +29,7 @@ from sampler.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, Shapes, exp
 from sampler.device import pick_device, pick_dtype
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, hub_problem, retry_hub
-from sampler.model import Layer, Norm, Transformer, make_linear
+from sampler.model import Layer, Norm, Transformer, make_linear, pick_execution
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 from sampler.tiny import BUNDLED_MODEL
 
@@ -203,6 +203,7 @@ def build_transformer(
         layers=[layer(index) for index in range(config.num_layers)],
         final_norm=norm(final_norm, folded=fold and not tied),
         head=make_linear(embedding, shared=True) if tied else make_linear(fused([HEAD], final_norm)),
+        execution=pick_execution(config, dtype=dtype, device=device),
     )
 
 

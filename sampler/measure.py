@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from sampler.config import HEAD, ModelConfig, expected_shapes
 from sampler.decode import Predictor, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import LoadedModel, build_transformer
+from sampler.passes import PassRunner, PassSegment
 from sampler.plan import PARTIAL, WATCHED_INPUT, CacheSpec, LayerPlan, PassKind, PastPass, StepContext, compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import Counters, DecodeSettings, Pair, Prompt, Scored
@@ -106,6 +108,7 @@ def warm_up(
         slots=batch_size,
         capacity=(prompts[-1] + 1) * config.block_size,
         reader=Predictor(mask_token_id=config.mask_token_id),
+        reads=config.block_size,
     )
     replay = bound.plan(StepContext(step=1, kind=PassKind.FULL, window=range(0), revealed_at=()))
     counters = Counters()
@@ -192,37 +195,37 @@ class Bench:
         read = tuple(range(PROMPT_TOKENS - begin, PROMPT_TOKENS - begin + SETTINGS.small_block - 1))
         plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(self.context(kind))}
         parts = self._parts(rows=batch * width, predictions=batch * len(read))
-        spent: dict[str, list[float]] = {name: [] for name in (*plans, *parts)}
-
-        def row(number: int) -> Row[None]:
-            tokens = self._tokens(number, self.end)
-            yield Prefill(tokens=tokens[: self.start])
-            yield Pass(kind=PassKind.FULL, start=self.start, tokens=tokens[self.start :], plan=plans["computed"])
-            for _ in range(self.rounds + UNCOUNTED_ROUNDS):
-                for name, plan in plans.items():
-                    if number == batch - 1:  # the last row to request a pass: it runs next
-                        spent[name].append(-self._now())
-                    yield Pass(
-                        kind=kind,
-                        start=begin,
-                        tokens=tokens[begin : begin + width],
-                        plan=plan,
-                        read=read,
-                        queries=(0.0,) * len(read),
-                    )
-                    if number == 0:  # the first row to get its answer
-                        spent[name][-1] += self._now()
-                if number == 0:
-                    for name, part in parts.items():
-                        spent[name].append(-self._now())
-                        part()
-                        spent[name][-1] += self._now()
-
-        engine: Engine[None] = Engine(
-            self.model.network, cache_spec=bound.cache_spec, slots=batch, capacity=self.end, reader=self.predictor
+        runner = PassRunner(
+            self.model.network,
+            bound.cache_spec,
+            slots=batch,
+            capacity=self.end,
+            reader=self.predictor,
+            reads=SETTINGS.small_block,
         )
-        for _ in engine.run(row(number) for number in range(batch)):
-            pass
+        tokens = [self._tokens(number, self.end) for number in range(batch)]
+        opening = [PassSegment(slot=row, start=self.start, tokens=t[self.start :]) for row, t in enumerate(tokens)]
+        segments = [
+            PassSegment(slot=row, start=begin, tokens=t[begin : begin + width], read=read, queries=(0.0,) * len(read))
+            for row, t in enumerate(tokens)
+        ]
+
+        @torch.inference_mode()
+        def run(kind: PassKind, plan: LayerPlan, of: Sequence[PassSegment]) -> None:
+            chosen = [replace(segment, selected=plan.selected) for segment in of]
+            most = runner.sequences(kind, len(of[0].tokens)) if runner.padded else batch
+            for first in range(0, batch, most):
+                runner.run(chosen[first : first + most], plan, kind, reuse=bool(runner.reuse.row_of))
+
+        # The prompt's keys and values stay zero: how long a pass takes does not depend on them.
+        run(PassKind.FULL, plans["computed"], opening)
+        timed = {name: partial(run, kind, plan, segments) for name, plan in plans.items()} | parts
+        spent: dict[str, list[float]] = {name: [] for name in timed}
+        for _ in range(self.rounds + UNCOUNTED_ROUNDS):
+            for name, call in timed.items():
+                began = self._now()
+                call()
+                spent[name].append(self._now() - began)
         return PassTimes(**{name: statistics.median(times[UNCOUNTED_ROUNDS:]) * 1e3 for name, times in spent.items()})
 
     def context(self, kind: PassKind) -> StepContext:
@@ -277,7 +280,7 @@ class Bench:
                 spent[-1] += self._now()
 
         engine: Engine[None] = Engine(
-            self.model.network, cache_spec=CacheSpec(), slots=1, capacity=self.end, reader=self.predictor
+            self.model.network, cache_spec=CacheSpec(), slots=1, capacity=self.end, reader=self.predictor, reads=1
         )
         for _ in engine.run([row()]):
             pass
@@ -338,6 +341,7 @@ class Bench:
         inputs = {k: random(rows, k) for _, k in shapes}
         states = random(predictions, config.hidden_size)
         head = random(config.vocab_size, config.hidden_size)
+        empty = torch.empty(0, dtype=torch.int64, device=network.device)
 
         @torch.inference_mode()
         def floor() -> None:
@@ -348,7 +352,7 @@ class Bench:
 
         @torch.inference_mode()
         def head_and_predictions() -> None:
-            self.predictor(network.logits(states), [0.0] * predictions)
+            self.predictor.read(network.logits(states), empty).tolist()
 
         return {"floor": floor, "head": head_and_predictions}
 

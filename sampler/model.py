@@ -5,14 +5,15 @@ linear layer, K inputs and M outputs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from sampler.cache import FINAL_STATES, KeyValueCache, KeyValueView, ReuseView
+from sampler.attention import Backend, pick_backend
+from sampler.cache import FINAL_STATES, CachePool, KeyValueView, ReuseView
 from sampler.config import ModelConfig
 from sampler.plan import COMPUTE, PARTIAL, REPLAY, REPLAY_ATTENTION, SKIP, WATCHED_INPUT, LayerPlan, LayerStep, Unit
 
@@ -98,14 +99,14 @@ class Norm:
         return x_ND / torch.hypot(torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True), self.floor_11)
 
 
-def rotate(y_NM: Tensor, factors: tuple[Tensor, Tensor], sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def rotate(y_NM: Tensor, factors: tuple[Tensor, ...], pairs: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Splits the output of the fused projection into rotated queries, and rotated keys with values."""
-    dtype = y_NM.dtype
-    if dtype is not torch.float32:
-        queries, keys_values = rotate(y_NM.float(), factors, sizes)
-        return queries.to(dtype), keys_values.to(dtype)
-    queries, keys_values = torch.split_with_sizes(y_NM.view(torch.complex64), sizes, 1)
-    return (queries * factors[0]).view(dtype), (keys_values * factors[1]).view(dtype)
+    if len(factors) == 1:  # in one product, in float32
+        rotated_NM = (y_NM.float().view(torch.complex64) * factors[0]).view(torch.float32)
+        queries, keys_values = torch.split_with_sizes(rotated_NM, (2 * pairs[0], 2 * pairs[1]), 1)
+        return queries.to(y_NM.dtype).contiguous(), keys_values.to(y_NM.dtype)
+    queries, keys_values = torch.split_with_sizes(y_NM.view(torch.complex64), pairs, 1)
+    return (queries * factors[0]).view(torch.float32), (keys_values * factors[1]).view(torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class Layer:
     def attention(self, x_ND: Tensor, keys_values: KeyValueView) -> Tensor:
         q_NM, kv_NM = rotate(self.qkv(self.attention_norm(x_ND)), keys_values.factors, self.qkv_pairs)
         keys_values.write(self.index, kv_NM)
-        return self.attention_out.add_to(x_ND, keys_values.attend(self.index, q_NM))
+        return self.attention_out.add_to(x_ND, keys_values.attention.attend(self.index, q_NM))
 
     def mlp(self, x_ND: Tensor) -> Tensor:
         gate_NF, up_NF = torch.split_with_sizes(self.gate_up(self.mlp_norm(x_ND)), self.gate_up_sizes, 1)
@@ -177,19 +178,39 @@ class Layer:
         work.partial += 1
         work.replays += 1
         y_ND = x_ND + reuse.load(self.index)
-        y_ND[selection.rows] = self.run(x_ND[selection.rows], selection.keys_values, selection.reuse, work)
-        return y_ND
+        selected_ND = self.run(x_ND[selection.rows], selection.keys_values, selection.reuse, work)
+        return y_ND.index_copy_(0, selection.rows, selected_ND)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How passes are executed; chosen when the model is loaded."""
+
+    backend: Backend = Backend.REFERENCE
+    padded: bool = False  # passes have fixed shapes, so that a row's result does not depend on the size of its batch
+    compiled: bool = False  # with torch.compile; needs fixed shapes
+
+
+def pick_execution(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, compiled: bool = False
+) -> Execution:
+    """Kernels are chosen by the number of positions. Only float32 on a CPU is precise enough not to depend on it."""
+    exact = dtype is torch.float32 and device.type == "cpu" and not compiled
+    backend = pick_backend(config, dtype=dtype, device=device, compiled=compiled)
+    return Execution(backend=backend, padded=not exact, compiled=compiled)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """The weights of a model, ready to run. Holds no state of any sequence."""
+    """The weights of a model, ready to run. Holds no state of any sequence; `pool` keeps the memory of caches."""
 
     config: ModelConfig
     embedding_VD: Tensor
     layers: Sequence[Layer]
     final_norm: Norm
     head: Linear
+    execution: Execution = Execution()
+    pool: CachePool = field(default_factory=CachePool)
 
     @property
     def device(self) -> torch.device:
@@ -198,9 +219,6 @@ class Transformer:
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding_VD.dtype
-
-    def new_cache(self, slots: int, capacity: int) -> KeyValueCache:
-        return KeyValueCache(self.config, slots, capacity, dtype=self.dtype, device=self.device)
 
     def logits(self, states_ND: Tensor) -> Tensor:
         """Next-token logits in float32: those at a position predict the position after it."""

@@ -66,6 +66,7 @@ def score_pairs(
         slots=min(batch_size, max(1, len(questions))),
         capacity=-(-longest // config.block_size) * config.block_size,
         reader=LogProbabilities(config.mask_token_id),
+        reads=1,
         share_prefixes=True,
         on_failure=None if on_failure is None else fail_pairs,
     )
@@ -127,16 +128,21 @@ class LogProbabilities:
 
     mask_token_id: int
 
-    def __call__(self, logits_NV: Tensor, queries: Sequence[tuple[int, ...]]) -> list[Answer]:
-        log_NV = torch.log_softmax(logits_NV, -1)
+    def pack(self, queries: Sequence[tuple[int, ...]]) -> Sequence[int]:
+        """The row of each queried token, then the tokens."""
         rows = [row for row, tokens in enumerate(queries) for _ in tokens]
-        columns = [token for tokens in queries for token in tokens]
-        index = torch.tensor((rows, columns), device=log_NV.device)
-        queried = log_NV[index[0], index[1]].double()
-        log_NV[:, self.mask_token_id] = float("-inf")
-        values = torch.cat((queried, log_NV.argmax(-1).double())).tolist()  # one transfer, one synchronisation
-        logs, best = iter(values), values[len(columns) :]
-        return [({token: next(logs) for token in tokens}, int(b)) for tokens, b in zip(queries, best, strict=True)]
+        return [*rows, *(token for tokens in queries for token in tokens)]
+
+    def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
+        log_PV = torch.log_softmax(logits_PV, -1)
+        rows, columns = packed.chunk(2)
+        queried = log_PV[rows, columns].double()
+        log_PV[:, self.mask_token_id] = float("-inf")
+        return torch.cat((queried, log_PV.argmax(-1).double()))
+
+    def unpack(self, numbers: Sequence[float], queries: Sequence[tuple[int, ...]]) -> list[Answer]:
+        logs, best = iter(numbers), numbers[sum(map(len, queries)) :]
+        return [({token: next(logs) for token in tokens}, int(b)) for tokens, b in zip(queries, best, strict=False)]
 
 
 class _Question:
@@ -162,17 +168,29 @@ class _Question:
         at_border = start == len(self.prefix)
         firsts = tuple(sorted({target[0] for target in self.targets}))
         answers: list[Answer] = []
+        groups = self._groups()
         if start:
-            answers = yield Prefill(tokens=self.prefix[:start], queries=(firsts,) if at_border else ())
-        for members in self._groups():
+            then = None if at_border else self._pass_after_prefill(groups[0])
+            answers = yield Prefill(tokens=self.prefix[:start], queries=(firsts,) if at_border else (), then=then)
+        for members in groups:
             tokens = self._first_state(self.targets[members[0]])
             if at_border:
                 self._record(members, 0, answers[0], "prefill")
                 yield from self._score_branches(self._branches(members, tokens, 0, 0))
+            elif answers and members is groups[0]:
+                self._record(members, 0, answers[0], "step 0 (full pass)")
+                yield from self._score_branches(self._branches(members, tokens, 0, 1))
             else:
                 step = yield from self._rewind(members, tokens)
                 yield from self._score_branches([_Branch(members, tokens, 0, step)])
         return self.scores
+
+    def _pass_after_prefill(self, members: Sequence[int]) -> Pass | None:
+        """The pass that reads the first token, if it can run together with the prefill: it must replay nothing."""
+        if self.policy.cache_spec != CacheSpec() or self.policy.period != 1:
+            return None
+        queried = tuple(sorted({self.targets[index][0] for index in members}))
+        return self._pass(self._first_state(self.targets[members[0]]), len(self.prefix), 0, queried)
 
     def _groups(self) -> list[list[int]]:
         """Targets grouped by the state in which their first token is read: same length, same visible tokens."""

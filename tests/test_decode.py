@@ -264,7 +264,7 @@ def test_eligible_passes_without_a_replay_are_an_error() -> None:
         )
 
     engine: Engine[None] = Engine(
-        shallow().network, cache_spec=CacheSpec(), slots=1, capacity=32, reader=Predictor(mask_token_id=MASK)
+        shallow().network, cache_spec=CacheSpec(), slots=1, capacity=32, reader=Predictor(mask_token_id=MASK), reads=1
     )
     with pytest.raises(RuntimeError, match="1 passes should have replayed"):
         list(engine.run([row()]))
@@ -362,10 +362,13 @@ def test_reveal_takes_all_above_the_threshold_and_always_the_best() -> None:
 
 
 def test_the_mask_is_never_predicted_but_stays_in_the_softmax() -> None:
-    [greedy] = Predictor(mask_token_id=2)(torch.tensor([[1.0, 2.0, 9.0]]), [0.0])
+    def predict(predictor: Predictor, logits: torch.Tensor, uniforms: Sequence[float]) -> list[Prediction]:
+        packed = torch.tensor(predictor.pack(uniforms), dtype=torch.int64)
+        return predictor.unpack(predictor.read(logits, packed).tolist(), uniforms)
+
+    [greedy] = predict(Predictor(mask_token_id=2), torch.tensor([[1.0, 2.0, 9.0]]), [0.0])
     assert greedy.token == 1
     assert greedy.probability == pytest.approx(float(torch.tensor([1.0, 2.0, 9.0]).softmax(-1)[1]))
-    drawn = Predictor(mask_token_id=2, temperature=1.0)(
-        torch.tensor([[1.0, 2.0, 9.0]] * 50), [i / 50 for i in range(50)]
-    )
+    sampler = Predictor(mask_token_id=2, temperature=1.0)
+    drawn = predict(sampler, torch.tensor([[1.0, 2.0, 9.0]] * 50), [i / 50 for i in range(50)])
     assert {p.token for p in drawn} == {0, 1}

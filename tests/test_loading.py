@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from sampler import loading
-from sampler.cache import Rows
+from sampler.cache import KeyValueCache, Rows
 from sampler.config import ModelConfig
 from sampler.decode import decode_prompts
 from sampler.device import pick_device, pick_dtype
@@ -69,7 +69,8 @@ def config_of(folder: Path, **changes: Any) -> ModelConfig:
 def two_blocks(model: LoadedModel, ids: Tensor) -> Tensor:
     """Our logits of two clean blocks; the second sees the first."""
     network = model.network
-    window = network.new_cache(1, 64).view(Rows([0], [range(64)]), clean_blocks=True)
+    cache = KeyValueCache(model.config, 1, 64, dtype=network.dtype, device=network.device)
+    window = cache.view(Rows([0], [range(64)]))
     states, _ = network.forward(ids, window, compute_all(model.config.num_layers))
     return network.logits(states)
 

@@ -1,5 +1,6 @@
 """Plans without a policy: the layer loop executes them as the oracle does."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,9 +30,27 @@ ALL = (COMPUTE,) * DEPTH
 REUSED = (2, 3, 5)
 
 
-def states(logits_NV: torch.Tensor, _queries: list[Any]) -> list[torch.Tensor]:
-    """A reader that returns the logits."""
-    return list(logits_NV)
+class States:
+    """A reader that returns the logits; `forwards` counts the queries of each forward."""
+
+    def __init__(self) -> None:
+        self.forwards: list[int] = []
+
+    def pack(self, queries: Sequence[Any]) -> Sequence[int]:
+        self.forwards.append(len(queries))
+        return ()
+
+    def read(self, logits_PV: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        assert not len(packed)
+        return logits_PV.flatten()
+
+    def unpack(self, numbers: Sequence[float], queries: Sequence[Any]) -> list[torch.Tensor]:
+        vocabulary = shallow().config.vocab_size
+        return list(torch.tensor(numbers).view(-1, vocabulary)[: len(queries)])
+
+
+def engine_for(spec: CacheSpec, *, slots: int = 1, reader: States | None = None) -> Engine[None]:
+    return Engine(shallow().network, cache_spec=spec, slots=slots, capacity=32, reader=reader or States(), reads=32)
 
 
 def plan(step: Do, selected: tuple[int, ...] = ()) -> LayerPlan:
@@ -76,9 +95,7 @@ def test_plans_equal_the_oracle(step: Do, unit: Unit, selected: tuple[int, ...],
                 queries=(None,) * len(window),
             )
 
-    engine: Engine[None] = Engine(
-        shallow().network, cache_spec=CacheSpec(REUSED, unit), slots=rows, capacity=32, reader=states
-    )
+    engine = engine_for(CacheSpec(REUSED, unit), slots=rows)
     for _ in engine.run(row(number) for number in range(rows)):
         pass
     for number in range(rows):
@@ -111,20 +128,13 @@ def test_replaying_with_unchanged_inputs_equals_computing(step: Do, unit: Unit) 
             )
             seen.append(torch.stack(logits).log_softmax(-1))
 
-    engine: Engine[None] = Engine(
-        shallow().network, cache_spec=CacheSpec(REUSED, unit), slots=1, capacity=32, reader=states
-    )
-    list(engine.run([row()]))
+    list(engine_for(CacheSpec(REUSED, unit)).run([row()]))
     torch.testing.assert_close(seen[0], seen[1], atol=1e-4, rtol=0)
 
 
 def test_rows_with_different_selections_share_a_forward() -> None:
     """Each row counts its own work, but there is only one forward."""
-    forwards: list[int] = []
-
-    def reader(logits_NV: torch.Tensor, queries: list[Any]) -> list[torch.Tensor]:
-        forwards.append(len(queries))
-        return list(logits_NV)
+    reader = States()
 
     def row(number: int) -> Any:
         for do, chosen in ((COMPUTE, ()), (PARTIAL, tuple(range(number + 1)))):
@@ -138,9 +148,9 @@ def test_rows_with_different_selections_share_a_forward() -> None:
                 queries=(None,),
             )
 
-    engine: Engine[None] = Engine(shallow().network, cache_spec=CacheSpec(REUSED), slots=3, capacity=32, reader=reader)
+    engine = engine_for(CacheSpec(REUSED), slots=3, reader=reader)
     done = {one.index: one.counters.layer_positions for one in engine.run(row(number) for number in range(3))}
-    assert forwards == [3, 3]
+    assert reader.forwards == [3, 3]
     assert done == {n: DEPTH * 32 + (DEPTH - len(REUSED)) * 32 + len(REUSED) * (n + 1) for n in range(3)}
 
 
@@ -154,8 +164,7 @@ def test_rows_receive_the_measurements_of_their_watched_input() -> None:
             heard[number].append((yield GetMeasurements()))
 
     spec = CacheSpec(REUSED, watched_layer=0)
-    engine: Engine[None] = Engine(shallow().network, cache_spec=spec, slots=2, capacity=32, reader=states)
-    list(engine.run(row(number) for number in range(2)))
+    list(engine_for(spec, slots=2).run(row(number) for number in range(2)))
     embedding = shallow().network.embedding_VD
     for number, (opening, unchanged, moved) in heard.items():
         before, now, _ = sequence(number)
@@ -171,6 +180,5 @@ def test_replaying_a_missing_value_is_an_error() -> None:
     def row() -> Any:
         yield Pass(kind=PassKind.FULL, start=0, tokens=[1] * 32, plan=plan(REPLAY), opens_block=True)
 
-    engine: Engine[None] = Engine(shallow().network, cache_spec=CacheSpec(REUSED), slots=1, capacity=32, reader=states)
     with pytest.raises(AssertionError, match="layer 2 replays positions it never computed"):
-        list(engine.run([row()]))
+        list(engine_for(CacheSpec(REUSED)).run([row()]))

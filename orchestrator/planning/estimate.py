@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from sampler.config import ModelConfig, expected_shapes
 
+PREFILL_POSITIONS = 1024  # forwarded at once
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Bytes on disk, measured with pyarrow 26. While a trial runs, a batch of one row is mostly headers. A finished trial
@@ -27,12 +28,16 @@ def parameters(config: ModelConfig) -> int:
 
 
 def memory_needed(config: ModelConfig, dtype: str, *, batch_size: int = 1, positions: int = 4096) -> int:
-    """Bytes on the device: weights, keys and values of `positions` per row, logits, cached states."""
-    width, block = BYTES_PER_VALUE[dtype], config.block_size
+    """Bytes on the device: weights, keys and values of `positions` per row, logits, cached states.
+
+    One row more than the batch has takes what padding writes. A prompt is prefilled in parts, and without a mask.
+    """
+    width, block, rows = BYTES_PER_VALUE[dtype], config.block_size, batch_size + 1
     positions = min(-(-positions // block) * block, config.max_positions)
-    keys = 2 * config.num_layers * config.num_kv_heads * config.head_dim * positions * batch_size
-    kept = config.num_layers * config.hidden_size * block * batch_size
-    prefill = positions * (2 * config.intermediate_size + 4 * config.hidden_size)
+    keys = 2 * config.num_layers * config.num_kv_heads * config.head_dim * positions * rows
+    kept = config.num_layers * config.hidden_size * block * rows
+    forwarded = max(PREFILL_POSITIONS, 2 * block * batch_size)
+    prefill = min(positions, forwarded) * (2 * config.intermediate_size + 4 * config.hidden_size)
     logits = 3 * 4 * config.vocab_size * block * batch_size  # float32 logits, probabilities and ranks
     return width * (parameters(config) + keys + kept + prefill) + logits
 

@@ -1,0 +1,158 @@
+"""Attention of a pass over cached keys and values, which are read where they lie and never copied.
+
+Query heads that share a key head become additional queries, so keys are never repeated. A row's result does not depend
+on the other rows: the kernels work on one sequence at a time, and splitting its keys (split-K) is switched off.
+Shapes: L layers, B rows, N positions of all rows, K key/value heads, Q queries of a row, d head size, M features of a
+fused projection, T queries of all rows (positions × query heads per key head), C rows of the flattened cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from sampler.config import ModelConfig
+
+try:
+    from torch.nn.attention.varlen import varlen_attn_out
+except ImportError:  # an older torch
+    varlen_attn_out = None  # type: ignore[assignment]
+
+MAX_MASKED_POSITIONS = 1024  # a prompt's mask has at most this many rows and columns; a longer prompt needs no mask
+MAX_FLASH_HEAD_DIM = 256
+
+
+class Backend(Enum):
+    """How attention is computed; chosen when a model is loaded."""
+
+    REFERENCE = "reference"  # scaled_dot_product_attention for each run of similar rows: exact shapes, on a CPU
+    VARLEN = "varlen"  # flash attention over sequences of different lengths: one call per layer
+    EFFICIENT = "efficient"  # the memory-efficient kernel with a length for each sequence: one call per layer
+    DENSE = "dense"  # plain operations on gathered keys with a mask: static shapes on any device, for compiled passes
+
+
+def pick_backend(config: ModelConfig, *, dtype: torch.dtype, device: torch.device, compiled: bool = False) -> Backend:
+    """Flash attention needs compute capability 8, half precision, and a head size that is a multiple of 8."""
+    if device.type != "cuda":
+        return Backend.DENSE if compiled else Backend.REFERENCE
+    flash_head = config.head_dim % 8 == 0 and config.head_dim <= MAX_FLASH_HEAD_DIM
+    has_kernel = varlen_attn_out is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    if has_kernel and flash_head and dtype is not torch.float32:
+        return Backend.VARLEN
+    return Backend.EFFICIENT
+
+
+class Attention(Protocol):
+    """Attention in one pass."""
+
+    def attend(self, layer: int, q_NM: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows in adjacent slots that attend in one call, over views of the cache."""
+
+    size: int  # positions of all its rows
+    query_shape: tuple[int, int, int, int]
+    keys: tuple[Tensor, ...]  # per layer, (rows, K, C, d)
+    values: tuple[Tensor, ...]
+    mask: Tensor | None = None  # None: every query sees every key
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAttention:
+    """One call for each run of rows."""
+
+    runs: Sequence[Run]
+
+    def attend(self, layer: int, q_NM: Tensor) -> Tensor:
+        if len(self.runs) == 1:
+            return self._attend(self.runs[0], layer, q_NM)
+        parts = torch.split_with_sizes(q_NM, [run.size for run in self.runs])
+        return torch.cat([self._attend(run, layer, q) for run, q in zip(self.runs, parts, strict=True)])
+
+    def _attend(self, run: Run, layer: int, q_NM: Tensor) -> Tensor:
+        q_BKQd = q_NM.view(run.query_shape).transpose(1, 2)
+        out_BKQd = scaled_dot_product_attention(q_BKQd, run.keys[layer], run.values[layer], attn_mask=run.mask)
+        return out_BKQd.transpose(1, 2).reshape(q_NM.shape)
+
+
+def block_causal_mask(positions: range, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Each position sees its own block and those before it."""
+    block_C = torch.arange(positions[-1] + 1, device=device) // config.block_size
+    hidden_NC = block_C[positions[0] :, None] < block_C
+    hidden_QC = hidden_NC.repeat_interleave(config.num_heads // config.num_kv_heads, dim=0)
+    # Not boolean: SDPA's CPU kernel would convert it in every layer.
+    return torch.zeros_like(hidden_QC, dtype=dtype).masked_fill_(hidden_QC, float("-inf"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sequences:
+    """Which keys each query sees. Tensors are int32 on the device; the maxima do not depend on their content."""
+
+    query_starts: Tensor  # first query of each sequence, and the number of queries
+    key_starts: Tensor  # first row of each sequence in the flattened cache, and one more entry, which is not read
+    lengths: Tensor  # number of keys of each sequence
+    max_queries: int
+    max_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceAttention:
+    """One call for all rows. A sequence is one row's positions in one block; it sees its block and all before it."""
+
+    backend: Backend
+    keys_values: Sequence[tuple[Tensor, Tensor]]  # per layer, (C, K, d) each
+    sequences: Sequences
+
+    def attend(self, layer: int, q_NM: Tensor) -> Tensor:
+        keys_CKd, values_CKd = self.keys_values[layer]
+        q_TKd = q_NM.view(-1, *keys_CKd.shape[1:])
+        return attend(self.backend, q_TKd, keys_CKd, values_CKd, self.sequences).view(q_NM.shape)
+
+
+def attend(backend: Backend, q_TKd: Tensor, keys_CKd: Tensor, values_CKd: Tensor, sequences: Sequences) -> Tensor:
+    """Attention of each sequence's queries to its own keys."""
+    s = sequences
+    if backend is Backend.VARLEN:
+        out_TKd = torch.empty_like(q_TKd)
+        varlen_attn_out(  # one kernel; `varlen_attn` would also fill a random state
+            *(out_TKd, q_TKd, keys_CKd, values_CKd),
+            *(s.query_starts, s.key_starts, s.max_queries, s.max_keys),
+            seqused_k=s.lengths,
+            num_splits=1,
+        )
+        return out_TKd
+    if backend is Backend.EFFICIENT:
+        found: Tensor = torch.ops.aten._efficient_attention_forward(
+            *(q_TKd[None], keys_CKd[None], values_CKd[None], None),
+            *(s.query_starts, s.key_starts, s.max_queries, s.max_keys),
+            *(0.0, 0, False),  # no dropout, no causal mask, no log-sum-exp
+            seqlen_k=s.lengths,
+        )[0]
+        return found[0]
+    assert backend is Backend.DENSE, "the reference backend attends over runs of rows"
+    return _attend_dense(q_TKd, keys_CKd, values_CKd, s)
+
+
+def _attend_dense(q_TKd: Tensor, keys_CKd: Tensor, values_CKd: Tensor, s: Sequences) -> Tensor:
+    """Pads each sequence to the maxima. Out of range indices are clamped; what they yield is masked or not used."""
+    query_B1, key_B1 = s.query_starts[:-1, None], s.key_starts[:-1, None]
+    offset_Q = torch.arange(s.max_queries, device=q_TKd.device)
+    offset_C = torch.arange(s.max_keys, device=q_TKd.device)
+    query_BQ = (query_B1 + offset_Q).clamp(max=q_TKd.shape[0] - 1)
+    key_BC = (key_B1 + offset_C).clamp(max=keys_CKd.shape[0] - 1)
+    seen_B11C = (offset_C < s.lengths[:, None])[:, None, None]
+    out_BKQd = scaled_dot_product_attention(
+        q_TKd[query_BQ].transpose(1, 2),
+        keys_CKd[key_BC].transpose(1, 2),
+        values_CKd[key_BC].transpose(1, 2),
+        attn_mask=seen_B11C,
+    )
+    query_T = torch.arange(q_TKd.shape[0], device=q_TKd.device, dtype=s.query_starts.dtype)
+    sequence_T = torch.bucketize(query_T, s.query_starts[1:], right=True).clamp(max=s.lengths.shape[0] - 1)
+    return out_BKQd.transpose(1, 2)[sequence_T, query_T - s.query_starts[sequence_T]]
