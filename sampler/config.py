@@ -11,6 +11,7 @@ from sampler.errors import InputError
 
 # The values of Fast-dLLM v2 checkpoints that neither config.json nor the tokenizer may state.
 FAST_DLLM_V2 = {"bd_size": 32, "mask_token_id": 151665, "eos_token_id": 151645, "pad_token_id": 151645}
+BUNDLED_MODEL = "tiny"  # its files are in sampler/tiny; tools/tiny trains it
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 Shapes = dict[str, tuple[int, ...]]

@@ -25,13 +25,12 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sampler.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, Shapes, expected_shapes, read_config
+from sampler.config import BUNDLED_MODEL, EMBEDDING, FINAL_NORM, HEAD, ModelConfig, Shapes, expected_shapes, read_config
 from sampler.device import pick_device, pick_dtype
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, hub_problem, retry_hub
 from sampler.model import Layer, Norm, Transformer, make_linear, pick_execution
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
-from sampler.tiny import BUNDLED_MODEL
 
 STORED_DTYPES = ("F32", "BF16", "F16", "F64")
 METADATA_FILES = ["*.json", "*.txt", "*.jinja"]

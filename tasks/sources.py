@@ -21,9 +21,9 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.file_download import repo_folder_name
 
+from sampler.config import BUNDLED_MODEL
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, Clock, hub_problem, retry_hub
-from sampler.tiny import BUNDLED_MODEL
 from tasks.dataset_files import CheckRow, find_files, read_split
 
 BUNDLED = Path(__file__).with_name("bundled")

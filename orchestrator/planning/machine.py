@@ -9,8 +9,8 @@ import torch
 from orchestrator.core.errors import InputErrors
 from orchestrator.core.hardware import Device, common_dtype, devices_here, free_memory, usable_cores
 from orchestrator.planning.settings import SweepSettings
+from sampler.config import BUNDLED_MODEL
 from sampler.errors import InputError
-from sampler.tiny import BUNDLED_MODEL
 
 FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"
 Resources = Mapping[str, float]  # by Ray's names: CPU, GPU, accelerator_type:A100, custom resources

@@ -16,8 +16,8 @@ from orchestrator.planning.machine import Placement
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import new_record
 from orchestrator.store.schema import DOCUMENTS
+from sampler.config import BUNDLED_MODEL
 from sampler.loading import ModelFiles
-from sampler.tiny import BUNDLED_MODEL
 from tasks.catalog import LOGLIKELIHOOD
 from tasks.documents import Document, TaskOptions
 from tasks.task import Task

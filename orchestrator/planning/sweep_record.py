@@ -9,8 +9,8 @@ from orchestrator.core.configuration import DECODE_SETTINGS, default_of
 from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import SCHEMA_VERSION
+from sampler.config import BUNDLED_MODEL
 from sampler.errors import InputError
-from sampler.tiny import BUNDLED_MODEL
 
 SweepRecord = Mapping[str, Any]  # the content of sweep.json
 EXTENDABLE = ("tasks", "policies", *DECODE_SETTINGS)  # lists that a later command may add to

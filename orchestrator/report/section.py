@@ -36,7 +36,7 @@ from orchestrator.report.text import (
     summarize_gates,
     whole,
 )
-from sampler.tiny import BUNDLED_MODEL
+from sampler.config import BUNDLED_MODEL
 
 MAX_FAILED_TRIALS = 20  # listed in a report
 

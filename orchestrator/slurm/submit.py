@@ -22,9 +22,9 @@ from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved
 from orchestrator.slurm.job import Job, parse_time_limit, render_script, sbatch_options
 from orchestrator.store import Store
 from orchestrator.store.reader import SLURM_FOLDER
+from sampler.config import BUNDLED_MODEL
 from sampler.errors import InputError
 from sampler.loading import find_model
-from sampler.tiny import BUNDLED_MODEL
 from tasks.lookup import find_task_spec
 from tasks.sources import choose_source, resolve_data
 

@@ -1,3 +1,0 @@
-"""The files of the bundled model, which `--model tiny` selects. `tools/tiny` trains it."""
-
-BUNDLED_MODEL = "tiny"
