@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test bubblewrap test-slow test-faults test-cluster lint types sweep policies train-tiny clean
+.PHONY: test bubblewrap test-slow test-faults test-cluster lint types sweep policies train-tiny lock clean
 
 test: lint types bubblewrap
 	$(BIN)/python -m pytest -m "not slow and not cluster" -n auto
@@ -70,20 +70,32 @@ train-tiny: $(VENV)/installed
 	$(BIN)/python -m tools.tiny.train --data build/tiny.jsonl --out sampler/tiny --checkpoint build/tiny.safetensors
 
 # The marker files are written last, so an interrupted installation is repeated.
-$(VENV)/installed: pyproject.toml constraints.txt
-	$(call install,.)
+$(VENV)/installed: pyproject.toml constraints.txt requirements.lock
+	$(call install,requirements.lock)
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt
-	$(call install,.[dev])
+$(VENV)/installed-dev: pyproject.toml constraints.txt requirements-dev.lock
+	$(call install,requirements-dev.lock)
 	@touch $(VENV)/installed
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) must be Python 3.11 or newer; choose another one: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '$(1)'
+	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement $(1)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 endef
+
+# Writes the locks: every package in the version of constraints.txt, with the hashes of all its files. torch and what only
+# torch needs are left out, because each of its builds (CPU, CUDA, ROCm) has other hashes under the same version. Needs uv.
+OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
+	cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+LOCK := uv pip compile --quiet --no-sources --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	--constraint constraints.txt $(addprefix --no-emit-package ,$(OF_TORCH))
+lock:
+	$(LOCK) pyproject.toml --extra build --output-file requirements.lock
+	$(LOCK) pyproject.toml --extra dev --output-file requirements-dev.lock
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

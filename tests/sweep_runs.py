@@ -23,7 +23,9 @@ SECRET = "hf_a-secret-that-nobody-may-see"  # stands in the environment of every
 class Run:
     """One `python -m orchestrator.sweep`, in a session of its own like that of a terminal."""
 
-    def __init__(self, case: Path, out: Path, *flags: str, python: str = sys.executable, **environment: str) -> None:
+    def __init__(
+        self, case: Path, out: Path, *flags: str, python: str = sys.executable, umask: int = -1, **environment: str
+    ) -> None:
         self.folder = out / "s"
         self.output = Path(tempfile.mkdtemp(prefix="run-", dir=out.parent)) / "output"
         where = ["--model", str(case / "model"), "--data", str(case / "data"), "--out", str(out), "--name", "s"]
@@ -36,6 +38,7 @@ class Run:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=umask,
             )
 
     def wait(self, code: int | None = 0) -> str:
@@ -99,8 +102,8 @@ def lineage(pid: int, parents: dict[int, int]) -> list[int]:
     return found
 
 
-def listening(pids: Sequence[int]) -> set[str]:
-    """Addresses on which these processes listen, as the kernel writes them."""
+def listening(pids: Sequence[int]) -> set[tuple[str, int]]:
+    """Addresses, as the kernel writes them, and ports on which these processes listen."""
     inodes = set()
     for pid in pids:
         try:
@@ -111,7 +114,8 @@ def listening(pids: Sequence[int]) -> set[str]:
     lines = [
         line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
     ]
-    return {fields[1].rpartition(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in inodes}
+    found = (fields[1].rpartition(":") for fields in lines if fields[3] == "0A" and fields[9] in inodes)
+    return {(address, int(port, 16)) for address, _, port in found}
 
 
 def is_loopback(address: str) -> bool:

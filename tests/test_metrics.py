@@ -148,7 +148,7 @@ def test_ray_exports_every_gauge_with_its_tags(running: tuple[Run, Path]) -> Non
     run, temporary = running
 
     def exported() -> dict[str, dict[str, str]] | None:
-        files = list(temporary.glob("reuse-sweep-*/session_*/prom_metrics_service_discovery.json"))
+        files = list(temporary.glob("reuse-*/r/session_*/prom_metrics_service_discovery.json"))
         entries = [entry for file in files for entry in json.loads(file.read_text())]
         try:
             of_all = (sample for entry in entries for target in entry["targets"] for sample in samples(target))
@@ -172,7 +172,7 @@ def prometheus(running: tuple[Run, Path], tmp_path: Path) -> Iterator[str]:
     if shutil.which("prometheus") is None:
         pytest.skip("Prometheus is not installed (Debian: apt-get install prometheus)")
     run, temporary = running
-    pattern = "reuse-sweep-*/session_[0-9]*/metrics/prometheus/prometheus.yml"
+    pattern = "reuse-*/r/session_[0-9]*/metrics/prometheus/prometheus.yml"
     configuration = run.until(lambda: next(temporary.glob(pattern), None), "Ray wrote a configuration")
     log = tmp_path / "log"
     command = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={tmp_path / 'data'}"]

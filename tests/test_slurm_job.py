@@ -34,7 +34,9 @@ if words[1:3] == ["orchestrator.slurm", "free-ports"]:
     print(10001, 10002)
 elif words[1] == "ray":
     if "--head" in words:
-        with open(os.path.join(os.environ["TMPDIR"], "ray_current_cluster"), "w") as file:
+        folder = next(word.partition("=")[2] for word in words if word.startswith("--temp-dir="))
+        os.mkdir(folder)
+        with open(os.path.join(folder, "ray_current_cluster"), "w") as file:
             file.write("127.0.0.1:6379")
     while True:
         time.sleep(60)  # until TERM

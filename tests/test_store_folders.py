@@ -53,7 +53,7 @@ BAD = {
         change("sweep.json", b"5.0", b"9.0"),
         "does not match its own checksum: .* replace it with sweep.copy.json",
     ),
-    "a folder": (lambda folder: (folder / "sweep.json").mkdir(), "cannot be read: Is a directory"),
+    "a folder": (lambda folder: (folder / "sweep.json").mkdir(), "is not a regular file"),
 }
 
 

@@ -1,14 +1,21 @@
 """The whole command on Ray: a sweep, the same again, more of it. Sweeps that are disturbed are in test_sweep_faults."""
 
+import http.client
 import json
 import os
 import re
+import stat
+import subprocess
 import sys
+import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from sweep_cases import write_case
 from sweep_runs import SECRET, Run, is_loopback, listening, outcome
@@ -18,36 +25,111 @@ from orchestrator.store import Store
 from sampler import InputError
 
 FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k1_first,k2_middle", "--max-new-tokens", "40", "--shard-size", "3")
+PRIVATE = re.compile(r"(/\S*/reuse-\w+)/r/session_")
+NOBODY = 65534
+REPLY_SECONDS = 60
+RAY_METHODS = [
+    "/ray.rpc.NodeManagerService/GetNodeStats",
+    "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+    "/ray.rpc.ObjectManagerService/Pull",
+    "/ray.rpc.CoreWorkerService/PushTask",
+    "/ray.rpc.ReporterService/CpuProfiling",
+    "/ray.rpc.LogService/ListLogs",
+]
 HERE = ("--actors", "2", "--no-dashboard")
 
 
 def logs_of_sweeps() -> Iterator[tuple[Path, bytes]]:
     """Ray's, of those that run now; a sweep that ends meanwhile takes its logs with it."""
-    for top in Path("/tmp").glob("reuse-sweep-*"):
+    for top in Path("/tmp").glob("reuse-*"):
         for folder, _, names in os.walk(top):  # which does not mind that a folder is gone
             for path in (Path(folder) / name for name in names if name.endswith(".log")):
                 with suppress(FileNotFoundError):
                     yield path, path.read_bytes()
 
 
+def writable_by_others(folder: Path) -> Iterator[Path]:
+    """Files and directories that another user can reach and write to."""
+    mode = folder.lstat().st_mode
+    if mode & stat.S_IWOTH and not stat.S_ISLNK(mode) and not stat.S_ISSOCK(mode):
+        yield folder
+    if stat.S_ISDIR(mode) and mode & stat.S_IXOTH:
+        for path in folder.iterdir():
+            yield from writable_by_others(path)
+
+
+def what_a_stranger_reaches(private: Path, token: Path, results: Path) -> str | None:
+    """What another account prints that tries to read and to plant; None if this test cannot become another one."""
+    if os.getuid() != 0:
+        return None
+    script = f"""
+        cat {token} 2>/dev/null
+        ls {private} {private}/r 2>/dev/null
+        for place in {private} {private}/r {private}/r/session_*/artifacts {token.parent} {results} {results}/trials; do
+            touch $place/planted 2>/dev/null && echo $place/planted
+        done
+        exit 0
+    """
+    command = ["/bin/sh", "-c", script]
+    done = subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def answers_without_token(port: int) -> set[str]:
+    """Statuses of all of Ray's gRPC methods at a port, or of HTTP requests; health checks and metrics are left out."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/jobs/", timeout=REPLY_SECONDS) as reply:
+            return set() if reply.url.endswith("/metrics") or b"# HELP" in reply.read() else {str(reply.status)}
+    except urllib.error.HTTPError as error:
+        return {str(error.code)}
+    except (OSError, http.client.HTTPException):
+        pass  # not HTTP/1
+    found = set()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for method in RAY_METHODS:
+            call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
+            try:
+                call(b"", timeout=REPLY_SECONDS)
+                found.add("OK")
+            except grpc.RpcError as error:
+                found.add(error.code().name)  # type: ignore[attr-defined]
+                if "UNAUTHENTICATED" in found:
+                    break
+    return found
+
+
 class Watched:
     """An undisturbed sweep, and what was seen while it ran."""
 
-    def __init__(self, case: Path, out: Path, python: Path) -> None:
+    def __init__(self, case: Path, out: Path, python: Path, reachable: Path) -> None:
         self.recorded = out.parent / "results.jsonl"
         environment = {"PYTHONPATH": str(Path(__file__).parent), "RECORD_TO": str(self.recorded)}
         callback = ("--callback", "recording_callback:Recorder")
-        self.run = Run(case, out, *FLAGS, "--limit", "5", *HERE, *callback, python=str(python), **environment)
+        self.home = reachable / "home"
+        self.home.mkdir(mode=0o755)
+        environment["HOME"] = str(self.home)
+        flags = (*FLAGS, "--limit", "5", *HERE, *callback)
+        self.run = Run(case, out, *flags, python=str(python), umask=0o002, **environment)
         self.addresses: set[str] = set()
         self.commands: set[str] = set()
+        self.answers: dict[int, set[str]] = {}
         self.run.until(self._look, "the end of loading")
         self.logs = dict(logs_of_sweeps())
         self.leaking = [path for path, data in self.logs.items() if SECRET.encode() in data]
+        (private,) = {found[1] for command in self.commands if (found := PRIVATE.search(command))}
+        self.private = Path(private)
+        self.places = (self.private, self.home, out.parent)
+        self.exposed = [path for place in self.places for path in writable_by_others(place)]
+        self.reached = what_a_stranger_reaches(self.private, self.home / ".ray" / "auth_token", self.run.folder)
         self.text = self.run.wait()
 
     def _look(self) -> bool:
         below = self.run.descendants()
-        self.addresses |= listening([*below, self.run.process.pid])
+        for address, port in listening([*below, self.run.process.pid]):
+            self.addresses.add(address)
+            if port not in self.answers:
+                self.answers[port] = answers_without_token(port)
         self.commands |= set(below.values())
         trials = Store(self.run.folder).trials()
         return any(facts["status"] == "finished" for facts in trials.values())
@@ -59,11 +141,15 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def watched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """Installed in a folder with a space in its name, as people's folders are."""
     environment = tmp_path_factory.mktemp("a place") / "venv"
     environment.symlink_to(sys.prefix)
-    return Watched(case, tmp_path_factory.mktemp("sweep") / "results", environment / "bin" / "python")
+    with tempfile.TemporaryDirectory(prefix="everybody-", dir="/tmp") as reachable:  # unlike pytest's own directories
+        Path(reachable).chmod(0o755)
+        out = Path(reachable) / "sweep" / "results"
+        out.parent.mkdir()
+        yield Watched(case, out, environment / "bin" / "python", Path(reachable))
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +234,23 @@ def test_each_trial_says_how_it_was_made(trials: dict[str, dict[str, Any]]) -> N
 def test_nothing_listens_beyond_this_machine(watched: Watched) -> None:
     assert len(watched.addresses) > 0
     assert [address for address in watched.addresses if not is_loopback(address)] == []
+
+
+def test_every_port_needs_the_token(watched: Watched) -> None:
+    """Ray's services answer health checks and metrics to everybody, and nothing else."""
+    assert len(watched.answers) >= 4
+    assert [answers for answers in watched.answers.values() if answers & {"OK", "200"}] == []
+    assert sum("UNAUTHENTICATED" in answers for answers in watched.answers.values()) >= 4
+
+
+def test_other_users_can_neither_read_the_token_nor_plant_anything(watched: Watched) -> None:
+    token = watched.home / ".ray" / "auth_token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert stat.S_IMODE(token.parent.stat().st_mode) == 0o700
+    assert watched.exposed == []
+    if watched.reached is None:
+        pytest.skip("only root can become another user")
+    assert watched.reached == ""
 
 
 def test_no_secret_is_printed(watched: Watched) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
+from orchestrator.core.untrusted import printable
 from sampler.errors import InputError
 
 
@@ -39,7 +40,7 @@ def run_command(main: Callable[[], None]) -> NoReturn:
                 sys.stdout.flush()
     except InputError as error:
         for sentence in error.sentences:
-            print("error:", " ".join(sentence.splitlines()), file=sys.stderr)
+            say("error:", " ".join(sentence.splitlines()), error=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -47,6 +48,11 @@ def run_command(main: Callable[[], None]) -> NoReturn:
         _discard_output()
         sys.exit(141)
     sys.exit(0)
+
+
+def say(*words: object, sep: str = " ", error: bool = False) -> None:
+    """Prints text that may hold somebody else's data: without characters that would control the terminal."""
+    print(printable(sep.join(map(str, words))), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 class Line:

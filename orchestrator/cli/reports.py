@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.console import Parser
+from orchestrator.cli.console import Parser, say
 from orchestrator.cli.flags import parse_options
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
@@ -123,7 +123,7 @@ def report(arguments: Sequence[str]) -> None:
         speedup=options.speedup,
         figures=not options.no_figures,
     )
-    print(*written.verdicts, written.page, sep="\n")
+    say(*written.verdicts, written.page, sep="\n")
     if options.open:
         import webbrowser
 
@@ -140,7 +140,7 @@ def export(arguments: Sequence[str]) -> None:
     from orchestrator.report.lm_eval_export import export_lm_eval
 
     for folder in export_lm_eval(options.lm_eval, options.out):
-        print(folder)
+        say(folder)
 
 
 def print_status(found: "SweepStatus", damage: Sequence[str]) -> None:

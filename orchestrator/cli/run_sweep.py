@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cli.console import say
 from orchestrator.planning.checks import check_capacity
 from orchestrator.planning.estimate import measured_seconds
 from orchestrator.planning.machine import Machine, Placement, place
@@ -84,7 +85,7 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
         if plan.remaining:
             failed = _run_trials(prepared, plan, stop, dashboard, copy=copy, health=health, callbacks=callbacks)
         else:
-            print(*plan.notices, f"{plan.sweep} is finished: nothing to do", sep="\n")
+            say(*plan.notices, f"{plan.sweep} is finished: nothing to do", sep="\n")
         _print_results(plan)
     if copy is not None:
         finish_upload(copy, failed=failed)
@@ -124,7 +125,7 @@ def _check_devices(prepared: PreparedSweep, machine: Machine, probe: "Probe | No
     if probe is not None:
         cluster.check_device_memory(prepared.memory, probe, placement)
         for failure in probe.failures:
-            print(health.exclude(failure), flush=True)
+            say(health.exclude(failure))
     return health
 
 
@@ -188,7 +189,7 @@ def _print_dry_run(prepared: PreparedSweep) -> None:
         if trial.trial_id in begun
     }
     measured = measured_seconds(store.rows(columns=["task", "trial_id", "attempt", "batch_id", "batch_seconds"]))
-    print(*describe_plan(prepared, done=done, measured=measured), sep="\n")
+    say(*describe_plan(prepared, done=done, measured=measured), sep="\n")
 
 
 def _print_results(plan: RunPlan) -> None:
@@ -200,7 +201,7 @@ def _print_results(plan: RunPlan) -> None:
             written = write_report([folder], records={folder: plan.record})
             for verdict in written.verdicts:
                 view.verdict(verdict)
-            print(f"report: {written.page}")
+            say(f"report: {written.page}")
         except InputError as error:  # for instance, a single policy has nothing to compare with
-            print(f"no report: {error}")
-    print(folder)
+            say(f"no report: {error}")
+    say(folder)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.console import Parser
+from orchestrator.cli.console import Parser, say
 from orchestrator.cli.flags import parse_options, parse_sweep, parse_values
 from orchestrator.planning.fields import setting, settings_of
 from orchestrator.slurm.job import UNSAFE, Job, parse_gpus
@@ -145,7 +145,7 @@ def print_job_status(folder: Path) -> None:
     jobs = submitted_jobs(folder)
     if not jobs:
         raise InputError(f"{folder} has no Slurm jobs: give the directory of a submitted sweep, such as results/demo")
-    print(*status_lines(jobs, query_squeue([job.job for job in jobs])), "", sep="\n")
+    say(*status_lines(jobs, query_squeue([job.job for job in jobs])), "", sep="\n")
     if Store(folder).read_sweep_record() is None:
         print("the sweep has not begun")
         return

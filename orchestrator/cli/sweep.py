@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.cli import config_file
+from orchestrator.cli.console import say
 from orchestrator.cli.flags import parse_sweep, without_force
 
 
@@ -40,7 +41,7 @@ def sweep(arguments: Sequence[str]) -> None:
     except (Aborted, StoreError) as error:
         *others, last = error.sentences if isinstance(error, Aborted) else (str(error),)
         for sentence in (*others, f"{last}; continue with: {rerun}"):
-            print(f"error: {sentence}", file=sys.stderr)
+            say(f"error: {sentence}", error=True)
         sys.exit(1)
     if failed:
         print(f"{failed} trials failed; retry them with: {rerun}", file=sys.stderr)

@@ -13,6 +13,7 @@ from sampler.config import BUNDLED_MODEL
 from sampler.errors import InputError
 
 SweepRecord = Mapping[str, Any]  # the content of sweep.json
+REQUIRED_SETTINGS = ("tasks", "policies", "model", "data", "limit", "repeats")
 EXTENDABLE = ("tasks", "policies", *DECODE_SETTINGS)  # lists that a later command may add to
 FIXED = {  # identity values that a later command must repeat, and what a person calls them
     "model": "--model",
@@ -71,7 +72,13 @@ def _has_commit(stored: SweepRecord) -> bool:
 
 
 def check_record(stored: SweepRecord) -> None:
-    missing = [key for key in ("schema", "identity", "settings", "model", "tasks") if key not in stored]
+    missing = [key for key in ("schema", "identity", "settings", "model", "tasks") if stored.get(key) is None]
+    missing = missing or [
+        *(key for key in SweepIdentity.__dataclass_fields__ if key not in stored["identity"]),
+        *(key for key in REQUIRED_SETTINGS if key not in stored["settings"]),
+        *(["source"] if "source" not in stored["model"] else []),
+        *("documents" for facts in stored["tasks"].values() if "documents" not in facts),
+    ]
     if missing:
         raise InputError(f"sweep.json has no {missing[0]!r}: it was edited or is not a sweep's; choose another --name")
     unknown = stored["identity"].keys() - SweepIdentity.__dataclass_fields__.keys()

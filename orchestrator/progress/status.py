@@ -114,6 +114,9 @@ class _StatusReader:
                 task: grid(self._settings, decoded=facts["kind"] != "loglikelihood") for task, facts in tasks.items()
             }
             self._repeats = int(self._settings["repeats"])
+            self._shard_size = int(self._settings["shard_size"])
+            for facts in tasks.values():
+                int(facts["documents"])
         except (KeyError, TypeError) as problem:
             raise InputError(f"{store.folder}/sweep.json lacks {problem}: it was edited or is not a sweep's") from None
         self._writer = active_writer(store.folder)  # before the trials, so that a sweep that ends now is seen as ended
@@ -164,8 +167,7 @@ class _StatusReader:
             table = self._store.documents(task)
         except InputError as problem:
             self._notes.append(str(problem))
-            size = self._settings["shard_size"]
-            return documents_by_shard((str(number), number // size) for number in range(facts["documents"]))
+            return documents_by_shard((str(number), number // self._shard_size) for number in range(facts["documents"]))
         return documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
 
     def _note_last_row(self, trial_id: str, facts: Mapping[str, Any]) -> None:
@@ -181,7 +183,7 @@ class _StatusReader:
     def _note_time(self, path: str) -> bool:
         try:
             self._last = max(self._last or 0.0, os.stat(path).st_mtime)
-        except FileNotFoundError:
+        except OSError:
             return False
         return True
 

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.core.totals import Totals
+from orchestrator.core.untrusted import printable
 from orchestrator.progress.progress import Pace, Progress
 from orchestrator.progress.table import ASCII, Glyphs, TerminalTable, groups_of
 
@@ -68,11 +69,11 @@ class SweepView:
 
     def note(self, sentence: str) -> None:
         if not self._quiet:
-            self._console.print(Text(sentence), soft_wrap=not self._terminal)
+            self._console.print(Text(printable(sentence)), soft_wrap=not self._terminal)
 
     def verdict(self, sentence: str) -> None:
         """Wrapped even in a file, like the table above it."""
-        self._console.print(Text(sentence))
+        self._console.print(Text(printable(sentence)))
 
     def finish(self, progress: Progress) -> None:
         self.table(progress.totals)

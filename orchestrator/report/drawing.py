@@ -20,6 +20,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from orchestrator.analysis.intervals import Estimate
+from orchestrator.core.untrusted import printable
 
 BLACK, GRAY, LIGHT_GRAY = "#1a1a1a", "#5f6368", "#c4c7cc"
 COLORS = {1: "#4d4d4d", 2: "#0072b2", 3: "#d55e00", 4: "#009e73", 5: "#cc79a7"}
@@ -55,6 +56,7 @@ RC_PARAMS = {
     "legend.fontsize": 8,
     "figure.facecolor": "white",
     "axes.unicode_minus": True,
+    "text.parse_math": False,  # a dollar sign in a name is not a formula
 }
 # Label placement
 OFFSETS_POINTS = ((7, 5), (7, -11), (-7, 5), (-7, -11), (0, 10), (0, -17), (14, 14), (14, -20), (-14, 14), (-14, -20))
@@ -100,7 +102,9 @@ def render(figure: Figure, *, name: str, title: str, caption: str) -> RenderedFi
     FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})
     figure.dpi = PNG_DPI
     FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
-    return RenderedFigure(name=name, title=title, caption=caption, svg=svg.getvalue().encode(), png=png.getvalue())
+    return RenderedFigure(
+        name=name, title=title, caption=caption, svg=printable(svg.getvalue()).encode(), png=png.getvalue()
+    )
 
 
 def marker_style(k: int | None, subset: str | None) -> dict[str, Any]:

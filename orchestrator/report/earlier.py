@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.analysis.runs import SUBSETS
+from orchestrator.store.files import CorruptedFile, read_regular
 from sampler.errors import InputError
 
 UNPAIRED = "without documents, so nothing is paired"
@@ -75,9 +76,9 @@ def read_summaries(folder: Path) -> tuple[EarlierTaskResults, ...]:
 
 def read_summary(path: Path) -> Summary:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path} ({error.strerror})") from None
+        content = json.loads(read_regular(path).decode())
+    except (OSError, CorruptedFile) as error:
+        raise InputError(f"cannot read {path} ({getattr(error, 'strerror', None) or error})") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error})") from None
     return parse_summary(content, str(path))

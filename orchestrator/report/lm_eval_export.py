@@ -9,6 +9,7 @@ is not available), the documents stored in the sweep are used, and metrics are a
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
 
 from orchestrator.core.trial import Trial
+from orchestrator.core.untrusted import CONTROL, path_below, printable
 from orchestrator.report.sweeps import check_files, corruption_notice, open_sweep
 from orchestrator.report.write import write_all
 from orchestrator.store import Store
@@ -29,6 +31,7 @@ from tasks.task import Task, open_task
 
 COLUMNS = ("doc_id", "subtask", "doc_hash", "metrics", "text", "scores", "started_at")
 RESULT_KEYS = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
+DOCUMENT_INDEX = re.compile("[0-9]{1,9}")
 Row = Mapping[str, Any]
 Samples = dict[str, list[dict[str, Any]]]  # by subtask
 
@@ -58,7 +61,7 @@ def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
     store, request = open_sweep(folder)
     trials = store.trials()
     check_files(store, trials)
-    target = folder / "lm-eval" if out is None else out
+    target = path_below(folder, "lm-eval/results.json").parent if out is None else out
     sources: dict[str, TaskSource] = {}
     written = []
     for name, by_task in _trials_by_configuration(trials).items():
@@ -70,14 +73,15 @@ def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
                 sources[task] = sources.get(task) or _open_source(store, request, task)
         if rows_by_task:
             model = sanitize_model_name(f"{request['identity']['model']}__{name}")
-            write_all(target / model, dict(_files(request, name, rows_by_task, sources)))
-            written.append(target / model)
+            folder_of_model = path_below(target, f"{model}/results.json").parent
+            write_all(folder_of_model, dict(_files(request, name, rows_by_task, sources)))
+            written.append(folder_of_model)
     if not written:
         raise InputError(f"{folder} has no rows yet; wait until the sweep has finished some documents")
     for corruption in store.corrupted.values():
-        print(corruption_notice(corruption), file=sys.stderr)
+        print(printable(corruption_notice(corruption)), file=sys.stderr)
     for notice in store.notices:
-        print(notice, file=sys.stderr)
+        print(printable(notice), file=sys.stderr)
     return written
 
 
@@ -105,7 +109,7 @@ def _open_source(store: Store, request: Mapping[str, Any], task: str) -> TaskSou
     try:
         opened = open_task(task, options)
     except InputError as problem:
-        print(f"cannot open {task} here, so its metrics are averaged: {problem}", file=sys.stderr)
+        print(printable(f"cannot open {task} here, so its metrics are averaged: {problem}"), file=sys.stderr)
     if opened is not None and dict(opened.provenance.datasets) != dict(identity.get("datasets", {}).get(task, {})):
         print(f"the data of {task} here differs from the sweep's, so its metrics are averaged", file=sys.stderr)
         opened = None
@@ -164,7 +168,21 @@ def _to_json(value: object, indent: int | None = None) -> bytes:
 
 def _index(row: Row) -> int:
     """The document's index in lm-eval's evaluation split: a doc_id is subtask/index."""
-    return int(row["doc_id"].rpartition("/")[2])
+    index = row["doc_id"].rpartition("/")[2]
+    if not DOCUMENT_INDEX.fullmatch(index):
+        raise InputError(f"the document {row['doc_id']} cannot be exported: its id must end with /NUMBER")
+    return int(index)
+
+
+def _metrics(row: Row) -> dict[str, Any]:
+    """The metrics of a row, which its writer may have made up."""
+    try:
+        metrics = json.loads(row["metrics"])
+    except (ValueError, RecursionError):
+        metrics = None
+    if not isinstance(metrics, dict) or CONTROL.search(" ".join(metrics)):
+        raise InputError(f"the metrics of {row['doc_id']} are not a JSON object of metrics; run its trial again")
+    return metrics
 
 
 def _document(row: Row) -> Document:
@@ -187,7 +205,7 @@ def _row_samples(source: TaskSource, row: Row) -> Iterator[dict[str, Any]]:
     responses = [[[score, None]] for score in row["scores"]] if row["scores"] else [[row["text"] or ""]]
     content = json.dumps(prompt.content, indent=2, default=handle_non_serializable, ensure_ascii=False)
     arguments = {f"gen_args_{i}": {f"arg_{j}": a for j, a in enumerate(p)} for i, p in enumerate(prompt.arguments)}
-    for name, metrics in _metrics_by_filter(json.loads(row["metrics"]), prompt.filtered).items():
+    for name, metrics in _metrics_by_filter(_metrics(row), prompt.filtered).items():
         yield {
             "doc_id": _index(row),
             "doc": prompt.content,
@@ -205,16 +223,23 @@ def _row_samples(source: TaskSource, row: Row) -> Iterator[dict[str, Any]]:
 
 
 def _stored_prompt(source: TaskSource, row: Row) -> PromptParts:
-    stored = source.stored[row["doc_id"]]
+    stored = source.stored.get(row["doc_id"])
+    if stored is None:
+        raise InputError(f"{row['doc_id']} has a row, but is not among the documents of {source.name} in the sweep")
     question, choices = stored["question"], stored["choices"]
     arguments = [(question, choice) for choice in choices] if choices else [(question,)]
     return PromptParts(content=dict(stored), target=stored["gold"], arguments=arguments, filtered={})
 
 
 def _prompt(task: Task, row: Row) -> PromptParts:
-    subtask, document = task.subtasks[row["subtask"]], _document(row)
+    document = _document(row)
+    subtask = task.subtasks.get(row["subtask"])
+    if subtask is None or document.index >= len(subtask.task_docs):
+        raise InputError(f"{row['doc_id']} of subtask {row['subtask']} is not among the documents of {task.name}")
     content = subtask.task_docs[document.index]
     requests = task.requests(document, None)
+    if row["scores"] and len(row["scores"]) != len(requests):
+        raise InputError(f"{row['doc_id']} has {len(row['scores'])} scores for {len(requests)} options")
     for request, response in zip(requests, row["scores"] or [row["text"] or ""], strict=True):
         request.resps = [(response, None) if row["scores"] else response]
     subtask._instances = requests  # the only way to run lm-eval's filters on a single document
@@ -252,7 +277,7 @@ def _aggregate(source: TaskSource, rows: Sequence[Row]) -> dict[str, Any]:
     if source.task is None:
         return _average(source, rows, counts)
     task = source.task
-    tables = task.aggregate([(_document(row), json.loads(row["metrics"])) for row in rows])
+    tables = task.aggregate([(_document(row), _metrics(row)) for row in rows])
     subtasks = {name: one for name, one in task.subtasks.items() if name in counts}
     groups = [group for group in task.lm_eval_tasks if isinstance(group, Group)]
     names = [*subtasks, *(group.name for group in groups)]
@@ -274,7 +299,7 @@ def _average(source: TaskSource, rows: Sequence[Row], counts: Mapping[str, int])
     is_group = source.name not in counts
     tables: dict[str, dict[str, Any]] = {}
     for name in [*counts, *([source.name] if is_group else [])]:
-        own = [json.loads(row["metrics"]) for row in rows if name in (row["subtask"], source.name)]
+        own = [_metrics(row) for row in rows if name in (row["subtask"], source.name)]
         table: dict[str, Any] = {"name": name, "alias": name, "sample_len": len(own)}
         for key in dict.fromkeys(key for metrics in own for key in metrics):
             values = [float(v) for metrics in own for v in _as_list(metrics.get(key)) if isinstance(v, int | float)]

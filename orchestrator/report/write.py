@@ -17,6 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from orchestrator.core.untrusted import path_below, printable
 from orchestrator.report import tables, text
 from orchestrator.report.earlier import caveats, read_summaries, read_summary
 from orchestrator.report.markdown import results_markdown
@@ -77,12 +78,14 @@ def write_report(
     if compare is not None:
         name = compare.resolve().name
         sections = [replace(section, earlier=earlier, earlier_name=name) for section in sections]
-    target = Path(out) if out is not None else Path(folders[0]) if len(folders) == 1 else Path(folders[0]) / "merged"
+    target = Path(out) if out is not None else Path(folders[0])
+    if out is None and len(folders) > 1:
+        target = path_below(target, f"merged/{PAGE}").parent
     files = {
         **dict(_figure_files(sections)),
         **dict(_summary_files(sections)),
-        "results.md": results_markdown(sections).encode(),
-        PAGE: render_page(sections, folders=[str(folder) for folder in folders]).encode(),
+        "results.md": printable(results_markdown(sections)).encode(),
+        PAGE: printable(render_page(sections, folders=[str(folder) for folder in folders])).encode(),
     }
     write_all(target, files)
     _remove_outdated_summaries(target, files)
@@ -110,10 +113,14 @@ def _summary_files(sections: Sequence[Section]) -> Iterator[tuple[str, bytes]]:
 
 
 def write_all(target: Path, files: Mapping[str, bytes]) -> None:
-    """Write each file completely or not at all, in this order (so the page never names files that do not exist)."""
+    """Write each file completely or not at all, in this order (so the page never names files that do not exist).
+
+    Names contain data, such as policies and subtasks: InputError if one would lead out of `target`.
+    """
+    paths = {name: path_below(target, name) for name in files}
     try:
         for name, data in files.items():
-            path = target / name
+            path = paths[name]
             make_folders(DISK, path.parent)
             write_file(DISK, path, data)
     except OSError as problem:
@@ -127,6 +134,7 @@ def _remove_outdated_summaries(target: Path, files: Mapping[str, bytes]) -> None
     """
     for path in (target / "summaries").glob("*/*/summary.json"):
         if path.relative_to(target).as_posix() not in files and _is_from_a_report(path):
+            path_below(target, path.relative_to(target).as_posix())
             remove_quietly(path)
             for folder in (path.parent, path.parent.parent):
                 if not any(folder.iterdir()):

@@ -29,7 +29,15 @@ from orchestrator.planning.machine import Machine, Nodes, Placement, Resources
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.running.autoscaler import AutoscalerReport, Prospect, print_now, read_growth, read_report
 from orchestrator.running.dashboard import MAX_TRIALS, TrialBoard
-from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, TUNE_VARIABLES
+from orchestrator.running.environment import (
+    MAX_TEMPORARY_CHARACTERS,
+    OBJECT_STORE_BYTES,
+    PRIVATE_PREFIX,
+    RAY_DIRECTORY,
+    TUNE_VARIABLES,
+    is_private,
+    private_token,
+)
 from orchestrator.running.nodes import FailedSetup, Node, failure_sentences
 from orchestrator.running.result_actor import Results
 from orchestrator.running.stop import Aborted
@@ -51,12 +59,13 @@ def start_local(placement: Placement, machine: Machine, *, dashboard: bool) -> I
     """Runs a cluster on this machine and yields the dashboard's address, if it has one."""
     cores = max(1, math.ceil(machine.present("CPU")), math.ceil(placement.actors * placement.cpus_per_actor))
     parent = None if len(tempfile.gettempdir()) <= MAX_TEMPORARY_CHARACTERS else "/tmp"
-    temporary = Path(tempfile.mkdtemp(prefix="reuse-sweep-", dir=parent))
+    private = Path(tempfile.mkdtemp(prefix=PRIVATE_PREFIX, dir=parent))  # with mode 0700
+    private_token(print_now)
     try:
-        yield _start(temporary, cores=cores, dashboard=dashboard)
+        yield _start(private / RAY_DIRECTORY, cores=cores, dashboard=dashboard)
     finally:
         ray.shutdown()
-        _remove(temporary)
+        _remove(private)
 
 
 def _start(temporary: Path, *, cores: int, dashboard: bool) -> str | None:
@@ -110,6 +119,12 @@ def join(address: str) -> Iterator[str | None]:
     if uses_token() and not _cluster_uses_token():
         ray.shutdown()
         _restart_command(RAY_AUTH_MODE="disabled")
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    if session.exists() and not is_private(session):
+        print_now(
+            f"warning: other users of this machine can write to Ray's directory {session}, and so to this sweep; start "
+            "Ray with RAY_TMPDIR set to a directory of mode 0700 (docs/security.md)"
+        )
     try:
         yield context.dashboard_url or None
     finally:

@@ -129,7 +129,9 @@ def _run_round(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
                 trial_dirname_creator=lambda trial: by_key[trial_key(trial.config)].trial_id,
             ),
             run_config=tune.RunConfig(
-                name="sweep",
+                # Absolute: Tune would put its files, among them pickled errors that it reads again, into Ray's
+                # session directory, which other users of a joined cluster can often write to.
+                name=f"{scratch}/sweep",
                 storage_path=scratch,
                 failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # workers cannot see `scratch`

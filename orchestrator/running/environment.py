@@ -4,7 +4,11 @@ Ray reads most of its variables when it is imported, so `prepare` comes first.
 """
 
 import os
+import secrets
 import socket
+import stat
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +38,13 @@ TUNE_VARIABLES = {
 # Ray's switch for laptops: all processes of the cluster listen on the loopback device only.
 LOOPBACK_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES = 160 * 2**20  # rows are small, and weights never pass through Ray
-MAX_TEMPORARY_CHARACTERS = 40  # of a directory for Ray's sockets, whose paths may have 107 characters
+# Ray makes its own directory writable for everybody, so it gets one inside a private directory. Paths of its sockets,
+# PRIVATE/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store, may have 107 characters.
+RAY_DIRECTORY = "r"
+PRIVATE_PREFIX = "reuse-"  # of a directory in the one for temporary files, followed by 8 characters
+MAX_TEMPORARY_CHARACTERS = 107 - len(
+    "/reuse-12345678/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+)
 CONNECT_TIMEOUT_SECONDS = 5.0
 RESERVED_ADDRESS = ("192.0.2.1", 9)  # nothing is sent there; the kernel tells which own address it would use
 ACCESS_VARIABLES = ("HF_TOKEN",)
@@ -53,6 +63,71 @@ def prepare(*, local: bool, token: bool = False) -> None:
         os.environ.setdefault(name, value)
     if local:
         os.environ.update(LOOPBACK_VARIABLES)
+
+
+def private_token(note: Callable[[str], None]) -> None:
+    """Makes sure that nobody else can read or replace the token of a cluster that this process starts.
+
+    Ray would create it readable for everybody. `note` is told if an existing one was.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    path = token_path()
+    try:
+        if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+            create_token(path)
+        _take_away(path.parent, stat.S_IWGRP | stat.S_IWOTH)
+        if _take_away(path, stat.S_IRWXG | stat.S_IRWXO):
+            note(
+                f"warning: {path} was accessible to other users of this machine and is private now; if one of them may "
+                "have read it, remove it: Ray then makes a new token"
+            )
+    except OSError as error:
+        note(f"warning: Ray's token {path} cannot be made private ({error.strerror}): other users may read it")
+
+
+def _take_away(path: Path, permissions: int) -> bool:
+    """Whether the file had any of these permissions."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & permissions:
+        path.chmod(mode & ~permissions)
+    return bool(mode & permissions)
+
+
+def token_path() -> Path:
+    """The file in which Ray looks for its token, unless RAY_AUTH_TOKEN is set."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(named) if named else Path.home() / ".ray" / "auth_token"
+
+
+def create_token(path: Path) -> None:
+    """Writes a token as `ray get-auth-token --generate` does, but with mode 0600. An existing file is kept."""
+    if path.exists():
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+        with suppress(FileExistsError):  # another process was first: its token counts
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+
+
+def is_private(folder: Path) -> bool:
+    """Whether no other user but root can put anything into a directory or replace it."""
+    path = folder.resolve()
+    for one in reversed((path, *path.parents)):
+        status = one.stat()
+        if status.st_uid not in (0, os.getuid()):
+            return False
+        if not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+            return True  # nobody else gets further
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and (one == path or not status.st_mode & stat.S_ISVTX):
+            return False
+    return True
 
 
 def cluster_address(given: str | None) -> str | None:

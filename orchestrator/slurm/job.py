@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orchestrator.core.errors import InputErrors
 from orchestrator.planning.fields import problems_of, setting
-from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, RAY_VARIABLES
+from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, RAY_DIRECTORY, RAY_VARIABLES
 from sampler.errors import InputError
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
@@ -267,6 +267,7 @@ def render_script(
         logs=shlex.quote(str(stem)),
         folder=shlex.quote(str(path.parent.parent)),
         longest=MAX_TEMPORARY_CHARACTERS,
+        ray_directory=RAY_DIRECTORY,
         object_store=OBJECT_STORE_BYTES,
         dashboard=dashboard,
         flags=shlex.join(flags),

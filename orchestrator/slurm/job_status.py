@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.core.untrusted import name_problem
+from orchestrator.store.files import CorruptedFile, open_regular, read_regular
 from orchestrator.store.reader import SLURM_FOLDER
 
 SQUEUE_TIMEOUT_SECONDS = 60
@@ -32,12 +34,12 @@ def submitted_jobs(folder: Path) -> list[SubmittedJob]:
     found = []
     for path in sorted((folder / SLURM_FOLDER).glob("*.json")):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            found.append(
-                SubmittedJob(script=path.with_suffix(".sh"), job=str(record["job"]), at=str(record["submitted"]))
-            )
-        except (OSError, ValueError, KeyError, TypeError):  # being written, or another file
+            record = json.loads(read_regular(path))
+            job = SubmittedJob(script=path.with_suffix(".sh"), job=str(record["job"]), at=str(record["submitted"]))
+        except (OSError, CorruptedFile, ValueError, KeyError, TypeError, RecursionError):  # being written, or another
             continue
+        if name_problem(job.log.name) is None:
+            found.append(job)
     return found
 
 
@@ -74,8 +76,11 @@ def _state(job: SubmittedJob, known: Mapping[str, str] | None) -> str:
 
 def _last_line(log: Path) -> str:
     """The last non-empty line, from the last 4000 bytes."""
-    with log.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - 4000))
-        text = file.read().decode(errors="replace").splitlines()
+    try:
+        with open_regular(log) as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 4000))
+            text = file.read().decode(errors="replace").splitlines()
+    except (OSError, CorruptedFile) as error:
+        return f"cannot be read ({error})"
     return next((line.strip() for line in reversed(text) if line.strip()), "empty")

@@ -4,21 +4,23 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shlex
 import shutil
 import socket
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from orchestrator.core.errors import Problems
+from orchestrator.core.untrusted import path_below
 from orchestrator.planning.machine import Machine, Nodes, resolve_model
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved
+from orchestrator.running.environment import private_token, token_path
 from orchestrator.slurm.job import Job, parse_time_limit, render_script, sbatch_options
 from orchestrator.store import Store
 from orchestrator.store.reader import SLURM_FOLDER
@@ -104,11 +106,9 @@ class RayToken:
         """Looks where Ray does: RAY_AUTH_TOKEN, the file named by RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token."""
         if value := os.environ.get("RAY_AUTH_TOKEN", "").strip():
             return cls(value=value, source="RAY_AUTH_TOKEN of the shell that submitted the job")
-        named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-        path = Path(named) if named else Path.home() / ".ray" / "auth_token"
+        path = token_path()
+        private_token(lambda warning: print(warning, file=sys.stderr))
         try:
-            if not named:
-                _create_token(path)
             value = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
@@ -121,22 +121,6 @@ class RayToken:
     def environment(self) -> dict[str, str]:
         """Variables that the job's script reads."""
         return {"RAY_AUTH_TOKEN": self.value, "REUSE_SWEEP_TOKEN_SOURCE": self.source}
-
-
-def _create_token(path: Path) -> None:
-    """Writes a token as `ray get-auth-token --generate` does, but with mode 0600. An existing file is kept."""
-    if path.exists():
-        return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
-        with suppress(FileExistsError):  # another submission was first: its token counts
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
 
 
 def _script(submission: Submission, path: Path) -> str:
@@ -153,7 +137,7 @@ def _script(submission: Submission, path: Path) -> str:
 
 def _new_script(submission: Submission) -> Path:
     """Writes the script under the next free number."""
-    folder = submission.folder / SLURM_FOLDER
+    folder = path_below(submission.folder, f"{SLURM_FOLDER}/001.sh").parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = [int(found[1]) for path in folder.iterdir() if (found := SCRIPT_NAME.fullmatch(path.name))]

@@ -5,10 +5,13 @@ whole content, zeros included. A reader can detect a changed byte anywhere befor
 that do not know the marker see an ordinary file.
 """
 
+import errno
 import hashlib
 import io
 import json
 import os
+import re
+import stat
 import struct
 import uuid
 from collections.abc import Collection, Mapping
@@ -18,7 +21,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.store.schema import check_columns, convert_table, select_fields
+from orchestrator.store.schema import check_columns, convert_table, select_fields, values_problem
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -27,7 +30,10 @@ CHECKSUM_ZEROS = b"0" * 64
 CHECKSUM_PLACEHOLDER = CHECKSUM_MARKER + CHECKSUM_ZEROS
 HASH_CHUNK_BYTES = 1 << 20
 
+MAX_JSON_NUMBER = 2.0**63
 JSON_CHECKSUM_KEY = "check"  # the last key of the file
+# Half a surrogate pair cannot be written again, and a number beyond a float's range cannot be computed with.
+UNUSABLE_JSON = re.compile(rb"\\u[dD][89a-fA-F]|(?<![.0-9])[0-9]{16}|[eE]\+?[0-9]{3}")
 
 PARQUET_CHECKSUM_KEY = "reuse_sweep_check"
 PARQUET_MAGIC = b"PAR1"
@@ -176,9 +182,28 @@ def move_file(disk: Disk, path: Path, folder: Path) -> Path:
     return target
 
 
+def open_regular(path: Path | str) -> io.FileIO:
+    """Opens a file for reading. Raises CorruptedFile for a directory, and for a pipe or device, which may never end."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO) or (error.errno == errno.ENOENT and os.path.islink(path)):
+            raise CorruptedFile("is a link to nothing, or a socket, instead of a file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise CorruptedFile("is not a regular file")
+    return open(handle, "rb", buffering=0)
+
+
+def read_regular(path: Path | str) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
+
+
 def hash_file(path: Path) -> str:
     """The sha256 of a file, as sha256sum prints it."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -243,8 +268,10 @@ def decode_json(data: bytes, *, checksum_required: bool = True) -> dict[str, Any
     if not checksum_matches(data) and (checksum_required or not by_hand):
         raise CorruptedFile("does not match its own checksum: it was corrupted or edited")
     try:
-        value = json.loads(data)
-    except ValueError as error:  # also for bytes that are not UTF-8
+        value = json.loads(data, parse_constant=_refuse_constant)
+        if UNUSABLE_JSON.search(data):
+            _require_usable(value)
+    except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
         raise CorruptedFile(f"is not readable JSON ({error})") from error
     if not isinstance(value, dict):
         raise CorruptedFile("is JSON, but not an object")
@@ -252,13 +279,28 @@ def decode_json(data: bytes, *, checksum_required: bool = True) -> dict[str, Any
     return value
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it contains {name}")
+
+
+def _require_usable(value: Any) -> None:
+    if isinstance(value, dict):
+        _require_usable([*value, *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            _require_usable(item)
+    elif isinstance(value, str):
+        value.encode()  # raises an error for half a surrogate pair
+    elif isinstance(value, int | float) and not abs(value) < MAX_JSON_NUMBER:
+        raise ValueError("a number is too large")
+
+
 def write_json(disk: Disk, path: Path, value: Mapping[str, Any]) -> None:
     write_file(disk, path, encode_json(value))
 
 
 def read_json(path: Path | str, *, checksum_required: bool = True) -> dict[str, Any]:
-    with open(path, "rb", buffering=0) as file:
-        return decode_json(file.read(), checksum_required=checksum_required)
+    return decode_json(read_regular(path), checksum_required=checksum_required)
 
 
 # Parquet. Pages have Parquet's own checksums; the checksum in the footer also covers page headers and the footer.
@@ -290,7 +332,7 @@ def _footer_start(file: BinaryIO, size: int) -> int:
 
 def verify_table(path: Path) -> None:
     """Reads every byte; raises CorruptedFile if one has changed."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, io.SEEK_END)
         if not _file_checksum_matches(file, start=_footer_start(file, size), size=size):
             raise CorruptedFile("does not match its own checksum")
@@ -310,6 +352,8 @@ def read_table(
     """
     if verify:
         verify_table(path)
+    else:
+        open_regular(path).close()
     selected = schema if columns is None else select_fields(schema, columns)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
@@ -322,11 +366,18 @@ def read_table(
     except (OSError, *DECODE_ERRORS) as error:
         raise CorruptedFile(f"cannot be read as Parquet ({error})") from error
     if same:
-        return pa.Table.from_arrays(table.columns, schema=selected), frozenset()  # without Parquet's own metadata
+        return _checked(pa.Table.from_arrays(table.columns, schema=selected)), frozenset()  # without Parquet's metadata
     if not verify:
         verify_table(path)  # a corrupted footer can look like other columns
     extra = check_columns(path, found, schema)
-    return convert_table(table, selected, keep_extra=keep_extra), extra
+    return _checked(convert_table(table, selected, keep_extra=keep_extra)), extra
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    problem = values_problem(table)
+    if problem is not None:
+        raise CorruptedFile(problem)
+    return table
 
 
 # Columns stored a second time, as an Arrow stream in front of the Parquet footer, where Parquet readers never look.
@@ -354,7 +405,7 @@ def read_arrow_copy(path: Path, schema: pa.Schema, columns: Collection[str]) -> 
     names = [name for name in schema.names if name in columns]
     if len(names) < len(set(columns)) or path.stat().st_size > ARROW_COPY_MAX_FILE_BYTES:
         return None
-    data = path.read_bytes()
+    data = read_regular(path)
     try:
         footer = _footer_start(io.BytesIO(data), len(data))
     except CorruptedFile:
@@ -362,11 +413,14 @@ def read_arrow_copy(path: Path, schema: pa.Schema, columns: Collection[str]) -> 
     where = _find_arrow_copy(data, stop=footer)
     if where is None or not checksum_matches(data, start=footer):
         return None
-    table = pa.ipc.open_stream(pa.py_buffer(data)[where], options=ARROW_READ_OPTIONS).read_all()
+    try:
+        table = pa.ipc.open_stream(pa.py_buffer(data)[where], options=ARROW_READ_OPTIONS).read_all()
+    except (OSError, *DECODE_ERRORS) as error:
+        raise CorruptedFile(f"cannot be read as Arrow ({error})") from error
     if table.schema.equals(schema):
-        return table.select(names), frozenset()
+        return _checked(table.select(names)), frozenset()
     if not set(names) <= set(table.column_names):
         return None
     selected = select_fields(schema, columns)
     extra = check_columns(path, table.schema, selected) - frozenset(schema.names)
-    return convert_table(table, selected), extra
+    return _checked(convert_table(table, selected)), extra

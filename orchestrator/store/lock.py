@@ -12,6 +12,7 @@ alive if it has touched its file recently; both times come from the file system,
 import errno
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -22,12 +23,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.untrusted import line, shape_problem, whole
+from orchestrator.store.files import CorruptedFile, read_regular
 from sampler.errors import InputError
 
 LOCK_FOLDER = "lock"
 STALE_SECONDS = 60.0
 HEARTBEATS_PER_STALE_TIME = 6
 ACQUIRE_ATTEMPTS = 50
+LOCK_NUMBER = re.compile("[0-9]{1,18}")
+LOCK_SHAPE = {"host": line, "pid": whole(), "start": line, "machine": line, "since": line}
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -54,9 +59,10 @@ class LockHolder:
     @classmethod
     def read(cls, path: Path) -> "LockHolder":
         try:
-            return cls(**json.loads(path.read_bytes()))
-        except (ValueError, TypeError, OSError):  # incomplete, corrupted or gone
+            holder = cls(**json.loads(read_regular(path)))
+        except (ValueError, TypeError, RecursionError, OSError, CorruptedFile):  # incomplete, corrupted or gone
             return cls()
+        return holder if shape_problem(asdict(holder), LOCK_SHAPE) is None else cls()
 
     def as_dict(self) -> Mapping[str, Any]:
         return asdict(self)
@@ -82,7 +88,7 @@ def _start_time(pid: int) -> str:
 
 def _generations(locks: Path) -> list[tuple[int, Path]]:
     found = ((path.name.partition(".")[0], path) for path in locks.iterdir())
-    return sorted((int(number), path) for number, path in found if number.isdigit())
+    return sorted((int(number), path) for number, path in found if LOCK_NUMBER.fullmatch(number))
 
 
 def _file_system_time(folder: Path) -> float:
@@ -119,7 +125,7 @@ def active_writer(folder: Path, *, stale_seconds: float = STALE_SECONDS) -> Lock
     """The live writer of a folder, if any. For readers: writes nothing and uses the local clock."""
     try:
         generations = _generations(folder / LOCK_FOLDER)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     if not generations or _refusal(generations[-1][1], time.time(), stale_seconds) is None:
         return None

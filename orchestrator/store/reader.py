@@ -21,9 +21,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.store.files import CorruptedFile, is_temporary, read_json, read_table, verify_table
+from orchestrator.core.untrusted import path_below
+from orchestrator.store.files import CorruptedFile, is_temporary, read_json, read_regular, read_table, verify_table
 from orchestrator.store.lock import LOCK_FOLDER, active_writer
-from orchestrator.store.schema import DOCUMENTS, ROWS, SCHEMA_VERSION, check_version, select_fields
+from orchestrator.store.schema import (
+    DOCUMENTS,
+    ROWS,
+    SCHEMA_VERSION,
+    check_version,
+    select_fields,
+    sweep_record_problem,
+)
 from orchestrator.store.trial_files import (
     ROWS_FILE,
     TRIAL_FILE,
@@ -73,6 +81,9 @@ class Store:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
         check_version(path, record.get("schema"))
+        problem = sweep_record_problem(record)
+        if problem is not None:
+            raise InputError(f"{path} {problem}: it was edited or is not a sweep's; use another folder")
         return record
 
     def documents(self, task: str) -> pa.Table:
@@ -87,14 +98,15 @@ class Store:
         return documents
 
     def documents_path(self, task: str) -> Path:
-        assert task == Path(task).name, task
-        return self.folder / "documents" / f"{task}.parquet"
+        """InputError if the name of a task cannot be a file name."""
+        return path_below(self.folder / "documents", f"{task}.parquet")
 
     def trial_ids(self) -> list[str]:
         """The folders that are named like a trial; others are ignored."""
         try:
             with os.scandir(self.folder / "trials") as entries:
-                return sorted(entry.name for entry in entries if entry.name.isalnum() and entry.is_dir())
+                folders = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted(name for name in folders if name.isalnum())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -230,8 +242,8 @@ class Store:
 def _stated_schema(path: Path) -> int:
     """The version in a file whose checksum does not match, since a newer version may compute it in another way."""
     try:
-        schema = json.loads(path.read_bytes())["schema"]
-    except (OSError, ValueError, TypeError, KeyError):
+        schema = json.loads(read_regular(path))["schema"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, CorruptedFile):
         return SCHEMA_VERSION
     return schema if isinstance(schema, int) and schema > SCHEMA_VERSION else SCHEMA_VERSION
 

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from orchestrator.store.files import DISK, TEMPORARY_SUFFIX, StoreError, make_folders, write_file
+from orchestrator.store.files import DISK, TEMPORARY_SUFFIX, StoreError, make_folders, open_regular, write_file
 from sampler.errors import InputError
 
 MANIFEST_FILE = "upload.jsonl"
@@ -153,7 +153,7 @@ class LocalFile:
 
     @classmethod
     def read(cls, path: Path) -> "LocalFile":
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             state = FileState.of(os.fstat(file.fileno()))
             return cls(data=file.read(), state=state)
 

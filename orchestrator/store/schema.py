@@ -7,16 +7,46 @@ Adding a nullable column keeps SCHEMA_VERSION: older files then have nulls in it
 else (a required column, another type or meaning, a removed column) needs the next SCHEMA_VERSION, see docs/format.md.
 """
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orchestrator.core.configuration import DECODE_SETTINGS, default_of
+from orchestrator.core.untrusted import (
+    CONTROL,
+    anything,
+    each,
+    file_name,
+    flag,
+    like,
+    line,
+    name_problem,
+    number,
+    one_of,
+    optional,
+    scalar,
+    shape_problem,
+    shown,
+    text,
+    whole,
+)
 from sampler.errors import InputError
 
 SCHEMA_VERSION = 1  # in sweep.json and trial.json ("schema"), and in the metadata of tables
 VERSION_KEY = b"reuse_sweep_schema"
+MAX_VERSION_DIGITS = 10
+
+# What values a table may hold, beyond the types of its columns: anything else was not written by a sweep.
+FILE_NAMES = ("task", "subtask", "policy")  # parts of the paths of a report
+LINES = ("sweep", "trial_id", "subset", "mode", "dtype", "doc_id", "doc_hash", "finish", "actor", "node", "device")
+LONGEST_NAME_CHARACTERS = 1000
+MAX_ATTEMPTS = 100_000
+MAY_BE_NAN = ("batch_seconds", "calibration")  # where it could not be measured
+LATEST_MICROSECONDS = 253_370_764_800 * 10**6  # the year 9999, after which Python has no dates
 
 
 def check_version(path: Path, version: object, doubt: str = "") -> None:
@@ -35,7 +65,9 @@ def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozense
     if found.equals(expected):
         return frozenset()
     version = (found.metadata or {}).get(VERSION_KEY, b"1")
-    check_version(path, int(version) if version.isdigit() else None)
+    check_version(path, int(version) if version.isdigit() and len(version) < MAX_VERSION_DIGITS else None)
+    if len(set(found.names)) < len(found.names):
+        raise InputError(f"{path} has a column twice: restore the file, or use another folder")
     for field in expected:
         if field.name not in found.names and not field.nullable:
             raise InputError(f"{path} has no column {field.name!r}: restore the file, or use another folder")
@@ -45,6 +77,48 @@ def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozense
                 f"expects {field.type}: use the version that wrote it, or another folder"
             )
     return frozenset(found.names) - frozenset(expected.names)
+
+
+def values_problem(table: pa.Table) -> str | None:
+    """Why a table cannot have been written by a sweep; None if it can. Costs little: it runs for every file."""
+    try:
+        table.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        return f"holds bytes that are not of their column's type ({error})"
+    for name in table.column_names:
+        field, column = _FIELDS.get(name), table[name]
+        if field is not None and not field.nullable and column.null_count:
+            return f"has no value in some rows of the column {name!r}"
+        if field is not None and pa.types.is_list(field.type) and any(c.flatten().null_count for c in column.chunks):
+            return f"has an empty value in a list of the column {name!r}"
+    return _name_problem(table) or _range_problem(table)
+
+
+def _name_problem(table: pa.Table) -> str | None:
+    for column in FILE_NAMES:
+        for value in table[column].unique().to_pylist() if column in table.column_names else ():
+            if value and (expected := name_problem(value)) is not None:
+                return f"has {shown(value)} in the column {column!r}, which must be {expected}"
+    for column in LINES:
+        for value in table[column].unique().to_pylist() if column in table.column_names else ():
+            if value is not None and (len(value) > LONGEST_NAME_CHARACTERS or CONTROL.search(value)):
+                return f"has {shown(value)} in the column {column!r}, which must be a name on one line"
+    return None
+
+
+def _range_problem(table: pa.Table) -> str | None:
+    for column, highest in (("attempt", MAX_ATTEMPTS), ("started_at", LATEST_MICROSECONDS)):
+        if column in table.column_names and len(table):
+            values = table[column].cast(pa.int64())
+            low, high = pc.min_max(values).as_py().values()
+            if low < 0 or high > highest:
+                return f"has a value out of range in the column {column!r}"
+    for column in ("threshold", "seconds", "batch_seconds", "calibration"):
+        if column in table.column_names:
+            wrong = pc.is_inf(table[column]) if column in MAY_BE_NAN else pc.invert(pc.is_finite(table[column]))
+            if pc.any(wrong).as_py():
+                return f"has a value that is not finite in the column {column!r}"
+    return None
 
 
 def convert_table(table: pa.Table, schema: pa.Schema, *, keep_extra: bool = False) -> pa.Table:
@@ -141,3 +215,126 @@ DOCUMENTS = pa.schema(
     ],
     metadata={VERSION_KEY: str(SCHEMA_VERSION)},
 )
+
+_FIELDS = {field.name: field for field in (*DOCUMENTS, *ROWS)}  # a name in both has the same type
+
+# The keys of trial.json and sweep.json that are read, and what they may hold
+
+
+def _device(value: Any) -> str | None:
+    return each(scalar)(value) or optional(number)(value.get("memory"))
+
+
+TRIAL_REQUIRED = ("trial_id", "task", "policy", "repeat", "shard")
+TRIAL_RECORD = {
+    "trial": {
+        "trial_id": line,
+        "task": file_name,
+        "policy": file_name,
+        **{name: optional(like(default_of(name))) for name in DECODE_SETTINGS},
+        "repeat": whole(),
+        "shard": whole(),
+    },
+    "status": one_of("running", "finished", "failed"),
+    "rows": optional(whole()),
+    "sha256": optional(line),
+    "tally": optional(
+        {
+            "baseline": flag,
+            **{name: optional(number) for name in ("correct", "tokens", "seconds", "work", "layer_positions")},
+            "documents": optional(whole()),
+            "scored": each(whole(), lambda key: None if key.isdecimal() and len(key) < 10 else "numbers"),
+        }
+    ),
+    "attempts": [
+        {
+            "attempt": whole(),
+            "actor": line,
+            "node_id": optional(line),
+            "gpus": optional([anything]),
+            "device": optional(_device),
+            "packages": optional(each(line)),
+            "code": optional(each(anything)),
+            "reason": optional(text),
+            **{
+                name: optional(number)
+                for name in (
+                    *("load_seconds", "warm_up_seconds", "calibration_seconds", "decode_seconds", "waiting_seconds"),
+                    *("recalibration_seconds", "preparing_seconds", "seconds", "calibration", "peak_memory"),
+                )
+            },
+        }
+    ],
+    "settings": optional(each(anything)),
+    "layers": optional([whole()]),
+}
+
+_IDENTITY = {
+    "model": line,
+    "model_revision": optional(line),
+    **{name: optional(line) for name in ("dtype", "data")},
+    **{name: optional(whole()) for name in ("depth", "subset_size", "sample", "fewshot", "max_new_tokens")},
+    **{name: optional(whole(1)) for name in ("batch_size", "shard_size")},
+    "seed": optional(whole(-(2**53))),
+    "chat_template": optional(flag),
+    "datasets": each(each(optional(line)), file_name),
+}
+_SETTINGS = {
+    "tasks": [file_name],
+    "policies": [file_name],
+    **{name: optional([like(default_of(name))]) for name in DECODE_SETTINGS},
+    **{name: optional(line) for name in ("model", "data", "dtype", "name")},
+    **{name: optional(whole()) for name in ("limit", "sample", "fewshot", "subset_size", "max_new_tokens")},
+    **{name: optional(whole(1)) for name in ("batch_size", "shard_size")},
+    "repeats": whole(1),
+    "gpus_per_actor": optional(number),
+}
+MAX_DOCUMENTS = 10_000_000  # of a task, for which status reserves memory
+MAX_CONFIGURATIONS = 1_000_000
+SWEEP_RECORD = {
+    "sweep": optional(line),
+    "created": optional(line),
+    "calibration_task": optional(file_name),
+    "identity": _IDENTITY,
+    "settings": _SETTINGS,
+    "model": optional(
+        {
+            "source": line,
+            "revision": optional(line),
+            "depth": optional(whole()),
+            "parameters": optional(whole()),
+            "layer_weights": optional([whole()]),
+        }
+    ),
+    "tasks": each(
+        {
+            **{name: optional(line) for name in ("kind", "primary", "source")},
+            "documents": whole(0, MAX_DOCUMENTS),
+            "fewshot": optional(whole()),
+            "datasets": optional(each(optional(line))),
+        },
+        file_name,
+    ),
+    "commands": optional([{"code": optional(each(anything)), "packages": optional(each(line))}]),
+}
+
+
+def trial_record_problem(record: Mapping[str, Any], trial_id: str) -> str | None:
+    """Why a trial.json cannot be used; None if it can."""
+    problem = shape_problem(record, TRIAL_RECORD, ("trial", "status", "attempts"))
+    problem = problem or shape_problem(record["trial"], {}, TRIAL_REQUIRED)
+    if problem is not None:
+        return problem
+    if record["status"] == "finished" and record.get("rows") is None:
+        return "calls the trial finished, but does not state its number of rows"
+    return None if record["trial"]["trial_id"] == trial_id else f"describes the trial {record['trial']['trial_id']}"
+
+
+def sweep_record_problem(record: Mapping[str, Any]) -> str | None:
+    """Why a sweep.json cannot be used; None if it can. Each command reports the keys that it misses."""
+    problem = shape_problem(record, SWEEP_RECORD)
+    if problem is not None:
+        return problem
+    settings = record.get("settings", {})
+    lengths = [len(settings.get(name) or ()) or 1 for name in ("policies", *DECODE_SETTINGS)]
+    return None if math.prod(lengths) <= MAX_CONFIGURATIONS else "asks for more configurations than a sweep can have"

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.store.files import (
     CHECKSUM_PLACEHOLDER,
+    DECODE_ERRORS,
     CorruptedFile,
     Disk,
     StoreError,
@@ -30,9 +31,18 @@ from orchestrator.store.files import (
     find_checksum,
     read_arrow_copy,
     read_json,
+    read_regular,
     read_table,
 )
-from orchestrator.store.schema import ARROW_COPY, ROWS, SCHEMA_VERSION, check_columns, convert_table
+from orchestrator.store.schema import (
+    ARROW_COPY,
+    ROWS,
+    SCHEMA_VERSION,
+    check_columns,
+    convert_table,
+    trial_record_problem,
+    values_problem,
+)
 
 TRIAL_FILE = "trial.json"
 ROWS_FILE = "rows.parquet"
@@ -171,9 +181,13 @@ def _header_size(message: bytes) -> int:
 
 def read_segment(path: Path) -> Segment:
     """The usable part of a segment, which another process may be writing. Its columns can be converted to ROWS."""
-    segment = decode_segment(path.read_bytes())
+    try:
+        segment = decode_segment(read_regular(path))
+    except CorruptedFile as error:
+        return Segment(batches=[], problem=str(error))
     check_columns(path, segment.schema, ROWS)
-    return segment
+    problem = values_problem(convert_table(segment.rows, ROWS))
+    return segment if problem is None else Segment(batches=[], problem=problem)
 
 
 def decode_segment(data: bytes) -> Segment:
@@ -192,12 +206,15 @@ def decode_segment(data: bytes) -> Segment:
             torn = problem == "is truncated"
             problem = f"batch {len(batches)} {problem}"
             return Segment(batches=batches, schema=schema, problem=problem, torn=torn)
-        if not batches:  # the first batch's checksum covers the schema
-            schema = pa.ipc.read_schema(pa.py_buffer(data[:schema_size]))
         where = find_checksum(message, stop=_header_size(message))
         assert where is not None
         digest = message[where]
-        batches.append(pa.ipc.read_record_batch(pa.py_buffer(message), schema))
+        try:
+            if not batches:  # the first batch's checksum covers the schema
+                schema = pa.ipc.read_schema(pa.py_buffer(data[:schema_size]))
+            batches.append(pa.ipc.read_record_batch(pa.py_buffer(message), schema))
+        except (OSError, *DECODE_ERRORS) as error:
+            raise CorruptedFile(f"cannot be read as Arrow ({error})") from error
         at += len(message)
     return Segment(batches=batches, schema=schema)
 
@@ -269,7 +286,7 @@ def read_rows(
 def _file_identity(path: Path) -> tuple[int, int, int] | None:
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -281,8 +298,8 @@ def _read_rows_once(folder: Path, columns: Collection[str] | None, *, verify: bo
     corrupted: list[Corruption] = []
     ignored: frozenset[str] = frozenset()
     try:
-        table, ignored = _read_merged(folder / ROWS_FILE, needed if numbers else columns, verify, keep_extra)
-        tables.append(table)
+        table, ignored = read_merged(folder / ROWS_FILE, needed if numbers else columns, verify, keep_extra)
+        tables.append(_of_trial(table, folder.name))
     except CorruptedFile as error:
         corrupted.append(Corruption(path=folder / ROWS_FILE, problem=str(error)))
     except FileNotFoundError:
@@ -290,7 +307,7 @@ def _read_rows_once(folder: Path, columns: Collection[str] | None, *, verify: bo
             raise  # merged since
     for number in numbers:
         path = segment_path(folder, number)
-        segment = _read_segment(path)
+        segment = _read_segment(path, folder.name)
         tables.append(_select(convert_table(segment.rows, ROWS, keep_extra=keep_extra), needed))
         ignored |= set(segment.schema.names) - set(ROWS.names)
         if segment.problem is not None:
@@ -307,7 +324,7 @@ def _read_rows_once(folder: Path, columns: Collection[str] | None, *, verify: bo
     return TrialRows(rows=_select(rows, columns), corrupted=corrupted, ignored_columns=ignored)
 
 
-def _read_merged(
+def read_merged(
     path: Path, columns: Collection[str] | None, verify: bool, keep_extra: bool
 ) -> tuple[pa.Table, frozenset[str]]:
     try:
@@ -320,9 +337,21 @@ def _read_merged(
         raise CorruptedFile(f"cannot be read: {error.strerror}") from error
 
 
-def _read_segment(path: Path) -> Segment:
+def _of_trial(rows: pa.Table, trial_id: str) -> pa.Table:
+    """Raises CorruptedFile if rows of another trial are among them."""
+    others = rows["trial_id"].unique().to_pylist() if "trial_id" in rows.column_names else []
+    if set(others) - {trial_id}:
+        raise CorruptedFile("holds rows of another trial")
+    return rows
+
+
+def _read_segment(path: Path, trial_id: str) -> Segment:
     try:
-        return read_segment(path)
+        segment = read_segment(path)
+        _of_trial(segment.rows, trial_id)
+        return segment
+    except CorruptedFile as error:
+        return Segment(batches=[], problem=str(error))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -348,7 +377,11 @@ def first_occurrences(doc_ids: Iterable[str], done: Set[str] = frozenset()) -> l
 
 def read_trial_record(folder: Path | str) -> dict[str, Any]:
     """The content of trial.json. Raises CorruptedFile or FileNotFoundError."""
-    return read_json(f"{folder}/{TRIAL_FILE}")
+    record = read_json(f"{folder}/{TRIAL_FILE}")
+    problem = trial_record_problem(record, os.path.basename(folder))
+    if problem is not None:
+        raise CorruptedFile(problem)
+    return record
 
 
 def new_trial_record(trial: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from orchestrator.store.trial_files import (
     first_occurrences,
     lost_attempts,
     new_trial_record,
+    read_merged,
     read_rows,
     read_segment,
     read_trial_record,
@@ -242,10 +243,11 @@ def _recover_table(
     path = folder / ROWS_FILE
     if not path.exists():
         return None, [] if expected is None else [Corruption(path=path, problem="is missing")]
-    sha256 = hash_file(path)
     try:
+        sha256 = hash_file(path)
         if sha256 != expected:  # after a crash between writing rows.parquet and trial.json
             verify_table(path)
+        read_merged(path, ARROW_COPY.names, verify=False, keep_extra=False)  # checks the values
     except CorruptedFile as error:
         return None, [_quarantine(disk, path, quarantine, str(error))]
     return sha256, []

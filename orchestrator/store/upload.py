@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.untrusted import path_below
 from orchestrator.store.files import (
     DISK,
     CorruptedFile,
@@ -118,12 +119,11 @@ class RemoteCopy:
             for name in self._sizes
             if name.partition("/")[0] in COPIED_NAMES
             and not is_temporary(name)
-            and ".." not in name.split("/")
             and (not name.startswith("trials/") or name.rpartition("/")[0] in complete)
         ]
 
     def _fetch_file(self, name: str) -> None:
-        path = self.folder / name
+        path = path_below(self.folder, name)
         make_folders(DISK, path.parent)
         write_file(DISK, path, self._remote.read(name))
         self._manifest.record(name, LocalFile.read(path))
@@ -172,7 +172,7 @@ class RemoteCopy:
             if report:
                 self._copy_report()
                 del left[REPORT_PART]
-        except (UploadFailed, OSError) as error:
+        except (UploadFailed, CorruptedFile, OSError) as error:
             return UploadOutcome(missing=tuple(left), problem=str(error))
         return UploadOutcome(missing=tuple(left))
 
@@ -348,7 +348,8 @@ def _files_below(folder: Path, part: str) -> list[str]:
     """Paths of the files in a part of the folder, relative to the folder."""
     found = []
     for parent, _, names in os.walk(folder / part):
-        found += [Path(parent, name).relative_to(folder).as_posix() for name in names if not is_temporary(name)]
+        paths = (Path(parent, name) for name in names if not is_temporary(name))
+        found += [path.relative_to(folder).as_posix() for path in paths if not path.is_symlink()]  # may lead anywhere
     return sorted(found)
 
 

@@ -4,6 +4,7 @@ Holds the folder's lock from construction to `close`. Methods can be called from
 then written and synced in parallel.
 """
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from orchestrator.core.untrusted import path_below
 from orchestrator.store.files import (
     DISK,
     Disk,
@@ -24,7 +26,7 @@ from orchestrator.store.files import (
     write_file,
     write_json,
 )
-from orchestrator.store.lock import STALE_SECONDS, FolderLock
+from orchestrator.store.lock import LOCK_FOLDER, STALE_SECONDS, FolderLock
 from orchestrator.store.reader import QUARANTINE_FOLDER, SWEEP_COPY_FILE, SWEEP_FILE, Store
 from orchestrator.store.schema import DOCUMENTS, ROWS, SCHEMA_VERSION
 from orchestrator.store.trial_files import Corruption, trial_of
@@ -42,6 +44,7 @@ class StoreWriter(Store):
         self._open: dict[str, TrialWriter] = {}
         self._guard = threading.Lock()
         self.sweep_record = self.read_sweep_record()  # refuses an unusable folder before anything is written into it
+        self._require_no_links()
         read_version = self._file_version()
         self._lock = self._acquire(stale_seconds)
         try:
@@ -52,6 +55,20 @@ class StoreWriter(Store):
         except BaseException:
             self._lock.release()
             raise
+
+    def _require_no_links(self) -> None:
+        """A symbolic link in a folder from somebody else could make this process write elsewhere."""
+        for name in (LOCK_FOLDER, "documents", "trials", QUARANTINE_FOLDER):
+            path_below(self.folder, f"{name}/file")
+        for name in ("trials", QUARANTINE_FOLDER):
+            try:
+                links = [entry.name for entry in os.scandir(self.folder / name) if entry.is_symlink()]
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise InputError(f"{self.folder / name} cannot be read: {error.strerror}") from error
+            if links:
+                raise InputError(f"{self.folder / name / links[0]} is a symbolic link; a sweep has none: remove it")
 
     def _file_version(self) -> tuple[int, int, int] | None:
         """Differs after sweep.json was replaced; None if it is missing."""
