@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.cli.slurm import parse_submission
 from orchestrator.slurm.job import Job, parse_time_limit, render_script
-from orchestrator.slurm.job_status import query_squeue, status_lines, submitted_jobs
 from orchestrator.slurm.submit import RayToken, submit
+from orchestrator.slurm.submitted_job import query_squeue, status_lines, submitted_jobs
 from sampler.errors import InputError
 
 SECRET = "hf_a-secret-that-nobody-may-see"

@@ -60,11 +60,11 @@ def slurm(arguments: Sequence[str]) -> None:
     elif command == "status":
         print_job_status(_status_folder(rest))
     elif command == "free-ports":
-        from orchestrator.slurm.in_job import free_ports
+        from orchestrator.slurm.submitted_job import free_ports
 
         print(*free_ports(int(rest[0])))
     elif command == "wait-until-ready":
-        from orchestrator.slurm.in_job import wait_until_ready
+        from orchestrator.slurm.submitted_job import wait_until_ready
 
         address, nodes, folder = rest
         wait_until_ready(address, int(nodes), Path(folder))
@@ -139,7 +139,7 @@ def _status_folder(arguments: Sequence[str]) -> Path:
 def print_job_status(folder: Path) -> None:
     from orchestrator.cli.reports import print_status
     from orchestrator.progress.status import read_status
-    from orchestrator.slurm.job_status import query_squeue, status_lines, submitted_jobs
+    from orchestrator.slurm.submitted_job import query_squeue, status_lines, submitted_jobs
     from orchestrator.store import Store
 
     jobs = submitted_jobs(folder)
