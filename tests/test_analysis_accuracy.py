@@ -4,16 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
-from orchestrator.analysis.accuracy import detectable, holm, mcnemar, paired_difference
+from orchestrator.analysis.accuracy import detectable, documents_needed, holm, mcnemar, paired_difference
 from orchestrator.analysis.intervals import (
     MIN_STRATUM,
+    Levels,
     accuracy_interval,
-    bonett_price_interval,
-    bonferroni_level,
     join_small,
     paired_bootstrap,
+    tango_interval,
 )
 from orchestrator.core.totals import wilson_interval
 
@@ -121,12 +121,22 @@ def test_one_document_says_nothing_of_others() -> None:
     assert (found.points.low, found.points.high) == (-math.inf, math.inf)
 
 
-def test_simultaneous_intervals_are_wider_and_bonferroni() -> None:
-    assert bonferroni_level(6) == pytest.approx(1 - 0.05 / 6)
+def test_levels_share_the_error_among_configurations_and_looks() -> None:
+    six, again = Levels(comparisons=6), Levels(comparisons=6, looks=2)
+    assert six.simultaneous == pytest.approx(1 - 0.05 / 6)
+    assert (1 - six.confirming) / 2 == pytest.approx(0.05 / 6), "one-sided"
+    assert six.joint == pytest.approx(0.95), "all must fail: no correction"
+    assert (1 - again.joint, 1 - again.simultaneous) == pytest.approx((0.025, 0.025 / 6))
+
+
+def test_simultaneous_intervals_are_wider() -> None:
     rng = np.random.default_rng(4)
     base, ours = np.ones(300), (rng.random(300) > 0.1).astype(float)
-    found = paired_difference(base, ours, np.zeros(300, dtype=int), rng=rng, comparisons=6)
+    found = paired_difference(base, ours, np.zeros(300, dtype=int), rng=rng, levels=Levels(comparisons=6))
     assert found.simultaneous.low < found.points.low < found.points.high < found.simultaneous.high
+    assert found.simultaneous.low < found.bounds.low < found.points.low, "one-sided at 5 %/6"
+    assert found.bounds.high == found.simultaneous.high
+    assert found.bounds.joint_high == found.points.high
     assert found.lost == int((ours == 0).sum())
     assert found.won == 0
 
@@ -149,9 +159,64 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     assert one == other
 
 
-def test_the_closed_form_is_near_the_bootstrap() -> None:
-    closed = bonett_price_interval(30, 10, 400)
-    drawn = paired_bootstrap(
-        np.repeat([-1.0, 0.0, 1.0], [30, 360, 10]), np.zeros(400, dtype=int), np.random.default_rng(0)
-    )[0]
-    assert (closed.low, closed.high) == pytest.approx((drawn.low, drawn.high), abs=0.004)
+def tango_by_likelihood(lost: int, won: int, n: int, level: float) -> tuple[float, float]:
+    """The slow obvious version: the likeliest share of lost documents at each difference, and the score's roots."""
+
+    def score(difference: float) -> float:
+        def slope(share: float) -> float:  # of the log-likelihood, times all denominators
+            rest, other = 1 - 2 * share - difference, share + difference
+            return lost * other * rest + won * share * rest - 2 * (n - lost - won) * share * other
+
+        low, high = max(0.0, -difference) + 1e-15, (1 - difference) / 2
+        share = optimize.brentq(slope, low, high, xtol=1e-16, rtol=1e-15)
+        return float((won - lost - n * difference) / math.sqrt(n * (2 * share + difference * (1 - difference))))
+
+    reach = stats.norm.ppf((1 + level) / 2)
+    value, tiny = (won - lost) / n, 1e-12
+    low = optimize.brentq(lambda d: score(d) - reach, -1 + tiny, value, xtol=1e-15)
+    high = optimize.brentq(lambda d: score(d) + reach, value, 1 - tiny, xtol=1e-15)
+    return low, high
+
+
+@pytest.mark.parametrize("level", [0.95, 1 - 0.05 / 6, 1 - 0.1 / 6])
+@pytest.mark.parametrize(
+    ("lost", "won", "n"), [(3, 1, 50), (1, 5, 50), (6, 2, 100), (12, 9, 105), (20, 4, 300), (90, 30, 1319), (1, 1, 10)]
+)
+def test_tango_solves_the_score_equation(lost: int, won: int, n: int, level: float) -> None:
+    found = tango_interval(lost, won, n, level)
+    assert (found.low, found.high) == pytest.approx(tango_by_likelihood(lost, won, n, level), abs=1e-9)
+    mirrored = tango_interval(won, lost, n, level)
+    assert (-mirrored.high, -mirrored.low) == pytest.approx((found.low, found.high), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [10, 50, 1319])
+def test_tango_without_a_change_has_a_closed_form(n: int) -> None:
+    reach = stats.norm.ppf(0.975)
+    found = tango_interval(0, 0, n)
+    expected = reach**2 / (n + reach**2)
+    assert (found.low, found.high) == pytest.approx((-expected, expected), abs=1e-9)
+
+
+@pytest.mark.parametrize(("n", "lost", "won"), [(50, 0.05, 0.0), (50, 0.06, 0.01), (75, 0.07, 0.02), (100, 0.05, 0.0)])
+def test_a_drop_at_the_margin_is_seldom_taken_for_inside_it(n: int, lost: float, won: float) -> None:
+    """Exactly, by enumeration: six configurations whose true drop is the margin, so 5 %/6 for each."""
+    level, wrong, shares = Levels(comparisons=6).confirming, 0.0, [lost, won, 1 - lost - won]
+    for a in range(n + 1):
+        for b in range(n + 1 - a):
+            weight = stats.multinomial.pmf([a, b, n - a - b], n, shares) if b - a > -0.05 * n else 0.0
+            if weight > 1e-12:
+                wrong += weight * (tango_interval(a, b, n, level).low > -0.05)
+    assert 1 - (1 - wrong) ** 6 <= 0.05
+
+
+def test_documents_needed_for_non_inferiority() -> None:
+    """About 480 for six configurations, a margin of 5 and 10 % changed answers; its power by simulation."""
+    levels = Levels(comparisons=6)
+    needed = documents_needed(0.1, 0.0, 5.0, levels)
+    assert needed == pytest.approx(475, abs=10)
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(needed, [0.05, 0.05, 0.9], 1500)
+    shown = [tango_interval(int(a), int(b), needed, levels.confirming).low > -0.05 for a, b, _ in counts]
+    assert 0.75 < np.mean(shown) < 0.85
+    assert documents_needed(0.1, -5.0, 5.0, levels) is None
+    assert documents_needed(0.1, -12.0, 5.0, levels) < needed

@@ -1,94 +1,111 @@
-"""Simulated sweeps with known truth: intervals cover it as often as they say, verdicts are seldom wrong.
+"""Simulated sweeps with known truth: intervals cover it as often as they say, verdicts are right and get decided.
 
-Every run is seeded, so a test that passes keeps passing. The quick versions use few sweeps and wide bounds; the slow
-ones are those that count.
+Every sweep is seeded, so a test that passes keeps passing. The bounds of the quick tests allow for their few sweeps;
+the slow ones are those that count.
 """
 
-import numpy as np
 import pytest
-from analysis_simulate import coverage, errors
-from analysis_tables import Truth, World, grid
+from analysis_simulate import SIX, Measured, Policy, SimulatedWorld, measure
 
-from orchestrator.analysis.intervals import DRAWS, bonferroni_level, paired_bootstrap
-
-K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
-DROPS = Truth(lost=0.06, won=0.02, speedup=1.25)
+DROPS = dict.fromkeys(SIX, Policy(lost=0.06, won=0.02, speedup=1.25))
+LONGER = dict.fromkeys(SIX, Policy(lost=0.06, won=0.02, speedup=1.5, length=1.3))
+SLOW = dict.fromkeys(SIX, Policy(lost=0.02, won=0.01, speedup=1.05))
+VM = 0.12  # drift of a virtual machine: gives the trial noise seen with 5, 10 and 50 documents per trial
 WORLDS = {
-    "100 documents": World(documents=100, policies={**K1, "k2_middle": DROPS}),
-    "six subjects": World(documents=300, subtasks=6, policies={**K1, "k2_middle": DROPS}),
-    "noisy trials": World(documents=300, subtasks=6, trial_noise=0.02, policies={**K1, "k2_middle": DROPS}),
-    "batches of eight": World(documents=400, batch=8, policies={**K1, "k2_middle": DROPS}),
-    "a whole benchmark": World(documents=1319, trial_noise=0.01, policies={**K1, "k2_middle": DROPS}),
+    f"{n} documents, batch {batch}, drift {drift}": SimulatedWorld(
+        policies=DROPS, documents=n, batch=batch, drift=drift
+    )
+    for n in (50, 100, 105, 300, 1319)
+    for batch in (1, 8)
+    for drift in (0.0, VM)
+} | {
+    "shards of 50 and 5": SimulatedWorld(policies=DROPS, documents=105, shards=(50,), trial_noise=0.05),
+    "one shard of 50 and one of 5": SimulatedWorld(policies=DROPS, documents=55, shards=(50,), trial_noise=0.05),
+    "long shards and drift": SimulatedWorld(policies=DROPS, documents=105, shards=(50,), drift=VM),
+    "answers change in length": SimulatedWorld(policies=LONGER, documents=100, drift=VM),
+    "six subjects": SimulatedWorld(policies=DROPS, documents=300, subjects=6, drift=0.05),
+    "one k=1 run": SimulatedWorld(policies=DROPS, documents=100, replicates=1, shards=(5,), drift=VM),
 }
-GRIDS = {  # every configuration at the edge of the criteria, where verdicts are hardest
-    "too slow by nothing": Truth(lost=0.01, won=0.01, speedup=1.2),
-    "too wrong by nothing": Truth(lost=0.06, won=0.01, speedup=1.4),
-    "good by a hair": Truth(lost=0.0599, won=0.0101, speedup=1.2002),
+EDGES = {  # every configuration at the edge of the criteria, where verdicts are hardest
+    "too slow by nothing": Policy(lost=0.01, won=0.01, speedup=1.2),
+    "too wrong by nothing": Policy(lost=0.06, won=0.01, speedup=1.4),
+    "all lost, at the margin": Policy(lost=0.05, won=0.0, speedup=1.4),
+    "good by a hair": Policy(lost=0.0599, won=0.0101, speedup=1.2002),
+    "longer and good by a hair": Policy(lost=0.01, won=0.01, speedup=1.5602, length=1.3),
+    "longer and too slow by nothing": Policy(lost=0.01, won=0.01, speedup=1.56, length=1.3),
 }
+INTERVALS = ("accuracy", "speed", "seconds")
 
 
-def accuracy_coverage(documents: int, lost: float, won: float, subjects: int, level: float, runs: int) -> float:
-    rng = np.random.default_rng([documents, subjects])
-    strata = np.arange(documents) % subjects
-    factor = np.linspace(0.5, 1.5, subjects)[strata] if subjects > 1 else np.ones(documents)
-    truth, hits = float(np.mean((won - lost) * factor)), 0
-    for _ in range(runs):
-        u = rng.random(documents)
-        apart = np.where(u < lost * factor, -1.0, np.where(u < (lost + won) * factor, 1.0, 0.0))
-        found = paired_bootstrap(apart, strata, rng, (level,), draws=1000)[0]
-        hits += found.low <= truth <= found.high
-    return hits / runs
+def check_coverage(found: Measured, errors: float) -> None:
+    """Within 93 to 97 %, and at least 94 % together, give or take so many Monte-Carlo errors.
+
+    A score interval of few discordant pairs covers more than it must, since counts are whole numbers.
+    """
+    for name in INTERVALS:
+        slack = errors * found.error(name) / 2  # six configurations of a sweep say more than one
+        assert 0.93 - slack <= found[name] <= (0.985 if name == "accuracy" else 0.97 + slack), (name, found.shares)
+        together = f"{name}, simultaneous"
+        assert found[together] >= 0.94 - errors * found.error(together), (together, found.shares)
 
 
-@pytest.mark.parametrize("subjects", [1, 7])
-@pytest.mark.parametrize(("documents", "lost", "won"), [(100, 0.08, 0.03), (300, 0.06, 0.02), (1319, 0.09, 0.02)])
-def test_accuracy_intervals_cover(documents: int, lost: float, won: float, subjects: int) -> None:
-    assert 0.93 <= accuracy_coverage(documents, lost, won, subjects, 0.95, 1000) <= 0.97
+@pytest.mark.parametrize("name", ["100 documents, batch 1, drift 0.12", "shards of 50 and 5"])
+def test_intervals_cover_in_a_few_sweeps(name: str) -> None:
+    check_coverage(measure(WORLDS[name], sweeps=50, draws=500), errors=3)
 
 
-@pytest.mark.parametrize(("documents", "lost", "won"), [(10, 0.1, 0.05), (30, 0.1, 0.03), (100, 0.01, 0.005)])
-def test_where_few_documents_change_the_interval_errs_on_the_wide_side(documents: int, lost: float, won: float) -> None:
-    assert accuracy_coverage(documents, lost, won, 1, 0.95, 300) >= 0.95
+@pytest.mark.parametrize("name", ["too slow by nothing", "good by a hair"])
+def test_a_few_sweeps_at_the_edge_are_judged_right(name: str) -> None:
+    world = SimulatedWorld(policies=dict.fromkeys(SIX, EDGES[name]), documents=100, drift=0.06)
+    found = measure(world, sweeps=40, draws=500)
+    assert found["wrong"] <= 0.05 + 3 * found.error("wrong")
 
 
-def test_simultaneous_intervals_cover() -> None:
-    assert accuracy_coverage(300, 0.06, 0.02, 1, bonferroni_level(6), 500) >= 0.98
+def test_six_slow_policies_on_a_virtual_machine_are_rejected() -> None:
+    found = measure(SimulatedWorld(policies=SLOW, shards=(5,), drift=VM), sweeps=40, draws=500)
+    assert found["decided"] >= 0.9
+    assert found["wrong"] == 0
 
 
-def test_a_few_sweeps_cover() -> None:
-    for name in ("100 documents", "noisy trials"):
-        for what, share in coverage(WORLDS[name], runs=40, draws=500).items():
-            assert share >= 0.85, (name, what)
-
-
-def test_a_few_grids_are_judged_right() -> None:
-    for truth in GRIDS.values():
-        assert errors(World(documents=120, policies=grid(truth)), runs=12, draws=1000)["any"] <= 2 / 12
+def test_identical_replicates_seldom_differ_in_tokens_per_second() -> None:
+    """With the noise of trials left out of its interval, every third run had disjoint intervals."""
+    found = measure(SimulatedWorld(policies={"k2_last": Policy()}, drift=VM), sweeps=60, draws=300)
+    assert found["disjoint replicates"] <= 0.05
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
-def test_intervals_cover_in_93_to_97_percent_of_a_thousand_sweeps(name: str) -> None:
-    found = coverage(WORLDS[name], runs=1000, draws=DRAWS)
-    assert all(0.93 <= share <= 0.97 for share in found.values()), found
+def test_intervals_cover_in_hundreds_of_sweeps(name: str) -> None:
+    check_coverage(measure(WORLDS[name], sweeps=400, draws=2000), errors=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [0.0, 0.02])
-@pytest.mark.parametrize("name", GRIDS)
-def test_a_wrong_verdict_in_at_most_5_percent_of_a_thousand_sweeps(name: str, noise: float) -> None:
-    world = World(documents=200, subtasks=4, trial_noise=noise, policies=grid(GRIDS[name]))
-    found = errors(world, runs=1000, draws=2000)
-    assert found["any"] <= 0.05, found
-    assert found["hypothesis"] <= 0.05, found
+@pytest.mark.parametrize("documents", [50, 75, 100, 300])
+@pytest.mark.parametrize("name", EDGES)
+def test_a_wrong_verdict_in_at_most_5_percent_of_hundreds_of_sweeps(name: str, documents: int) -> None:
+    world = SimulatedWorld(policies=dict.fromkeys(SIX, EDGES[name]), documents=documents, drift=0.06)
+    found = measure(world, sweeps=400, draws=2000)
+    assert found["wrong"] <= 0.05 + found.error("wrong"), found.shares
+    assert found["wrong task"] <= 0.05 + found.error("wrong task"), found.shares
 
 
 @pytest.mark.slow
-def test_a_clear_case_is_decided() -> None:
+def test_one_good_configuration_among_bad_ones_is_seldom_rejected() -> None:
+    """The hardest case of the intersection-union test: all others fail for sure."""
+    policies = dict.fromkeys(SIX, Policy(lost=0.2, speedup=0.9)) | {"k2_first": Policy(speedup=1.201)}
+    found = measure(SimulatedWorld(policies=policies, documents=100, drift=0.06), sweeps=600, draws=2000)
+    assert found["wrong task"] <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [5, 10])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_tasks_are_decided(shard: int, tasks: int) -> None:
     """Caution alone would never be wrong: verdicts must also be reached."""
-    good = World(documents=400, policies=grid(Truth(lost=0.015, won=0.01, speedup=1.35)))
-    slow = World(documents=400, policies=grid(Truth(lost=0.015, won=0.01, speedup=1.1)))
-    for world in (good, slow):
-        found = errors(world, runs=200, draws=1000)
-        assert found["decided"] >= 0.95, found
-        assert found["hypothesis"] == 0
+    found = measure(SimulatedWorld(policies=SLOW, shards=(shard,), tasks=tasks, drift=VM), sweeps=200, draws=2000)
+    assert found["decided"] >= 0.9, found.shares
+    assert found["wrong"] == 0
+    good = dict.fromkeys(SIX, Policy(lost=0.015, won=0.01, speedup=1.35))
+    found = measure(SimulatedWorld(policies=good, documents=600, shards=(shard,), drift=0.06), sweeps=100, draws=2000)
+    assert found["decided"] >= 0.95, found.shares
+    assert found["wrong"] == 0

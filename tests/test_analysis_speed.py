@@ -8,7 +8,15 @@ from analysis_tables import Truth, World, draw
 from orchestrator.analysis.columns import apportioned_wall_time, condense, encode, fingerprints, group_codes
 from orchestrator.analysis.intervals import Estimate, bootstrap_weights, units_of
 from orchestrator.analysis.runs import TaskRuns, split_by_task
-from orchestrator.analysis.speedups import TrialNoise, bootstrap_times, measure_baseline, speedup, throughput, widen
+from orchestrator.analysis.speedups import (
+    TrialNoise,
+    bootstrap_times,
+    measure_baseline,
+    noise_share,
+    speed_noise,
+    speedup,
+    throughput,
+)
 
 K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
 SETTINGS = (0.95, 8, True)
@@ -33,7 +41,8 @@ def test_throughput_is_tokens_by_the_wall_time_of_batches() -> None:
     once = frame.group_by(["trial_id", "attempt", "batch_id"]).aggregate([("batch_seconds", "max")])
     expected = sum(frame["tokens"].to_pylist()) / sum(once["batch_seconds_max"].to_pylist())
     number = [c.policy for c in rows.configurations].index("k2_last")
-    found = throughput(bootstrap_times(rows, np.random.default_rng(0), 500), rows.runs_of(number))
+    bootstrap = bootstrap_times(rows, np.random.default_rng(0), 500)
+    found = throughput(bootstrap, rows.runs_of(number), speed_noise([rows]).wall)
     assert found.tokens_per_second.value == pytest.approx(expected)
     assert found.tokens_per_second.low < expected < found.tokens_per_second.high
     assert found.p50 <= found.p90 <= found.p99
@@ -45,11 +54,12 @@ def test_documents_of_a_batch_are_resampled_together() -> None:
     assert bootstrap_times(rows_of(draw(world)), np.random.default_rng(0), 10).units.count == 12
 
 
-def faster(table: pa.Table, policy: str = "k2_last", draws: int = 2000) -> Estimate:
+def faster(table: pa.Table, policy: str = "k2_last", draws: int = 2000, noise: TrialNoise | None = None) -> Estimate:
     rows = rows_of(table)
     bootstrap = bootstrap_times(rows, np.random.default_rng(0), draws)
     number = [c.policy for c in rows.configurations].index(policy)
-    found = speedup(bootstrap, measure_baseline(bootstrap, rows.baseline_runs(SETTINGS)), rows.runs_of(number))
+    baseline = measure_baseline(bootstrap, rows.baseline_runs(SETTINGS))
+    found = speedup(bootstrap, baseline, rows.runs_of(number), noise or speed_noise([rows]).work)
     assert found is not None
     assert found.tokens is not None
     return found.tokens
@@ -89,8 +99,8 @@ def test_the_interval_is_that_of_resampled_documents() -> None:
             [column[pick].sum() for column in side[p]] for p in ("k2_last", "k1")
         )
         ratios.append(tokens / work / (base_tokens / base_work))
-    ours = faster(table, draws=4000)
-    assert (ours.low, ours.high) == pytest.approx(np.quantile(ratios, [0.025, 0.975]), rel=0.003)
+    ours = faster(table, draws=4000, noise=TrialNoise(variance=0.0))
+    assert (ours.low, ours.high) == pytest.approx(np.quantile(ratios, [0.025, 0.975]), rel=0.004)
 
 
 def test_many_documents_are_joined_into_groups_with_the_same_interval() -> None:
@@ -116,29 +126,57 @@ def test_every_draw_counts_every_stratum_in_full() -> None:
 def test_the_noise_of_whole_trials_is_found(deviation: float, batch: int) -> None:
     """Documents of a batch share its errors, which must not be taken for those of the trial."""
     world = World(documents=1500, shard=48, batch=batch, trial_noise=deviation, policies=K1)
-    found = [_noise(rows_of(draw(world, seed)), runs=3).deviation for seed in range(5)]
+    found = [speed_noise([rows_of(draw(world, seed))]).work.deviation for seed in range(5)]
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(deviation, rel=0.25, abs=0.003)
 
 
-def test_one_run_tells_nothing_of_noise() -> None:
-    rows = rows_of(draw(World(documents=50, policies={"k1": Truth(), "k2_last": Truth()})))
-    assert _noise(rows, runs=1).deviation == 0
+def test_one_run_in_one_trial_says_nothing_about_noise_but_several_trials_do() -> None:
+    single = {"k1": Truth(), "k2_last": Truth(), "k3_last": Truth()}
+    rows = rows_of(draw(World(documents=50, policies=single)))
+    assert speed_noise([rows]).work.variance is None
+    many = World(documents=1000, shard=20, length_noise=0.02, trial_noise=0.05, policies=single)
+    found = [speed_noise([rows_of(draw(many, seed))]).work.deviation for seed in range(3)]
+    assert np.mean(found) == pytest.approx(0.05, rel=0.25)
 
 
-def _noise(rows: TaskRuns, runs: int) -> TrialNoise:
-    rng = np.random.default_rng(0)
-    return measure_baseline(bootstrap_times(rows, rng, draws=10), np.arange(runs)).noise
+def test_noise_is_pooled_over_the_tasks_of_a_sweep() -> None:
+    world = World(documents=100, trial_noise=0.05, policies=K1)
+    parts = [rows_of(draw(world, seed)) for seed in range(4)]
+    alone, pooled = speed_noise(parts[:1]).work, speed_noise(parts).work
+    assert (round(alone.freedom), round(pooled.freedom)) == (4, 15), "less the fitted exponent"
+    assert pooled.deviation == pytest.approx(0.05, rel=0.5)
+
+
+def test_trials_weigh_as_much_as_their_time() -> None:
+    """50 + 50 + 5 documents are not three trials."""
+    world = World(documents=105, shard=50, policies=K1, document_noise=0.0)
+    rows = rows_of(draw(world))
+    bootstrap = bootstrap_times(rows, np.random.default_rng(0), 10)
+    share, trials = noise_share(bootstrap, np.array([0]), "work", np.ones(105, dtype=bool))
+    work = rows.values([0], "work")[0]
+    weights = np.bincount(rows.columns["trial_id"][rows.cell[0]], weights=work) / work.sum()
+    assert 1 / trials == pytest.approx((weights**2).sum())
+    assert trials < 2.5
+    assert share == pytest.approx((weights**2).sum() - ((work / work.sum()) ** 2).sum())
 
 
 def test_noise_widens_an_interval_on_both_sides() -> None:
-    plain = Estimate(value=0.1, low=0.07, high=0.14)
-    wide = widen(plain, 0.04)
-    assert wide.value == 0.1
-    assert wide.low == pytest.approx(0.1 - 0.05)
-    assert wide.high == pytest.approx(0.1 + np.hypot(0.04, 0.04))
-    assert widen(plain, 0.0) == plain
-    noise = TrialNoise(deviation=0.02, freedom=50)
-    assert noise.half_width(trials=1, replicates=3, level=0.95) > noise.half_width(trials=9, replicates=3, level=0.95)
+    plain = Estimate(value=0.1, low=0.1 - 1.96 * 0.03, high=0.1 + 1.96 * 0.03)
+    noise = TrialNoise(variance=0.04**2, total=0.04**2, freedom=1e9)
+    wide = noise.added_to(plain, 1.0, 1e9)
+    assert (wide.value, wide.level) == (0.1, 0.95)
+    assert (wide.value - wide.low, wide.high - wide.value) == pytest.approx((1.96 * 0.05, 1.96 * 0.05), rel=1e-4)
+    few = TrialNoise(variance=0.04**2, total=0.04**2, freedom=4)
+    assert few.added_to(plain, 1.0, 1e9).high > wide.high
+    assert TrialNoise(variance=0.0).added_to(plain, 1.0, 50) == plain
+    assert noise.added_to(plain, 0.0, 50) == plain
+
+
+def test_a_few_long_documents_leave_fewer_degrees_of_freedom() -> None:
+    rows = rows_of(draw(World(documents=100, policies=K1)))
+    bootstrap = bootstrap_times(rows, np.random.default_rng(0), 10)
+    assert bootstrap.freedom(np.ones(100)) == pytest.approx(0.7 * 100 - 1)
+    assert bootstrap.freedom(np.where(np.arange(100) < 10, 1.0, 0.01)) < 10
 
 
 def test_equal_answers_have_equal_fingerprints_and_others_do_not() -> None:

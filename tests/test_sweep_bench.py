@@ -14,6 +14,7 @@ from test_timeline import attempt, trials
 from orchestrator.cli.bench import TIMELINE_PARTS, MeasuredSweep, sweep_figures, sweep_table
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import RunningTotals, Sums
+from orchestrator.core.trial import Trial
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.progress.timeline import PARTS, timeline
 from sampler.errors import InputError
@@ -25,9 +26,9 @@ SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1_first", "k1_last", "k2_
 def warm_run() -> MeasuredSweep:
     running = RunningTotals()
     for policy, speed in (("k1_first", 1.0), ("k1_last", 1.1), ("k2_last", 1.5)):
-        key = ("gsm8k", Configuration(policy=policy))
+        trial = Trial(trial_id=policy, task="gsm8k", configuration=Configuration(policy=policy), repeat=0, shard=0)
         sums = Sums(baseline=policy[1] == "1", documents=2, tokens=100, seconds=1 / speed, work=50 / speed)
-        running.add_sums(key, sums)
+        running.add_sums(trial, sums)
     found = timeline(trials(attempt("a", 0, 10), attempt("b", 0, 9), attempt("a", 10.01, 20)))
     assert found is not None
     return MeasuredSweep(seconds=30.0, timeline=found, totals=running.totals(), documents=6)

@@ -22,6 +22,7 @@ from orchestrator.core.totals import (
     trial_sums,
     wilson_interval,
 )
+from orchestrator.core.trial import Trial
 
 
 def configuration(task: str, policy: str, **settings: Any) -> TaskConfiguration:
@@ -67,17 +68,30 @@ def test_a_batch_of_several_documents_is_timed_once() -> None:
     assert totals.tokens_per_s == pytest.approx(38 / 15)
 
 
-def test_a_speed_up_divides_each_trial_by_its_calibration() -> None:
+def test_a_speed_up_divides_each_actors_time_by_its_calibration() -> None:
     rows = [
-        row("a", "k1_first", seconds=1.0, calibration=10.0),
-        row("b", "k1_last", seconds=2.0, calibration=5.0),  # the actor was slow at that moment
-        row("c", "k2_middle", seconds=1.0, calibration=5.0),
-        row("d", "k2_middle", seconds=0.5, calibration=10.0, batch=3),
+        row("a", "k1_first", seconds=1.0, calibration=10.0, actor="fast"),
+        row("b", "k1_last", seconds=2.0, calibration=5.0, actor="slow"),
+        row("c", "k2_middle", seconds=1.0, calibration=5.0, actor="slow"),
+        row("d", "k2_middle", seconds=0.5, calibration=10.0, actor="fast", repeat=1),
     ]
     totals = both(rows)
-    assert totals["k1_first"].speedup == totals["k1_last"].speedup == pytest.approx(1.0)
+    assert (totals["k1_first"].speedup, totals["k1_last"].speedup) == pytest.approx((1.0, 1.0))
     assert totals["k2_middle"].speedup == pytest.approx(2.0)
     assert totals["k2_middle"].calibration == pytest.approx((5 + 0.5 * 10) / 1.5), "weighed by time"
+
+
+def test_only_shards_that_both_sides_completed_are_compared() -> None:
+    rows = [
+        row("a", "k1_first", seconds=1.0, shard=0),
+        row("b", "k1_first", seconds=8.0, shard=1),
+        row("c", "k2_middle", seconds=0.5, shard=0),
+        row("d", "k2_middle", seconds=8.0, shard=2),  # k=1 has no such shard yet
+        row("e", "k1_last", seconds=1.0, shard=3),
+        row("e", "k1_last", seconds=1.0, shard=3, batch=1),
+        row("f", "k2_middle", seconds=8.0, shard=3),  # one of its two documents
+    ]
+    assert both(rows)["k2_middle"].speedup == pytest.approx(2.0)
 
 
 def test_the_baseline_is_all_k1_of_the_same_task_and_settings() -> None:
@@ -112,10 +126,10 @@ def test_scored_options_have_no_speed() -> None:
 
 
 @pytest.mark.parametrize("calibration", [0.0, math.nan])
-def test_without_calibration_there_is_no_speed_up(calibration: float) -> None:
-    rows = [row("a", "k1"), row("b", "k2_first"), row("c", "k2_first", calibration=calibration)]
+def test_a_trial_without_calibration_has_the_typical_speed_of_its_actor(calibration: float) -> None:
+    rows = [row("a", "k1"), row("b", "k2_first"), row("c", "k2_first", repeat=1, calibration=calibration)]
     totals = {totals.configuration.policy: totals for totals in totals_of(made_rows(rows))}
-    assert totals["k2_first"].speedup is None
+    assert totals["k2_first"].speedup == pytest.approx(1.0)
     assert totals["k1"].speedup == pytest.approx(1.0)
     assert totals["k2_first"].tokens_per_s == pytest.approx(10.0)
 
@@ -162,7 +176,10 @@ def test_sums_of_finished_trials_add_up_through_json(calibration: float) -> None
     for trial, policy in (("a", "k1"), ("b", "k2_first")):
         sums = trial_sums(made_rows([fields for fields in rows if fields["trial_id"] == trial]))
         stored = json.loads(json.dumps(sums.as_json(), allow_nan=False))
-        running.add_sums(configuration("gsm8k", policy), Sums.from_json(stored))
+        task, chosen = configuration("gsm8k", policy)
+        running.add_sums(
+            Trial(trial_id=trial, task=task, configuration=chosen, repeat=0, shard=0), Sums.from_json(stored)
+        )
     expected = {totals.key: totals for totals in totals_of(made_rows(rows))}
     for totals in running.totals():
         assert numbers(totals) == pytest.approx(numbers(expected[totals.key]), nan_ok=True)

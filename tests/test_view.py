@@ -20,6 +20,7 @@ import pytest
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import RunningTotals, Sums, Totals
+from orchestrator.core.trial import Trial
 from orchestrator.progress.progress import Pace, Progress
 from orchestrator.progress.table import ASCII, Glyphs, TerminalTable, groups_of
 from orchestrator.progress.view import SweepView, duration, end_table
@@ -52,7 +53,8 @@ def totals(
             scored={0: count},
         )  # fmt: skip
         if count:
-            running.add_sums(key, sums)
+            trial = Trial(trial_id=str(key), task=key[0], configuration=key[1], repeat=0, shard=0)
+            running.add_sums(trial, sums)
     return running.totals()
 
 

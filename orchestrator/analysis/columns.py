@@ -1,4 +1,4 @@
-"""Row columns as numpy arrays: codes, primary scores, wall times, calibrated speeds, fingerprints of answers.
+"""Row columns as numpy arrays: codes, primary scores, wall times, fingerprints of answers.
 
 A million answers do not fit into memory, so text is never read. An answer is represented by a 64-bit fingerprint of
 its tokens, or by its highest-scoring option.
@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from orchestrator.core.configuration import DECODE_SETTINGS
-
-Array = NDArray[Any]
+from orchestrator.core.speed import Array as Array
 
 COUNTERS = (  # summed per configuration
     "tokens",
@@ -35,16 +33,12 @@ COUNTERS = (  # summed per configuration
 )
 NUMBERS = ("k", "batch_size", "repeat", "attempt", "batch_id", "batch_seconds", "calibration", *COUNTERS)
 NAMES = ("trial_id", "policy", "subset", "mode", "dtype", "doc_id", "subtask", "finish", "actor", "device")
-OTHERS = ("sweep", "task", "doc_hash", "correct", "metrics", "layers", "token_ids", "scores", "started_at")
+OTHERS = ("sweep", "task", "shard", "doc_hash", "correct", "metrics", "layers", "token_ids", "scores", "started_at")
 COLUMNS = (*DECODE_SETTINGS, *NUMBERS, *NAMES, *OTHERS)  # all columns that an analysis reads
 FINGERPRINT = "answer"  # column of a condensed table, instead of token_ids and scores
 
 ROWS_PER_CHUNK = 40_000  # whose token lists are flattened at once
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-SAMPLES_PER_CALIBRATION = 4  # a row's calibration is the mean of its actor's last samples
-SMOOTHING_REACH = 6  # calibrations on either side that enter the median
-MEDIANS_PER_CHUNK = 50_000
 
 
 def to_numpy(column: pa.ChunkedArray) -> Array:
@@ -140,40 +134,6 @@ def apportioned_wall_time(trial: Array, attempt: Array, batch: Array, batch_seco
     members = np.bincount(group, minlength=groups)
     share = np.where(delivered[group] > 0, tokens / np.maximum(delivered[group], 1), 1 / members[group])
     result: Array = batch_seconds * share
-    return result
-
-
-def smoothed_calibration(rows: pa.Table) -> Array:
-    """Each row's actor speed in tokens/s: the median of the calibrations around the row.
-
-    A calibration is the mean of its actor's last samples. Samples are short: one hiccup of the machine doubles a
-    sample and stays in four calibrations. A small machine also changes speed within seconds, so the samples after a
-    row matter as much as those before it.
-    """
-    own = to_numpy(rows["calibration"]).astype(np.float64)
-    actor, _ = group_codes(*(encode(rows[name])[0] for name in ("sweep", "actor", "device")))
-    order = np.lexsort((rows["started_at"].cast(pa.int64()).to_numpy(), actor))
-    speed, first = own[order], np.diff(actor[order], prepend=-1) != 0
-    taken = first | (np.diff(speed, prepend=np.nan) != 0)  # a changed calibration contains a new sample
-    result = np.empty(len(own))
-    result[order] = _running_medians(speed[taken], first[taken])[np.cumsum(taken) - 1]
-    return result
-
-
-def _running_medians(values: Array, first: Array) -> Array:
-    """Medians around each place, within one actor; places beyond its ends are mirrored."""
-    begins = np.flatnonzero(first)
-    actor = np.cumsum(first) - 1
-    low, high = begins[actor], np.append(begins[1:], len(values))[actor] - 1
-    around = np.arange(-SMOOTHING_REACH, SAMPLES_PER_CALIBRATION + SMOOTHING_REACH + 1)
-    result = np.empty(len(values))
-    for start in range(0, len(values), MEDIANS_PER_CHUNK):
-        part = slice(start, start + MEDIANS_PER_CHUNK)
-        lowest, highest = low[part, None], high[part, None]
-        place = np.arange(len(values))[part, None] + around
-        place = np.where(place < lowest, 2 * lowest - place, place)
-        place = np.where(place > highest, 2 * highest - place, place)
-        result[part] = np.median(values[np.clip(place, lowest, highest)], axis=1)
     return result
 
 

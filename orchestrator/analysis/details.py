@@ -1,18 +1,20 @@
 """Details of a task for the report: histograms, agreement of answers, breakdowns by subject and level, regressions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from scipy import special
 
 from orchestrator.analysis.columns import Array, to_numpy
-from orchestrator.analysis.intervals import Estimate, accuracy_interval, around, bonett_price_interval
+from orchestrator.analysis.intervals import Estimate, accuracy_interval, around, tango_interval
 from orchestrator.analysis.runs import TaskRuns
 
 HISTOGRAM_BINS = 40
 MAX_LISTED_REGRESSIONS = 200  # per configuration
+MAX_SHARD_RATIOS = 400  # per configuration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +82,8 @@ class Breakdown:
 
     by_subject: tuple[Subgroup, ...]
     by_level: tuple[Subgroup, ...]
+    subject_p: float | None = None  # of the hypothesis that the difference is the same in all subjects
+    level_p: float | None = None
 
 
 def document_levels(rows: TaskRuns, documents: pa.Table | None) -> tuple[Array, tuple[str, ...]]:
@@ -102,7 +106,21 @@ def breakdown(rows: TaskRuns, runs: Array, baseline: Array, level: Array, levels
     return Breakdown(
         by_subject=_subgroups(base, ours, rows.strata, rows.subtasks) if len(rows.subtasks) > 1 else (),
         by_level=_subgroups(base, ours, level, levels),
+        subject_p=heterogeneity(ours - base, rows.strata),
+        level_p=heterogeneity(ours - base, level),
     )
+
+
+def heterogeneity(differences: Array, code: Array) -> float | None:
+    """P-value of equal mean differences in all groups: squares between groups ÷ total variance, chi-squared."""
+    known = ~np.isnan(differences) & (code >= 0)
+    values, (_, group) = differences[known], np.unique(code[known], return_inverse=True)
+    sizes = np.bincount(group.reshape(-1))
+    if len(sizes) < 2 or not values.std() > 0:
+        return None
+    means = np.bincount(group.reshape(-1), weights=values) / sizes
+    squares = float((sizes * (means - values.mean()) ** 2).sum()) / float(values.var(ddof=1))
+    return float(special.chdtrc(len(sizes) - 1, squares))
 
 
 def _subgroups(base: Array, ours: Array, code: Array, names: Sequence[str]) -> tuple[Subgroup, ...]:
@@ -113,7 +131,7 @@ def _subgroups(base: Array, ours: Array, code: Array, names: Sequence[str]) -> t
 
 def _subgroup(name: str, base: Array, ours: Array) -> Subgroup:
     lost, won = int((ours < base).sum()), int((ours > base).sum())
-    interval = bonett_price_interval(lost, won, len(base)).percent()
+    interval = tango_interval(lost, won, len(base)).percent()
     return Subgroup(
         name=name,
         documents=len(base),
@@ -123,6 +141,37 @@ def _subgroup(name: str, base: Array, ours: Array) -> Subgroup:
         won=won,
         points=around(100 * float((ours - base).mean()), interval.low, interval.high),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRatio:
+    """Speed-up in tokens/s (documents/s, if nothing is generated) on one shard, at the time its trial started."""
+
+    started_at: float  # seconds since 1970
+    ratio: float
+
+
+def shard_ratios(rows: TaskRuns, runs: Array, baseline: Array, started: Mapping[str, float]) -> tuple[ShardRatio, ...]:
+    """A configuration against k=1 on each shard that both completed; at most MAX_SHARD_RATIOS, evenly chosen."""
+    found = []
+    base_tokens, base_work = (rows.mean(baseline, name, timed=True) for name in ("tokens", "work"))
+    for run in runs:
+        cells = rows.timed[run]
+        both = (cells >= 0) & ~np.isnan(base_work)
+        if not both.any():
+            continue
+        trials, group = np.unique(rows.columns["trial_id"][cells[both]], return_inverse=True)
+        tokens, work = (rows.columns[name][cells[both]] for name in ("tokens", "work"))
+        sums = [
+            np.bincount(group.reshape(-1), weights=part) for part in (tokens, work, base_tokens[both], base_work[both])
+        ]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = sums[3] / sums[1] * np.where(sums[2] > 0, sums[0] / sums[2], 1.0)
+        names = [str(rows.names["trial_id"][trial]) for trial in trials]
+        found += [(started[name], one) for name, one in zip(names, ratio, strict=True) if name in started and one > 0]
+    found.sort()
+    chosen = np.unique(np.linspace(0, len(found) - 1, min(len(found), MAX_SHARD_RATIOS)).astype(int))
+    return tuple(ShardRatio(started_at=found[place][0], ratio=float(found[place][1])) for place in chosen)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,14 +5,20 @@ sampling, kernel launches). Each factor is a ratio against k=1. Their product is
 is what the counters do not explain.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import special
 
-from orchestrator.analysis.columns import Array
-from orchestrator.analysis.runs import ResolvedConfiguration, TaskRuns
+from orchestrator.analysis.columns import Array, group_codes
+from orchestrator.analysis.intervals import CONFIDENCE, Estimate
+from orchestrator.analysis.runs import PASS_KINDS, ResolvedConfiguration, TaskRuns
+
+COST_COUNTERS = (*(f"passes_{kind}" for kind in PASS_KINDS), "layers_computed", "layer_positions", "tokens")
+MIN_SPARE_TRIALS = 8  # more trials than counters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +90,82 @@ def explain(
         f"prefill and commit passes, {1 - denoising:.0%} of all, never do); "
         f"it took {_change(1 / passes)} passes per token; {overhead_text}"
         f"the counters do not explain ×{unexplained:.2f}.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """Calibrated time of a trial as a linear function of its counters, fitted over all trials of a task."""
+
+    coefficients: Array
+    covariance: Array
+    lack_of_fit: float | None  # p-value: small if configurations deviate from the model by more than their trials vary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelledSpeedup:
+    """A speed-up in tokens/s that the cost model predicts for these documents. It decides nothing."""
+
+    tokens: Estimate
+    lack_of_fit: float | None
+
+
+def fit_cost_model(rows: TaskRuns) -> CostModel | None:
+    """Weighted least squares with errors proportional to the time; None with fewer than MIN_SPARE_TRIALS to spare."""
+    cells = rows.timed[rows.timed >= 0]
+    trial, trials = group_codes(rows.columns["trial_id"][cells])
+    counters = np.stack(
+        [np.bincount(trial, weights=rows.columns[name][cells], minlength=trials) for name in COST_COUNTERS], axis=1
+    )
+    work = np.bincount(trial, weights=rows.columns["work"][cells], minlength=trials)
+    owner = np.zeros(trials, dtype=np.int64)
+    is_k1 = np.array([one.is_baseline for one in rows.configurations])
+    configuration = rows.owner[rows.run[cells]]
+    owner[trial] = np.where(is_k1[configuration], -1, configuration)
+    if not (work > 0).all() or trials < len(COST_COUNTERS) + MIN_SPARE_TRIALS:
+        return None
+    predicted = work
+    for _ in range(2):
+        coefficients, squares, rank, inverse = _least_squares(counters / predicted[:, None], work / predicted)
+        predicted = np.maximum(counters @ coefficients, 0.1 * work)
+    names, group = np.unique(owner, return_inverse=True)
+    shifts = (group.reshape(-1)[:, None] == np.arange(len(names))).astype(float)
+    design, target = counters / predicted[:, None], work / predicted
+    _, squares, rank, inverse = _least_squares(design, target)
+    _, left, full_rank, _ = _least_squares(np.concatenate((design, shifts), axis=1), target)
+    p_value = None
+    if full_rank > rank and trials > full_rank and left > 0:
+        ratio = (squares - left) / (full_rank - rank) / (left / (trials - full_rank))
+        p_value = float(special.fdtrc(full_rank - rank, trials - full_rank, max(0.0, ratio)))
+    return CostModel(
+        coefficients=coefficients, covariance=inverse * squares / max(1, trials - rank), lack_of_fit=p_value
+    )
+
+
+def _least_squares(design: Array, target: Array) -> tuple[Array, float, int, Array]:
+    """Coefficients, sum of squared residuals, rank and the pseudo-inverse of the normal matrix."""
+    scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
+    left, singular, right = np.linalg.svd(design / scale, full_matrices=False)
+    kept = singular > 1e-7 * singular[0]
+    inverse = (right[kept].T / singular[kept]) / scale[:, None]
+    coefficients = inverse @ (left[:, kept].T @ target)
+    residuals = target - design @ coefficients
+    return coefficients, float(residuals @ residuals), int(kept.sum()), inverse @ inverse.T
+
+
+def modelled_speedup(model: CostModel, rows: TaskRuns, runs: Array, baseline: Array) -> ModelledSpeedup | None:
+    """None if the two sides share no document, or the model predicts no time for one of them."""
+    both = rows.present(runs) & rows.present(baseline)
+    own, base = (np.array([rows.mean(side, name)[both].sum() for name in COST_COUNTERS]) for side in (runs, baseline))
+    times = [float(side @ model.coefficients) for side in (own, base)]
+    tokens = [float(side[COST_COUNTERS.index("tokens")]) for side in (own, base)]
+    if not both.any() or min(times) <= 0 or min(tokens) <= 0:
+        return None
+    value = float(np.log(times[1] / times[0] * tokens[0] / tokens[1]))
+    slope = base / times[1] - own / times[0]
+    half = float(special.ndtri((1 + CONFIDENCE) / 2)) * math.sqrt(max(0.0, float(slope @ model.covariance @ slope)))
+    return ModelledSpeedup(
+        tokens=Estimate(value=value, low=value - half, high=value + half).exp(), lack_of_fit=model.lack_of_fit
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from scipy import special
 
 from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy
 from orchestrator.analysis.runs import TaskRuns, TrialAttempt
@@ -22,6 +23,8 @@ from orchestrator.core.configuration import DECODE_SETTINGS
 SAME_ANSWER_KEYS = (*DECODE_SETTINGS, "device", "doc_id")  # runs at k=1 that share these give the same answer
 COLD_START_RATIO = 1.5  # of an actor's first trial to its peers
 MIN_PEERS = 2
+REPLICATE_P = 1e-3  # of the F test between runs at k=1, which are identical by definition
+REPLICATE_RATIO = 1.05  # smaller differences between them are no reason to withhold a verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +46,11 @@ class Evidence:
     documents: Mapping[str, pa.Table]
     request: Mapping[str, Any]
     trials: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def started_at(self) -> dict[str, float]:
+        """When each trial's last attempt started."""
+        return {attempt.trial_id: attempt.started_at for attempt in self.timeline}
 
     def wanted_documents(self, rows: TaskRuns) -> int:
         """As many as requested; if that is unknown, as the sweep describes, or as any run has."""
@@ -314,6 +322,40 @@ def _rule(label: str) -> str:
     return "k1" if label.split("_")[0].split(".")[0].split(" ")[0] == "k1" else label
 
 
+def baseline_speed(evidence: Evidence) -> Iterator[Finding]:
+    """Runs at k=1 differ in speed no more than their trials vary: what slowed one of them may slow any other run."""
+    for rows in evidence.tasks:
+        for settings in dict.fromkeys(one.settings for one in rows.configurations):
+            runs = rows.baseline_runs(settings)
+            effects = None if len(runs) < 2 else _trial_effects(rows, runs)
+            if effects is None or effects.shape[1] < 2:
+                continue
+            means = effects.mean(axis=1)
+            count, trials = effects.shape
+            within = ((effects - means[:, None]) ** 2).sum() / ((count - 1) * (trials - 1))
+            ratio = trials * (means**2).sum() / (count - 1) / max(within, 1e-12)
+            spread = float(np.exp(means.max() - means.min()))
+            if special.fdtrc(count - 1, (count - 1) * (trials - 1), ratio) < REPLICATE_P and spread > REPLICATE_RATIO:
+                slowest = rows.run_label(int(runs[means.argmax()]))
+                text = f"{slowest} ran {spread:.2f} times slower than another run at k=1, in all of its trials"
+                yield _failed("speed at k=1", rows, rows.rows_of(runs), text, withholds_verdict=True)
+
+
+def _trial_effects(rows: TaskRuns, runs: Array) -> Array | None:
+    """Runs × shards: log calibrated time relative to the mean over runs, for shards that all runs completed."""
+    cells = rows.timed[runs]
+    everywhere = (cells >= 0).all(axis=0)
+    if not everywhere.any():
+        return None
+    places = cells[:, everywhere]
+    group = np.unique(rows.columns["trial_id"][places], axis=1, return_inverse=True)[1].reshape(-1)
+    work = np.stack([np.bincount(group, weights=rows.columns["work"][row]) for row in places])
+    if not (work > 0).all():
+        return None
+    result: Array = np.log(work) - np.log(work).mean(axis=0)
+    return result
+
+
 def own_device(evidence: Evidence) -> Iterator[Finding]:
     """No two actors share a GPU, neither by a fractional request nor by what the trials recorded."""
     share = evidence.request.get("settings", {}).get("gpus_per_actor")
@@ -375,6 +417,7 @@ GATES: dict[str, tuple[Callable[[Evidence], Iterator[Finding]], str]] = {
     "output length": (output_length, "Answers are as long as those of k=1."),
     "every document once": (every_document, "Every run has every document exactly once."),
     "cold start": (cold_start, "Every actor's first trial was as fast as its calibrated peers."),
+    "speed at k=1": (baseline_speed, "Runs at k=1 differ in speed no more than their trials vary."),
     "own device": (own_device, "No two actors shared a GPU."),
     "metrics": (metrics, "Every row has a finite score, time and calibration."),
 }

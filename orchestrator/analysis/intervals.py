@@ -1,4 +1,4 @@
-"""Confidence intervals: stratified bootstrap over documents, paired bootstrap, and closed forms for shares.
+"""Confidence intervals: stratified bootstrap over documents, paired bootstrap, and score intervals for shares.
 
 Three corrections keep a nominal 95 % near 95 % when documents or strata are few:
 - a stratum of n documents is resampled as n−1 draws with weight n/(n−1), so its variance is not too small (Rao and Wu);
@@ -21,6 +21,7 @@ DRAWS = 10_000
 MIN_STRATUM = 5  # documents
 MAX_UNITS = 2_000  # more units are joined into so many random groups, which keeps the weight matrix small
 DRAWS_PER_CHUNK = 1_000
+LARGEST_LOG = 700.0  # whose exponential is a finite number
 MAX_DISTINCT_DIFFERENCES = 256  # with more, the paired bootstrap takes fewer draws
 FEWER_DRAWS = 2_000
 PSEUDO_DOCUMENTS = 0.5  # added as lost and as won before a paired bootstrap
@@ -40,7 +41,7 @@ class Estimate:
 
     def exp(self) -> "Estimate":
         """From the log scale to ratios."""
-        low, value, high = (math.exp(x) for x in (self.low, self.value, self.high))
+        low, value, high = (math.exp(x) if x < LARGEST_LOG else math.inf for x in (self.low, self.value, self.high))
         return Estimate(value=value, low=low, high=high, level=self.level)
 
     def percent(self) -> "Estimate":
@@ -57,9 +58,63 @@ def unbounded(value: float, level: float) -> Estimate:
     return Estimate(value=value, low=-math.inf, high=math.inf, level=level)
 
 
-def bonferroni_level(comparisons: int) -> float:
-    """The level at which so many intervals hold together in 95 % of cases."""
-    return 1 - (1 - CONFIDENCE) / max(1, comparisons)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Levels:
+    """Two-sided confidence levels of a task's intervals, for `comparisons` configurations and `looks` at the data.
+
+    The familywise error is divided by the looks. A bound is one-sided: of the error at a two-sided level, half counts.
+    """
+
+    comparisons: int = 1
+    looks: int = 1
+
+    @property
+    def error(self) -> float:
+        return (1 - CONFIDENCE) / max(1, self.looks)
+
+    @property
+    def simultaneous(self) -> float:
+        """All intervals hold together; a single configuration is rejected at this level (two criteria share it)."""
+        return 1 - self.error / max(1, self.comparisons)
+
+    @property
+    def confirming(self) -> float:
+        """A configuration is confirmed if both criteria hold, so each may use the whole one-sided error."""
+        return 1 - 2 * self.error / max(1, self.comparisons)
+
+    @property
+    def joint(self) -> float:
+        """All configurations fail: an intersection-union test, whose parts need no correction."""
+        return 1 - self.error
+
+    @property
+    def all(self) -> tuple[float, ...]:
+        return CONFIDENCE, self.simultaneous, self.confirming, self.joint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """One-sided bounds that decide: confirmed by `low`, rejected by `high`, or by `joint_high` if all are."""
+
+    low: float
+    low_level: float
+    high: float
+    high_level: float
+    joint_high: float
+    joint_level: float
+
+    @classmethod
+    def of(cls, intervals: Sequence[Estimate]) -> "Bounds":
+        """From intervals at the levels of `Levels.all`; a two-sided level's end is a one-sided bound."""
+        _, simultaneous, confirming, joint = intervals
+        return cls(
+            low=confirming.low,
+            low_level=(1 + confirming.level) / 2,
+            high=simultaneous.high,
+            high_level=(1 + simultaneous.level) / 2,
+            joint_high=joint.high,
+            joint_level=(1 + joint.level) / 2,
+        )
 
 
 def accuracy_interval(scores: Array) -> Estimate:
@@ -74,12 +129,40 @@ def accuracy_interval(scores: Array) -> Estimate:
     return Estimate(value=value, low=value - half, high=value + half)
 
 
-def bonett_price_interval(lost: int, won: int, documents: int) -> Estimate:
-    """A paired difference of shares in closed form: cheap, for the many small subgroups of a breakdown."""
-    n = documents + 2
-    a, b = (lost + 1) / n, (won + 1) / n
-    half = float(special.ndtri((1 + CONFIDENCE) / 2)) * math.sqrt((a + b - (b - a) ** 2) / n)
-    return around((won - lost) / documents, max(-1.0, b - a - half), min(1.0, b - a + half))
+def tango_interval(lost: int, won: int, documents: int, level: float = CONFIDENCE) -> Estimate:
+    """Tango's score interval of a paired difference of shares, won minus lost (Statistics in Medicine 17, 1998)."""
+    reach = float(special.ndtri((1 + level) / 2))
+    value = (won - lost) / documents
+    low = _tango_end(lost, won, documents, reach, -1.0, value)
+    high = _tango_end(lost, won, documents, -reach, value, 1.0)
+    return around(value, low, high, level)
+
+
+def _tango_end(lost: int, won: int, documents: int, score: float, below: float, above: float) -> float:
+    """The difference at which the score, which falls as the difference grows, has this value; by bisection."""
+    while True:
+        middle = (below + above) / 2
+        if not below < middle < above:
+            return middle
+        if _tango_score(lost, won, documents, middle) > score:
+            below = middle
+        else:
+            above = middle
+
+
+def _tango_score(lost: int, won: int, n: int, difference: float) -> float:
+    """(won − lost − n·difference) ÷ its standard error."""
+    variance = tango_variance(lost / n, won / n, difference)
+    distance = won - lost - n * difference
+    return math.copysign(math.inf, distance) if variance <= 0 else distance / math.sqrt(n * variance)
+
+
+def tango_variance(lost: float, won: float, difference: float) -> float:
+    """Of a document's paired difference, given the shares lost and won, if the true difference is this one."""
+    linear = (2 - won + lost) * difference - won - lost
+    constant = -lost * difference * (1 - difference)
+    likeliest = (math.sqrt(max(0.0, linear * linear - 8 * constant)) - linear) / 4  # share of lost documents
+    return 2 * likeliest + difference * (1 - difference)
 
 
 def paired_bootstrap(
@@ -139,7 +222,7 @@ def degrees_of_freedom(sizes: Array) -> int:
     return max(1, int(sizes.sum()) - len(sizes))
 
 
-def expanded_percentiles(draws: Array, level: float, freedom: int) -> tuple[float, float]:
+def expanded_percentiles(draws: Array, level: float, freedom: float) -> tuple[float, float]:
     """Ends of the expanded percentile interval of bootstrap draws."""
     tail = float(special.ndtr(special.stdtrit(freedom, (1 - level) / 2)))
     low, high = np.quantile(draws, [tail, 1 - tail])

@@ -10,26 +10,45 @@ import pyarrow as pa
 
 from orchestrator.analysis.accuracy import TYPICAL_DISAGREEMENT, PairedDifference, detectable, holm, paired_difference
 from orchestrator.analysis.columns import COLUMNS, FINGERPRINT, Array, encode, fingerprints
-from orchestrator.analysis.details import answer_agreement, breakdown, document_levels, find_regressions, histograms
-from orchestrator.analysis.explain import depth_of, explain, fit_overhead_share
+from orchestrator.analysis.details import (
+    answer_agreement,
+    breakdown,
+    document_levels,
+    find_regressions,
+    histograms,
+    shard_ratios,
+)
+from orchestrator.analysis.explain import (
+    CostModel,
+    depth_of,
+    explain,
+    fit_cost_model,
+    fit_overhead_share,
+    modelled_speedup,
+)
 from orchestrator.analysis.gates import Evidence, Finding, check_gates, metrics
-from orchestrator.analysis.intervals import DRAWS, Estimate, accuracy_interval
+from orchestrator.analysis.intervals import DRAWS, Estimate, Levels, accuracy_interval
+from orchestrator.analysis.pooled import PooledResult, TaskComparison, pool_tasks
 from orchestrator.analysis.ranking import rank, with_beaten_by
 from orchestrator.analysis.results import Analysis, Baseline, Comparison, ConfigurationResult, TaskResult
 from orchestrator.analysis.runs import Settings, TaskRuns, split_by_task, timeline
 from orchestrator.analysis.speedups import (
     BaselineRuns,
+    SpeedNoise,
+    Speedup,
     TimeBootstrap,
     bootstrap_times,
     measure_baseline,
+    speed_noise,
     speedup,
     throughput,
 )
-from orchestrator.analysis.verdicts import Criteria, judge, judge_task, withhold
+from orchestrator.analysis.verdicts import Compared, Criteria, Verdict, judge_all, judge_task, no_verdict_yet, withhold
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration
 from sampler.errors import InputError
 
 DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # if a request declares none
+POOLED = "equal weights"  # how sweep.json declares that tasks are also judged together
 GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
 
 
@@ -66,7 +85,8 @@ def analyse(
     )
     _check_comparable(tasks, evidence)
     findings = check_gates(evidence)
-    results = [_TaskAnalysis.start(part, evidence, criteria, findings, seed, draws).result() for part in tasks]
+    noise = speed_noise(tasks)
+    results = [_TaskAnalysis.start(part, evidence, criteria, findings, noise, seed, draws).result() for part in tasks]
     return Analysis(
         sweeps=tuple(str(name) for name in encode(rows["sweep"])[1]),
         rows=rows.num_rows,
@@ -75,7 +95,34 @@ def analyse(
         tasks=tuple(results),
         gates=findings,
         timeline=tuple(evidence.timeline),
+        pooled=_pooled(results, criteria, request),
     )
+
+
+def _pooled(results: Sequence[TaskResult], criteria: Criteria, request: Mapping[str, Any]) -> PooledResult | None:
+    declared = request.get("pooled") == POOLED
+    by_task = {
+        task.task: {
+            r.label: TaskComparison(
+                difference=r.comparison.difference, speedup=r.comparison.speedup, gates=r.comparison.gates
+            )
+            for r in task.configurations
+            if r.comparison is not None
+        }
+        for task in results
+    }
+    return pool_tasks(
+        by_task,
+        replace(criteria, exploratory=criteria.exploratory or not declared),
+        looks=max(_looks(request, task.task) for task in results),
+        missing=[sentence for task in results for sentence in task.missing],
+        declared=declared,
+    )
+
+
+def _looks(request: Mapping[str, Any], task: str) -> int:
+    """How often the task had results that a verdict could be drawn from: each later extension is another look."""
+    return 1 + sum(task in one.get("documents", {}) for one in request.get("extensions", ()))
 
 
 def _check_columns(rows: pa.Table) -> None:
@@ -125,6 +172,7 @@ class _TaskAnalysis:
     evidence: Evidence
     criteria: Criteria
     findings: Sequence[Finding]
+    noise: SpeedNoise
     seed: int
     draws: int
     rng: np.random.Generator
@@ -133,7 +181,14 @@ class _TaskAnalysis:
 
     @classmethod
     def start(
-        cls, rows: TaskRuns, evidence: Evidence, criteria: Criteria, findings: Sequence[Finding], seed: int, draws: int
+        cls,
+        rows: TaskRuns,
+        evidence: Evidence,
+        criteria: Criteria,
+        findings: Sequence[Finding],
+        noise: SpeedNoise,
+        seed: int,
+        draws: int,
     ) -> "_TaskAnalysis":
         rng = np.random.default_rng([seed, *rows.task.encode()])
         bootstrap = bootstrap_times(rows, rng, draws)
@@ -143,6 +198,7 @@ class _TaskAnalysis:
             evidence=evidence,
             criteria=criteria,
             findings=findings,
+            noise=noise,
             seed=seed,
             draws=draws,
             rng=rng,
@@ -198,52 +254,75 @@ class _TaskAnalysis:
             for number, one in enumerate(self.rows.configurations)
             if not one.is_baseline and one.settings in self.baselines and self._shared_documents(number).any()
         ]
-        found = [self._difference(number, len(compared)) for number in compared]
+        task_levels = Levels(comparisons=len(compared), looks=_looks(self.evidence.request, self.rows.task))
+        found = [self._difference(number, task_levels) for number in compared]
         adjusted = holm([one.p_value for one in found])
         differences = [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
+        speedups = [self._speedup(number, task_levels) for number in compared]
+        gates = [self._failed_gates(number) for number in compared]
+        judged = [
+            Compared(label=self.rows.configurations[number].label, difference=difference, speedup=speed)
+            for number, difference, speed in zip(compared, differences, speedups, strict=True)
+        ]
+        missing = list(self._missing())
+        verdicts = (
+            no_verdict_yet(judged, missing, self.criteria)
+            if missing
+            else judge_all(judged, self.criteria, task_levels, generates=self.kind == GENERATE, valid=not any(gates))
+        )
         overhead = fit_overhead_share(self.rows, depth_of(self._model))
-        levels = document_levels(self.rows, self.evidence.documents.get(self.rows.task))
+        model = fit_cost_model(self.rows) if self.kind == GENERATE else None
+        subjects = document_levels(self.rows, self.evidence.documents.get(self.rows.task))
+        verdicts = [withhold(verdict, failed) for verdict, failed in zip(verdicts, gates, strict=True)]
         return {
-            number: self._comparison(number, difference, len(compared), overhead, levels)
-            for number, difference in zip(compared, differences, strict=True)
+            number: self._comparison(number, difference, speed, verdict, overhead, model, subjects)
+            for number, difference, speed, verdict in zip(compared, differences, speedups, verdicts, strict=True)
         }
 
-    def _difference(self, number: int, comparisons: int) -> PairedDifference:
+    def _difference(self, number: int, levels: Levels) -> PairedDifference:
         rows, both = self.rows, self._shared_documents(number)
         baseline = self.baselines[rows.configurations[number].settings]
         base, ours = rows.mean(baseline.runs, "score")[both], rows.mean(rows.runs_of(number), "score")[both]
-        return paired_difference(base, ours, rows.strata[both], rng=self.rng, comparisons=comparisons, draws=self.draws)
+        return paired_difference(base, ours, rows.strata[both], rng=self.rng, levels=levels, draws=self.draws)
+
+    def _speedup(self, number: int, levels: Levels) -> Speedup | None:
+        baseline = self.baselines[self.rows.configurations[number].settings]
+        return speedup(self.bootstrap, baseline, self.rows.runs_of(number), self.noise.work, levels)
 
     def _comparison(
         self,
         number: int,
         difference: PairedDifference,
-        comparisons: int,
+        found: Speedup | None,
+        verdict: Verdict,
         overhead: float | None,
+        model: CostModel | None,
         levels: tuple[Array, Sequence[str]],
     ) -> Comparison:
-        rows, generates = self.rows, self.kind == GENERATE
+        rows = self.rows
         resolved, runs = rows.configurations[number], rows.runs_of(number)
         baseline = self.baselines[resolved.settings]
-        found = speedup(self.bootstrap, baseline, runs, comparisons)
-        judged = found if generates else None
-        verdict = judge(resolved.label, difference, judged, baseline.noise_floor, self.criteria, generates=generates)
         explanation = None
-        if judged is not None and judged.tokens is not None:
-            measured = judged.tokens.value
+        if self.kind == GENERATE and found is not None and found.tokens is not None:
+            measured = found.tokens.value
             explanation = explain(rows, runs, baseline.runs, resolved, measured, self._model, overhead)
         return Comparison(
             documents=difference.documents,
             difference=difference,
             speedup=found,
-            verdict=withhold(verdict, self._failed_gates(np.concatenate((runs, baseline.runs)))),
+            verdict=verdict,
+            gates=tuple(self._failed_gates(number)),
             explanation=explanation,
+            modelled=None if model is None else modelled_speedup(model, rows, runs, baseline.runs),
+            shards=shard_ratios(rows, runs, baseline.runs, self.evidence.started_at),
             regressions=find_regressions(rows, runs, baseline.runs),
             breakdown=breakdown(rows, runs, baseline.runs, *levels),
         )
 
-    def _failed_gates(self, runs: Array) -> list[str]:
-        """Gates that withhold a verdict on these runs."""
+    def _failed_gates(self, number: int) -> list[str]:
+        """Gates that withhold a verdict on this configuration."""
+        baseline = self.baselines[self.rows.configurations[number].settings]
+        runs = np.concatenate((self.rows.runs_of(number), baseline.runs))
         concerned = set(self.rows.trials_of(self.rows.rows_of(runs)))
         failed = [f for f in self.findings if not f.ok and f.withholds_verdict]
         return list(dict.fromkeys(f.gate for f in failed if not f.trials or concerned & set(f.trials)))
@@ -262,7 +341,7 @@ class _TaskAnalysis:
                     documents=int(rows.present(runs).sum()),
                     wanted=self.evidence.wanted_documents(rows),
                     accuracy=self._accuracy(runs),
-                    throughput=throughput(self.bootstrap, runs),
+                    throughput=throughput(self.bootstrap, runs, self.noise.wall),
                     steps=steps[number],
                     lengths=lengths[number],
                     comparison=comparisons.get(number),
@@ -302,7 +381,7 @@ class _TaskAnalysis:
         resolved = self.rows.configurations[number]
         if resolved.is_baseline and resolved.settings == reference.settings:
             return Estimate(value=1.0, low=1.0, high=1.0)
-        found = speedup(self.bootstrap, self.baselines[reference.settings], self.rows.runs_of(number))
+        found = speedup(self.bootstrap, self.baselines[reference.settings], self.rows.runs_of(number), self.noise.work)
         return None if found is None else found.tokens
 
     def _baseline(self, baseline: BaselineRuns) -> Baseline:
@@ -312,7 +391,7 @@ class _TaskAnalysis:
             labels=tuple(rows.run_label(int(run)) for run in baseline.runs),
             documents=int(rows.present(baseline.runs).sum()),
             accuracy=self._accuracy(baseline.runs),
-            throughput=throughput(self.bootstrap, baseline.runs),
+            throughput=throughput(self.bootstrap, baseline.runs, self.noise.wall),
             noise_floor=baseline.noise_floor,
         )
 

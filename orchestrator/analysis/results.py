@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.accuracy import PairedDifference
-from orchestrator.analysis.details import Breakdown, Histogram, Regression
-from orchestrator.analysis.explain import Explanation
+from orchestrator.analysis.details import Breakdown, Histogram, Regression, ShardRatio
+from orchestrator.analysis.explain import Explanation, ModelledSpeedup
 from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.pooled import PooledResult
 from orchestrator.analysis.ranking import SPEED, Ranking
 from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, TrialAttempt
 from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
@@ -25,7 +26,10 @@ class Comparison:
     difference: PairedDifference
     speedup: Speedup | None  # None if no times can be compared; not judged if nothing is generated
     verdict: Verdict
+    gates: tuple[str, ...]  # that failed and withhold the verdict
     explanation: Explanation | None
+    modelled: ModelledSpeedup | None  # a second estimate of the speed-up, from counters; decides nothing
+    shards: tuple[ShardRatio, ...]  # speed-up of each shard, in order of time
     regressions: tuple[Regression, ...]  # the first ones; `difference.lost` counts all
     breakdown: Breakdown
 
@@ -103,6 +107,7 @@ class Analysis:
     tasks: tuple[TaskResult, ...]
     gates: tuple[Finding, ...]
     timeline: tuple[TrialAttempt, ...]
+    pooled: PooledResult | None = None  # None unless several tasks share a configuration
 
     @property
     def failed(self) -> tuple[Finding, ...]:

@@ -19,10 +19,10 @@ from orchestrator.analysis.columns import (
     encode,
     group_codes,
     primary_scores,
-    smoothed_calibration,
     to_numpy,
 )
 from orchestrator.core.configuration import CONFIGURATION_KEYS, DECODE_SETTINGS, Configuration, varying_settings
+from orchestrator.core.speed import TrialTimes, calibrate
 
 Settings = tuple[Any, ...]  # values of DECODE_SETTINGS
 SUBSETS = ("first", "middle", "last", "all")
@@ -62,6 +62,7 @@ class TaskRuns:
     owner: Array  # run → configuration
     repeat: Array  # run → repeat
     cell: Array
+    timed: Array  # as `cell`, but −1 where the run's trial is incomplete: only complete shards are compared in speed
     doc_ids: Array
     strata: Array  # document → subtask
     subtasks: tuple[str, ...]
@@ -96,9 +97,10 @@ class TaskRuns:
         repeat = int(self.repeat[run])
         return self._configuration(run).label + (f".r{repeat}" if repeat else "")
 
-    def present(self, runs: Sequence[int] | Array) -> Array:
-        """Documents that at least one of the runs has."""
-        result: Array = (self.cell[np.asarray(runs, dtype=int)] >= 0).any(axis=0)
+    def present(self, runs: Sequence[int] | Array, *, timed: bool = False) -> Array:
+        """Documents that at least one of the runs has (`timed`: in a complete trial)."""
+        cells = (self.timed if timed else self.cell)[np.asarray(runs, dtype=int)]
+        result: Array = (cells >= 0).any(axis=0)
         return result
 
     def values(self, runs: Sequence[int] | Array, column: str) -> Array:
@@ -106,9 +108,9 @@ class TaskRuns:
         cells = self.cell[np.asarray(runs, dtype=int)]
         return np.where(cells >= 0, self.columns[column][cells], np.nan)
 
-    def mean(self, runs: Sequence[int] | Array, column: str) -> Array:
-        """Per document, the mean over the runs that have it; NaN if none has."""
-        cells = self.cell[np.asarray(runs, dtype=int)]
+    def mean(self, runs: Sequence[int] | Array, column: str, *, timed: bool = False) -> Array:
+        """Per document, the mean over the runs that have it (`timed`: in a complete trial); NaN if none has."""
+        cells = (self.timed if timed else self.cell)[np.asarray(runs, dtype=int)]
         found = cells >= 0
         total = np.where(found, self.columns[column][cells], 0).sum(axis=0, dtype=np.float64)
         count = found.sum(axis=0)
@@ -131,13 +133,55 @@ def split_by_task(rows: pa.Table, fingerprints: Array, primary: Mapping[str, str
     code, tasks = encode(rows["task"])
     requested = [task for task in primary if task in tasks]
     narrow = rows.select([*DECODE_SETTINGS, *NUMBERS, *NAMES, "correct", "metrics"])
-    narrow = narrow.append_column("speed", pa.array(smoothed_calibration(rows)))
+    for name, values in _calibrated_times(rows).items():
+        narrow = narrow.append_column(name, pa.array(values))
     result = []
     for task in (*requested, *(task for task in tasks if task not in requested)):
         places = np.flatnonzero(code == tasks.index(task))
         part = narrow if len(tasks) == 1 else narrow.take(pa.array(places))
         result.append(_task_runs(task, part, rows["layers"], fingerprints[places], places, primary.get(task, "")))
     return result
+
+
+def _calibrated_times(rows: pa.Table) -> dict[str, Array]:
+    """Per row: `wall` time, calibrated time (`work`), and whether its trial is `complete`."""
+    trial, trials = encode(rows["trial_id"])
+    numbers = {name: to_numpy(rows[name]) for name in ("attempt", "batch_id", "batch_seconds", "tokens", "calibration")}
+    batch = (numbers[name] for name in ("attempt", "batch_id", "batch_seconds", "tokens"))
+    wall = apportioned_wall_time(trial, *batch)
+    last = np.zeros(len(trials), dtype=np.int64)  # a row of each trial's last attempt
+    order = np.argsort(numbers["attempt"], kind="stable")
+    last[trial[order]] = order
+
+    def codes(*names: str) -> Array:
+        columns = (rows[name] for name in names)
+        kinds = (encode(column)[0] if _is_text(column.type) else to_numpy(column) for column in columns)
+        return group_codes(*(values[last] for values in kinds))[0]
+
+    seconds, tokens, weighted = (
+        np.bincount(trial, weights=values, minlength=len(trials))
+        for values in (wall, numbers["tokens"], wall * numbers["calibration"])
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        calibration = weighted / seconds
+    times = TrialTimes(
+        shard=codes("sweep", "task", "shard"),
+        baseline=codes("task", *DECODE_SETTINGS),
+        configuration=codes("task", *CONFIGURATION_KEYS),
+        is_k1=to_numpy(rows["k"])[last] == 1,
+        actor=codes("sweep", "actor", "device"),
+        documents=np.bincount(trial, minlength=len(trials)),
+        tokens=tokens,
+        seconds=seconds,
+        calibration=calibration,
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        speed = calibrate(times).work / seconds
+    return {"wall": wall, "work": wall * speed[trial], "complete": times.complete[trial]}
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_dictionary(kind))
 
 
 def _task_runs(
@@ -149,13 +193,10 @@ def _task_runs(
     for name in NAMES:
         columns[name], names[name] = encode(rows[name])
     for name in DECODE_SETTINGS:
-        text = pa.types.is_string(rows[name].type) or pa.types.is_dictionary(rows[name].type)
-        columns[name] = encode(rows[name])[0] if text else to_numpy(rows[name])
+        columns[name] = encode(rows[name])[0] if _is_text(rows[name].type) else to_numpy(rows[name])
     columns["answer"] = fingerprints
     columns["score"] = primary_scores(rows, primary)
-    batch = (columns[name] for name in ("trial_id", "attempt", "batch_id", "batch_seconds", "tokens"))
-    columns["wall"] = apportioned_wall_time(*batch)
-    columns["work"] = columns["wall"] * to_numpy(rows["speed"])  # tokens k=1 would have written meanwhile
+    columns["wall"], columns["work"] = (to_numpy(rows[name]) for name in ("wall", "work"))
     columns["passes"] = sum((columns[f"passes_{kind}"] for kind in PASS_KINDS), np.zeros(len(rows), np.int64))
     columns["steps"] = columns["passes_full"].astype(np.int64) + columns["passes_small"]
     configuration, first = _configuration_codes(columns, names)
@@ -173,6 +214,7 @@ def _task_runs(
         owner=configuration[example],
         repeat=columns["repeat"][example],
         cell=cell,
+        timed=np.where((cell >= 0) & to_numpy(rows["complete"]).astype(bool)[cell], cell, -1),
         doc_ids=np.array(names["doc_id"], dtype=object),
         strata=strata,
         subtasks=tuple(str(name) for name in names["subtask"]),

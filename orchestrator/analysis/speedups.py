@@ -1,17 +1,20 @@
-"""Throughput, speed-ups against k=1 on the same documents, and the noise floor.
+"""Throughput, speed-ups against k=1 on the same documents, and the noise of trials.
 
-Throughput is tokens ÷ wall time of batches; for a speed-up each side's time is multiplied by its actor's calibrated
-speed. Documents (with larger batches: batches of the k=1 run) are resampled, sums recomputed, and the interval is
-taken from the log of the ratio.
+Throughput is tokens ÷ wall time of batches; a speed-up compares calibrated times (see orchestrator.core.speed).
+Two sources of error are added:
 
-Runs at k=1 are identical by definition. Their spread is the noise floor. The part of it that belongs to whole trials
-(a calibration slightly off, a machine busy for a minute) is shared by all documents of a trial, so resampling
-documents cannot see it: every interval of a speed-up is widened by it.
+documents   documents (with larger batches: batches of the k=1 run) are resampled, sums recomputed, and the interval is
+            taken from the log of the ratio
+trials      the machine's speed while a trial ran, which all its documents share and resampling documents cannot see.
+            Runs at k=1 are identical by definition: the spread between their trials of one shard, beyond what their
+            documents explain, is this noise. It is pooled over all tasks of a sweep, whose actors are the same.
+
+The spread of the k=1 runs, the noise floor, is printed and decides nothing: the intervals contain that noise already.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -20,10 +23,11 @@ from orchestrator.analysis.columns import Array, group_codes
 from orchestrator.analysis.intervals import (
     CONFIDENCE,
     DRAWS,
+    Bounds,
     Estimate,
+    Levels,
     Units,
     around,
-    bonferroni_level,
     bootstrap_weights,
     degrees_of_freedom,
     expanded_percentiles,
@@ -31,8 +35,10 @@ from orchestrator.analysis.intervals import (
     units_of,
 )
 from orchestrator.analysis.runs import TaskRuns
+from orchestrator.core.speed import PRIOR_WEIGHT
 
 MAX_LENGTH_CHANGE = 0.10  # of the mean output length against k=1
+FREEDOM_DISCOUNT = 0.7  # fourth moments of few documents come out too low, and degrees of freedom too high
 MAX_EXTRA_TRUNCATED = 0.01  # share of documents that hit the length limit, more than at k=1
 
 
@@ -61,25 +67,66 @@ class Speedup:
     """Ratios against k=1; above 1 is faster. If `length_changed`, tokens/s alone would reward longer answers."""
 
     documents: int
+    trials: float  # effective number of this configuration's trials: fewer than counted if their sizes differ
     tokens: Estimate | None  # of tokens/s; None if nothing is generated
     tokens_simultaneous: Estimate | None
+    tokens_bounds: Bounds | None  # what the verdict compares with the declared speed-up
     seconds: Estimate  # of documents per second, whatever their length
     seconds_simultaneous: Estimate
+    seconds_bounds: Bounds
     length_ratio: float | None  # mean tokens per document ÷ those at k=1
+    length: Estimate | None  # the same with its interval, at the level at which a configuration is rejected
     length_changed: bool
+    noise_known: bool  # False: nothing shows how much trials vary, because k=1 ran once, in one trial
+
+    @property
+    def surely_other_length(self) -> bool:
+        """The whole interval of the length ratio lies more than MAX_LENGTH_CHANGE away from 1."""
+        ends = self.length
+        return ends is not None and (ends.low > 1 + MAX_LENGTH_CHANGE or ends.high < 1 - MAX_LENGTH_CHANGE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialNoise:
-    """Standard deviation of a trial's log speed beyond what its documents explain."""
+    """Variance of a trial's log time beyond what its documents explain; None: unknown."""
 
-    deviation: float
-    freedom: int
+    variance: float | None
+    total: float = 0.0  # with what its documents explain: what was observed, with so many degrees of freedom
+    freedom: float = 1.0
 
-    def half_width(self, trials: float, replicates: float, level: float) -> float:
-        """What it adds to the log speed-up of so many trials against so many pooled runs."""
-        reach = float(special.stdtrit(self.freedom, (1 + level) / 2))
-        return reach * self.deviation * math.sqrt((1 + 1 / replicates) / trials)
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self.variance or 0.0)
+
+    def added_to(self, estimate: Estimate, share: float, freedom: float) -> Estimate:
+        """A log interval with the noise of trials added; `share` is the sum of squared weights that it gets.
+
+        Each half of the interval becomes a standard error, whose `freedom` is that of the documents; the sum of both
+        variances has Satterthwaite's degrees of freedom.
+        """
+        added, level = (self.variance or 0.0) * share, (1 + estimate.level) / 2
+        if share <= 0 or self.total <= 0 or not math.isfinite(estimate.low + estimate.high):
+            return estimate
+        reach = float(special.stdtrit(freedom, level))
+
+        def half(own: float) -> float:
+            documents = (own / reach) ** 2
+            total = documents + added
+            uncertainty = documents**2 / freedom + (share * self.total) ** 2 / self.freedom
+            degrees = total**2 / uncertainty if uncertainty > 0 else freedom
+            degrees = max(degrees, min(freedom, self.freedom) / 2, 1.0)
+            return float(special.stdtrit(degrees, level)) * math.sqrt(total)
+
+        low, high = half(estimate.value - estimate.low), half(estimate.high - estimate.value)
+        return replace(estimate, low=estimate.value - low, high=estimate.value + high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedNoise:
+    """Noise of trials in calibrated time, which speed-ups contain, and in wall time, which tokens/s contain."""
+
+    work: TrialNoise
+    wall: TrialNoise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +142,6 @@ class BaselineRuns:
     """The runs at k=1 with one set of decode settings, pooled."""
 
     runs: Array
-    noise: TrialNoise
     noise_floor: NoiseFloor | None  # None: there is only one run
 
 
@@ -116,23 +162,44 @@ class TimeBootstrap:
         result: Array = np.concatenate(parts)
         return result
 
-    def estimate(self, draws: Array, level: float = CONFIDENCE) -> Estimate:
+    def freedom(self, times: Array, influence: Array | None = None) -> float:
+        """Degrees of freedom of a variance over documents that take these times: long ones weigh more than others.
+
+        With equal times it is their number, minus the strata; a variance that a few long documents dominate has fewer,
+        and so has one whose `influence` (each document's part in the statistic) has heavy tails.
+        """
+        weights = np.bincount(self.clusters, weights=times)
+        some = weights > 0
+        kurtosis = 3 * _fourth_moment(weights[some])
+        if influence is not None:
+            kurtosis = max(kurtosis, _fourth_moment(np.bincount(self.clusters, weights=influence)[some]))
+        effective = FREEDOM_DISCOUNT * 2 * int(some.sum()) / (kurtosis - 1)
+        return max(1.0, min(effective - len(self.units.sizes), degrees_of_freedom(self.units.sizes)))
+
+    def estimate(self, draws: Array, level: float = CONFIDENCE, freedom: float | None = None) -> Estimate:
         """A statistic's interval from its draws, the first of which is its value."""
         value = float(draws[0])
         if self.units.count < 2:
             return unbounded(value, level)
-        ends = expanded_percentiles(draws[1:], level, degrees_of_freedom(self.units.sizes))
+        ends = expanded_percentiles(draws[1:], level, freedom or degrees_of_freedom(self.units.sizes))
         return around(value, *ends, level)
 
 
+def _fourth_moment(values: Array) -> float:
+    """Relative to the squared second one; 1 if all values are alike, or 0."""
+    squares = values**2
+    total = float(squares.sum())
+    return float(squares @ squares) * len(values) / total**2 if total > 0 else 1.0
+
+
 def bootstrap_times(rows: TaskRuns, rng: np.random.Generator, draws: int = DRAWS) -> TimeBootstrap:
-    clusters = _clusters(rows)
+    clusters = document_clusters(rows)
     units = units_of(rows.strata, clusters, rng)
     single = tuple(part.astype(np.float32) for part in bootstrap_weights(units, draws, rng))
     return TimeBootstrap(rows=rows, clusters=clusters, units=units, weights=single)
 
 
-def _clusters(rows: TaskRuns) -> Array:
+def document_clusters(rows: TaskRuns) -> Array:
     """Documents that shared a batch in the first run at k=1 that has them; with batch size 1 each is alone."""
     columns = rows.columns
     if columns["batch_size"].max() <= 1:
@@ -146,7 +213,8 @@ def _clusters(rows: TaskRuns) -> Array:
     return cluster
 
 
-def throughput(bootstrap: TimeBootstrap, runs: Array) -> Throughput:
+def throughput(bootstrap: TimeBootstrap, runs: Array, noise: TrialNoise) -> Throughput:
+    """`noise` is that of wall time."""
     rows = bootstrap.rows
     places = rows.rows_of(runs)
     column = {name: rows.columns[name][places] for name in ("tokens", "wall", "seconds", "passes", "steps")}
@@ -155,8 +223,15 @@ def throughput(bootstrap: TimeBootstrap, runs: Array) -> Throughput:
     totals = [np.nan_to_num(rows.mean(runs, name)) * count for name in ("tokens", "wall")]
     sums = bootstrap.sums(np.stack([*totals, count]))
     p50, p90, p99 = (float(q) for q in np.quantile(column["seconds"], [0.5, 0.9, 0.99]))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rates, each = sums[:, 0] / sums[:, 1], sums[:, 1] / sums[:, 2]
+    share = noise_share(bootstrap, runs, "wall", rows.present(runs))[0]
+    freedom = bootstrap.freedom(totals[1]) if wall > 0 else 1.0
+
+    def interval(numerator: Array, denominator: Array) -> Estimate:
+        some = (numerator > 0) & (denominator > 0)
+        if not some[0]:  # no time was measured
+            return unbounded(0.0, CONFIDENCE)
+        logs = bootstrap.estimate(np.log(numerator[some] / denominator[some]), freedom=freedom)
+        return noise.added_to(logs, share, freedom).exp()
 
     def per_token(name: str) -> float | None:
         return int(rows.columns[name][places].sum()) / tokens if tokens else None
@@ -165,8 +240,8 @@ def throughput(bootstrap: TimeBootstrap, runs: Array) -> Throughput:
         documents=int(rows.present(runs).sum()),
         tokens=tokens,
         seconds=wall,
-        tokens_per_second=bootstrap.estimate(rates[np.isfinite(rates)]) if tokens and wall > 0 else None,
-        seconds_per_document=bootstrap.estimate(each[np.isfinite(each)]),
+        tokens_per_second=interval(sums[:, 0], sums[:, 1]) if tokens and wall > 0 else None,
+        seconds_per_document=interval(sums[:, 1], sums[:, 2]),
         p50=p50,
         p90=p90,
         p99=p99,
@@ -194,97 +269,152 @@ def _truncated_share(rows: TaskRuns, runs: Array) -> Array:
     return np.where(found.any(axis=0), total / np.maximum(found.sum(axis=0), 1), np.nan)
 
 
-def speedup(bootstrap: TimeBootstrap, baseline: BaselineRuns, runs: Array, comparisons: int = 1) -> Speedup | None:
-    """None if the two sides share no document that took time."""
-    rows = bootstrap.rows
-    both = rows.present(runs) & rows.present(baseline.runs)
-    columns = [rows.mean(side, name) for side in (runs, baseline.runs) for name in ("tokens", "work")]
+def speedup(
+    bootstrap: TimeBootstrap, baseline: BaselineRuns, runs: Array, noise: TrialNoise, levels: Levels | None = None
+) -> Speedup | None:
+    """None if the two sides share no complete shard that took time. `noise` is that of calibrated time."""
+    rows, all_levels = bootstrap.rows, (levels or Levels()).all
+    both = rows.present(runs, timed=True) & rows.present(baseline.runs, timed=True)
+    columns = [rows.mean(side, name, timed=True) for side in (runs, baseline.runs) for name in ("tokens", "work")]
     if not both.any() or not all((column[both] > 0).all() for column in columns[1::2]):
         return None
     sums = bootstrap.sums(np.where(both, np.stack(columns), 0.0))
     sums = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]  # with few documents a draw may hold none that both sides have
-    levels = (CONFIDENCE, bonferroni_level(comparisons))
-    trials = trials_per_run(rows, runs) * len(runs)
-    halves = [baseline.noise.half_width(trials, len(baseline.runs) / len(runs), level) for level in levels]
+    own, base = (noise_share(bootstrap, side, "work", both) for side in (runs, baseline.runs))
+
+    shares = [np.where(both, column, 0.0) / max(column[both].sum(), 1e-12) for column in columns]
+
+    def intervals(draws: Array, influence: Array) -> list[Estimate]:
+        freedom = bootstrap.freedom(shares[3], influence)
+        found = (bootstrap.estimate(draws, level, freedom) for level in all_levels)
+        return [noise.added_to(one, own[0] + base[0], freedom).exp() for one in found]
+
     log_speedup = np.log(sums[:, 3] / sums[:, 1])
-    seconds = _ratio_intervals(bootstrap, log_speedup, levels, halves)
-    tokens: list[Estimate] | list[None] = [None, None]
-    length_ratio = None
+    seconds = intervals(log_speedup, shares[3] - shares[1])
+    tokens: list[Estimate] | None = None
+    length = None
     if sums[0, 0] > 0 and sums[0, 2] > 0:
         some = (sums[:, 0] > 0) & (sums[:, 2] > 0)
         log_length = np.log(sums[some, 0] / sums[some, 2])
-        tokens = _ratio_intervals(bootstrap, log_speedup[some] + log_length, levels, halves)
-        length_ratio = float(sums[0, 0] / sums[0, 2])
-    ours, base = (float(np.nanmean(_truncated_share(rows, side)[both])) for side in (runs, baseline.runs))
+        tokens = intervals(log_speedup[some] + log_length, shares[3] - shares[1] + shares[0] - shares[2])
+        length = bootstrap.estimate(log_length, all_levels[1], bootstrap.freedom(shares[3])).exp()
+    ours, theirs = (float(np.nanmean(_truncated_share(rows, side)[both])) for side in (runs, baseline.runs))
     return Speedup(
         documents=int(both.sum()),
-        tokens=tokens[0],
-        tokens_simultaneous=tokens[1],
+        trials=own[1],
+        tokens=None if tokens is None else tokens[0],
+        tokens_simultaneous=None if tokens is None else tokens[1],
+        tokens_bounds=None if tokens is None else Bounds.of(tokens),
         seconds=seconds[0],
         seconds_simultaneous=seconds[1],
-        length_ratio=length_ratio,
-        length_changed=length_ratio is not None
-        and (abs(length_ratio - 1) > MAX_LENGTH_CHANGE or ours - base > MAX_EXTRA_TRUNCATED),
+        seconds_bounds=Bounds.of(seconds),
+        length_ratio=None if length is None else length.value,
+        length=length,
+        length_changed=length is not None
+        and (abs(length.value - 1) > MAX_LENGTH_CHANGE or ours - theirs > MAX_EXTRA_TRUNCATED),
+        noise_known=noise.variance is not None or own[0] + base[0] < 1e-12,  # or each trial is resampled as a whole
     )
 
 
-def _ratio_intervals(
-    bootstrap: TimeBootstrap, draws: Array, levels: Sequence[float], halves: Sequence[float]
-) -> list[Estimate]:
-    pairs = zip(levels, halves, strict=True)
-    return [widen(bootstrap.estimate(draws, level), half).exp() for level, half in pairs]
+def noise_share(bootstrap: TimeBootstrap, runs: Array, column: str, documents: Array) -> tuple[float, float]:
+    """The sum of squared weights that trial noise gets beyond what resampling documents contains, and 1 ÷ that sum.
 
+    A trial weighs as much as its share of the time. Resampled documents carry the noise of their trials with the
+    square of their own, smaller weights; that part is subtracted.
+    """
+    rows = bootstrap.rows
+    cells = rows.timed[runs][:, documents]
+    found = cells >= 0
+    values, trial = rows.columns[column][cells[found]], rows.columns["trial_id"][cells[found]]
+    cluster = np.broadcast_to(bootstrap.clusters[documents], cells.shape)[found]
+    total = values.sum()
+    if not total > 0:
+        return 0.0, 0.0
 
-def widen(estimate: Estimate, half: float) -> Estimate:
-    """A log interval with independent noise of this half-width added."""
-    low = estimate.value - math.hypot(estimate.value - estimate.low, half)
-    high = estimate.value + math.hypot(estimate.high - estimate.value, half)
-    return Estimate(value=estimate.value, low=low, high=high, level=estimate.level)
+    def squares(*keys: Array) -> float:
+        group, count = group_codes(*keys)
+        weights = np.bincount(group, weights=values, minlength=count) / total
+        return float(weights @ weights)
+
+    by_trial = squares(trial)
+    return max(0.0, by_trial - squares(trial, cluster)), 1 / by_trial
 
 
 def measure_baseline(bootstrap: TimeBootstrap, runs: Array) -> BaselineRuns:
     rows = bootstrap.rows
-    noise = trial_noise(rows, runs, bootstrap.clusters)
-    everywhere: Array = np.logical_and.reduce(rows.cell[runs] >= 0)
+    everywhere: Array = np.logical_and.reduce(rows.timed[runs] >= 0)
     if len(runs) < 2 or not everywhere.any() or not (rows.columns["work"][rows.rows_of(runs)] > 0).all():
-        return BaselineRuns(runs=runs, noise=noise, noise_floor=None)
+        return BaselineRuns(runs=runs, noise_floor=None)
     sums = bootstrap.sums(np.where(everywhere, rows.values(runs, "work"), 0.0))
     sums = sums[(sums > 0).all(axis=1)]  # with few documents a draw may hold none that all runs have
     ratios = sums.max(axis=1) / sums.min(axis=1)
     low, high = np.quantile(ratios[1:], [0.025, 0.975])
     labels = tuple(rows.run_label(int(run)) for run in runs)
     floor = NoiseFloor(labels=labels, spread=around(float(ratios[0]), float(low), float(high)))
-    return BaselineRuns(runs=runs, noise=noise, noise_floor=floor)
+    return BaselineRuns(runs=runs, noise_floor=floor)
 
 
-def trial_noise(rows: TaskRuns, runs: Array, clusters: Array) -> TrialNoise:
-    """From runs of the same work on the same documents: variance between trials minus what their clusters explain.
+def speed_noise(tasks: Sequence[TaskRuns]) -> SpeedNoise:
+    """Pooled over all generating tasks and decode settings of a sweep, or over all tasks if none generates."""
+    generating = [rows for rows in tasks if rows.columns["tokens"].any()] or list(tasks)
+    clusters = [document_clusters(rows) for rows in generating]
+    return SpeedNoise(
+        work=_pooled_noise(generating, clusters, "work"),
+        wall=_pooled_noise(generating, clusters, "wall"),
+    )
 
-    A cluster is a document, or the documents of one batch, which share its errors. Per cluster the log calibrated time
-    of a run is compared with the mean over runs. A trial's mean of these, weighted by the clusters' shares of its
-    time, is its own error plus the average of its clusters' errors.
+
+def _pooled_noise(tasks: Sequence[TaskRuns], clusters: Sequence[Array], column: str) -> TrialNoise:
+    """From k=1 replicates; without any, from what is left of all runs after their own and the documents' means."""
+    for replicates in (True, False):
+        parts = []
+        for rows, cluster in zip(tasks, clusters, strict=True):
+            for settings in dict.fromkeys(one.settings for one in rows.configurations):
+                runs = rows.baseline_runs(settings)
+                if not replicates and len(runs):
+                    same = [run for run in rows.all_runs if rows.configurations[rows.owner[run]].settings == settings]
+                    runs = np.array(same)
+                parts.append(_noise_sums(rows, runs, cluster, column, remove_run_means=not replicates))
+        known = [part for part in parts if part is not None]
+        between, within, count = (sum(column) for column in zip(*known, strict=True)) if known else (0.0, 0.0, 0)
+        freedom = count - count / (count + PRIOR_WEIGHT) * (column == "work")  # less the fitted calibration exponent
+        if freedom > 0:
+            return TrialNoise(variance=max(0.0, between - within) / freedom, total=between / freedom, freedom=freedom)
+    return TrialNoise(variance=None)
+
+
+def _noise_sums(
+    rows: TaskRuns, runs: Array, clusters: Array, column: str, *, remove_run_means: bool
+) -> tuple[float, float, int] | None:
+    """Sum of squares between trials of the same documents, the part that clusters explain, and degrees of freedom.
+
+    A cluster is a document, or the documents of one batch, which share its errors. Per cluster the log time of a run is
+    compared with the mean over runs. A trial's mean of these, weighted by the clusters' shares of its time, is its own
+    error plus the average of its clusters' errors. None if nothing is repeated.
     """
-    everywhere = (rows.cell[runs] >= 0).all(axis=0)
+    cells = rows.timed[runs]
+    everywhere = (cells >= 0).all(axis=0) if len(runs) else np.zeros(rows.documents, dtype=bool)
     _, first, cluster = np.unique(clusters[everywhere], return_index=True, return_inverse=True)
     replicates, count = len(runs), len(first)
-    if replicates < 2 or count < 2:
-        return TrialNoise(deviation=0.0, freedom=1)
-    times = rows.values(runs, "work")[:, everywhere]
-    work = np.maximum(np.stack([np.bincount(cluster.reshape(-1), weights=row) for row in times]), 1e-12)
-    deviations = np.log(work) - np.log(work).mean(axis=0)
-    trial = rows.columns["trial_id"][rows.cell[runs][:, everywhere][:, first]]
+    if replicates < 2 or count < 1:
+        return None
+    sums = [
+        np.stack([np.bincount(cluster.reshape(-1), weights=row) for row in rows.columns[name][cells[:, everywhere]]])
+        for name in (column, "tokens")
+    ]
+    work, tokens = np.maximum(sums[0], 1e-12), sums[1]
+    deviations = np.log(work) - (np.log(tokens) if (tokens > 0).all() else 0.0)  # per token, as in a speed-up
+    deviations = deviations - deviations.mean(axis=0)
+    trial = rows.columns["trial_id"][cells[:, everywhere][:, first]]
     group = np.unique(trial, axis=1, return_inverse=True)[1].reshape(-1)  # clusters that share their trials in all runs
     weight = work.mean(axis=0)
+    if remove_run_means:
+        deviations = deviations - np.average(deviations, axis=1, weights=weight)[:, None]
     weight = weight / np.bincount(group, weights=weight)[group]
-    groups, concentration = int(group.max()) + 1, np.bincount(group, weights=weight**2)
+    left = 1 - np.bincount(group, weights=weight**2)
+    several = left > 1e-9  # a trial that is a single cluster is resampled as a whole
     means = np.stack([np.bincount(group, weights=weight * row) for row in deviations])
-    residuals = deviations - means[:, group]
-    within = float((residuals**2).sum()) / max(1, (replicates - 1) * (count - groups))
-    between = float((means**2).sum()) / ((replicates - 1) * groups)
-    excess = max(0.0, between - within * float(concentration.mean()))
-    return TrialNoise(deviation=math.sqrt(excess), freedom=(replicates - 1) * groups)
-
-
-def trials_per_run(rows: TaskRuns, runs: Array) -> float:
-    counts = [len(np.unique(rows.columns["trial_id"][rows.rows_of([run])])) for run in runs]
-    return float(np.mean(counts))
+    squares = ((weight * (deviations - means[:, group])) ** 2).sum(axis=0)
+    explained = np.bincount(group, weights=squares)[several] / left[several]
+    freedom = (replicates - 1) * (int(several.sum()) - int(remove_run_means))
+    return (float((means[:, several] ** 2).sum()), float(explained.sum()), freedom) if freedom > 0 else None

@@ -1,26 +1,37 @@
-"""Verdicts: confirmed, rejected or undecided, from the ends of intervals against the declared criteria.
+"""Verdicts: confirmed, rejected or undecided, from one-sided bounds against the declared criteria.
 
-confirmed   the low end of the speed-up lies above the declared one and above the noise floor, and the low end of the
-            accuracy difference lies above minus the margin
-rejected    the high end of the speed-up lies below the declared one by more than the noise floor, or the high end of
-            the accuracy difference lies below minus the margin
+confirmed   the lower bound of the speed-up lies above the declared one, and the lower bound of the accuracy difference
+            above minus the margin; if answers changed in length, documents per second must reach the speed-up too
+rejected    the upper bound of the speed-up lies below the declared one, or that of the accuracy difference below minus
+            the margin; or answers surely changed in length and documents per second surely miss the speed-up
 undecided   otherwise
 
-The intervals are simultaneous: with m compared configurations each holds at 1 − 5 %/m (Bonferroni). A bad
-configuration is confirmed only if the one-sided interval of its failing criterion misses (2.5 %/m); a good one is
-rejected only if one of two one-sided intervals misses (2 × 2.5 %/m). So the chance of any wrong verdict within a task
-is at most 5 %, and so is that of a wrong verdict on the task (confirmed if some configuration is, rejected if all
-are). Holm's p-values are reported and decide nothing.
+With m compared configurations and a familywise error of 5 %:
+- A bad configuration is confirmed only if the bound of its failing criterion misses. Both criteria must hold, so each
+  bound may use 5 %/m (an intersection-union test).
+- A good configuration is rejected only if one of two bounds misses: 2 × 2.5 %/m.
+- All configurations are rejected, and the task with them, if each fails at 2.5 % per criterion. That is wrong only if
+  a good one is among them, and its own bound missed: no correction for m is needed.
+So the chance of any wrong verdict within a task is at most 5 %. Holm's p-values and the noise floor are printed and
+decide nothing.
+
+These are verdicts for a fixed number of documents: a sweep that is not complete gets none.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.accuracy import PairedDifference
-from orchestrator.analysis.speedups import NoiseFloor, Speedup
+from scipy import special
+
+from orchestrator.analysis.accuracy import POWER, PairedDifference, documents_needed
+from orchestrator.analysis.intervals import Bounds, Levels
+from orchestrator.analysis.speedups import Speedup
 
 CONFIRMED, REJECTED, UNDECIDED = "confirmed", "rejected", "undecided"
 SPEED_AND_ACCURACY, ACCURACY_ONLY = "speed and accuracy", "accuracy only"
+UNFINISHED = "none: the sweep is not finished"
+MAX_TRIALS_NEEDED = 1_000_000  # per configuration; a need beyond this is not stated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,91 +45,215 @@ class Criteria:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """On a configuration or a task. summary.json contains these fields."""
+    """On a configuration, a task or a sweep. summary.json contains these fields."""
 
     outcome: str
     sentence: str
     basis: str = SPEED_AND_ACCURACY
     exploratory: bool = False
+    level: float | None = None  # of the one-sided bounds that decided; None if undecided
+    documents_needed: int | None = None  # to decide it, if all estimates stay what they are; None if unknown or decided
 
     def __post_init__(self) -> None:
         assert self.outcome in (CONFIRMED, REJECTED, UNDECIDED), self.outcome
 
 
-@dataclass(frozen=True, slots=True)
-class _Criterion:
-    """The outcome of one criterion, and its reason."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """What is judged: one configuration against k=1. `speedup` is None if no times can be compared."""
 
-    outcome: str
-    reason: str
+    label: str
+    difference: PairedDifference
+    speedup: Speedup | None
 
 
-def judge(
-    label: str,
-    difference: PairedDifference,
-    speedup: Speedup | None,
-    noise_floor: NoiseFloor | None,
-    criteria: Criteria,
-    *,
-    generates: bool = True,
-) -> Verdict:
-    """A configuration's verdict; if nothing is generated, accuracy alone is judged."""
-    parts = [_accuracy(difference, criteria.margin)]
+def judge_all(
+    compared: Sequence[Compared], criteria: Criteria, levels: Levels, *, generates: bool = True, valid: bool = True
+) -> list[Verdict]:
+    """A verdict on each configuration of a task; if nothing is generated, accuracy alone is judged.
+
+    `valid` False: a gate failed for some configuration, so that nothing follows from all of them together.
+    """
+    joint = [_failures(one, criteria, generates=generates, joint=True) for one in compared]
+    if valid and compared and all(joint):
+        together = f"all {len(compared)} configurations fail" if len(compared) > 1 else ""
+        level = (1 + levels.joint) / 2
+        return [
+            _verdict(one, REJECTED, [*reasons, *([together] if together else [])], criteria, levels, generates, level)
+            for one, reasons in zip(compared, joint, strict=True)
+        ]
+    return [_judge(one, criteria, levels, generates=generates) for one in compared]
+
+
+def _judge(one: Compared, criteria: Criteria, levels: Levels, *, generates: bool) -> Verdict:
+    failures = _failures(one, criteria, generates=generates, joint=False)
+    if failures:
+        return _verdict(one, REJECTED, failures, criteria, levels, generates, (1 + levels.simultaneous) / 2)
+    doubts = _doubts(one, criteria, levels, generates=generates)
+    if doubts:
+        verdict = _verdict(one, UNDECIDED, [doubt.reason for doubt in doubts], criteria, levels, generates, None)
+        return replace(verdict, documents_needed=_needed(doubts))
+    bounds, speed = one.difference.bounds, one.speedup
+    reasons = [f"at most {_drop(bounds.low)} points lost, inside the margin of {criteria.margin:g}"]
     if generates:
-        parts.insert(0, _speed(speedup, noise_floor, criteria.speedup))
-    outcomes = {part.outcome for part in parts}
-    outcome = REJECTED if REJECTED in outcomes else CONFIRMED if outcomes == {CONFIRMED} else UNDECIDED
-    reason = "; ".join(part.reason for part in parts if part.outcome == outcome)
-    if outcome == UNDECIDED and difference.detectable > criteria.margin:
-        reason += (
-            f"; {difference.documents} documents can only show a change of {difference.detectable:.1f} points or more, "
-            f"more than the margin of {criteria.margin:g}"
-        )
+        assert speed is not None
+        assert speed.tokens_bounds is not None
+        low = speed.tokens_bounds.low
+        reasons.insert(0, f"at least {_times(low)} as fast, above the declared {_times(criteria.speedup)}")
+    return _verdict(one, CONFIRMED, reasons, criteria, levels, generates, (1 + levels.confirming) / 2)
+
+
+def basis_of(levels: Levels, *, generates: bool) -> str:
+    """What a verdict rests on: the criteria, and the number of looks if the sweep was extended after one."""
+    basis = SPEED_AND_ACCURACY if generates else ACCURACY_ONLY
+    return (
+        basis
+        if levels.looks == 1
+        else f"{basis}; look {levels.looks}, so the error of 5 % is divided by {levels.looks}"
+    )
+
+
+def _verdict(
+    one: Compared,
+    outcome: str,
+    reasons: Sequence[str],
+    criteria: Criteria,
+    levels: Levels,
+    generates: bool,
+    level: float | None,
+) -> Verdict:
+    shown = "" if level is None else f" ({_percent(level)} bounds)"
     return Verdict(
         outcome=outcome,
-        sentence=f"{label} is {outcome}: {reason}.",
-        basis=SPEED_AND_ACCURACY if generates else ACCURACY_ONLY,
+        sentence=f"{one.label} is {outcome}: {'; '.join(reasons)}{shown}.",
+        basis=basis_of(levels, generates=generates),
         exploratory=criteria.exploratory,
+        level=level,
     )
 
 
-def _accuracy(difference: PairedDifference, margin: float) -> _Criterion:
-    ends = difference.simultaneous
-    range_ = f"the accuracy difference lies between {_points(ends.low)} and {_points(ends.high)} points"
-    if ends.low > -margin:
-        return _Criterion(CONFIRMED, f"{range_}, inside the margin of {margin:g}")
-    if ends.high < -margin:
-        return _Criterion(REJECTED, f"{range_}, a drop beyond the margin of {margin:g}")
-    return _Criterion(UNDECIDED, f"{range_}, which is too wide to decide on a margin of {margin:g}")
+def _failures(one: Compared, criteria: Criteria, *, generates: bool, joint: bool) -> list[str]:
+    """Criteria that the configuration surely misses; `joint`: at the level at which all must fail."""
+
+    def high(bounds: Bounds) -> float:
+        return bounds.joint_high if joint else bounds.high
+
+    found = []
+    speed, goal = one.speedup, criteria.speedup
+    if generates and speed is not None and speed.noise_known and speed.tokens_bounds is not None:
+        tokens, documents = high(speed.tokens_bounds), high(speed.seconds_bounds)
+        if tokens < goal:
+            found.append(f"at most {_times(tokens)} as fast, below the declared {_times(goal)}")
+        elif documents < goal and speed.surely_other_length:
+            found.append(
+                f"at most {_times(documents)} as fast in documents per second, below the declared {_times(goal)}: its "
+                f"answers changed in length (×{speed.length_ratio or 1:.2f})"
+            )
+    points = high(one.difference.bounds)
+    if points < -criteria.margin:
+        found.append(f"at least {_drop(points)} points lost, beyond the margin of {criteria.margin:g}")
+    return found
 
 
-def _speed(speedup: Speedup | None, noise_floor: NoiseFloor | None, declared: float) -> _Criterion:
-    ends = None if speedup is None else speedup.tokens_simultaneous
-    if speedup is None or ends is None:
-        return _Criterion(UNDECIDED, "there are no tokens and times to compare with those of k=1")
-    range_ = f"the speed-up lies between {_times(ends.low)} and {_times(ends.high)}"
-    if noise_floor is None:
-        hint = "k=1 ran once, so the noise floor is unknown (add k1_middle, or a second repeat)"
-        return _Criterion(UNDECIDED, f"{range_}, but {hint}")
-    spread = noise_floor.spread.high
-    noise = f"within the noise floor: runs at k=1 differ by up to {_times(spread)}"
-    if ends.high * spread < declared:
-        return _Criterion(REJECTED, f"{range_}, below the declared {_times(declared)}")
-    if ends.high < declared:
-        return _Criterion(UNDECIDED, f"{range_}, below the declared {_times(declared)} but {noise}")
-    if ends.low <= declared:
-        return _Criterion(UNDECIDED, f"{range_}, which is too wide to decide on the declared {_times(declared)}")
-    if ends.low <= spread:
-        return _Criterion(UNDECIDED, f"{range_}, {noise}")
-    reason, each = f"{range_}, above the declared {_times(declared)}", speedup.seconds_simultaneous
-    if not speedup.length_changed or each.low > declared:
-        return _Criterion(CONFIRMED, reason)
-    # longer answers at more tokens per second are no gain: documents must be finished faster too
-    return _Criterion(
-        UNDECIDED,
-        f"{reason} in tokens per second, but its answers changed in length (×{speedup.length_ratio or 1:.2f}) and its "
-        f"speed-up in documents lies between {_times(each.low)} and {_times(each.high)}",
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Doubt:
+    """A criterion that is neither surely met nor surely missed."""
+
+    reason: str
+    meets: bool = True  # by its estimate
+    documents: int | None = None  # needed to decide on it
+
+
+def _needed(doubts: Sequence[_Doubt]) -> int | None:
+    """To confirm, every doubt must go; to reject, one criterion is enough."""
+    missing = [doubt.documents for doubt in doubts if not doubt.meets and doubt.documents is not None]
+    if any(not doubt.meets for doubt in doubts):
+        return min(missing) if missing else None
+    found = [doubt.documents for doubt in doubts if doubt.documents is not None]
+    return max(found) if len(found) == len(doubts) else None
+
+
+def _doubts(one: Compared, criteria: Criteria, levels: Levels, *, generates: bool) -> list[_Doubt]:
+    """Why a configuration that is not rejected is not confirmed either, and what would settle it."""
+    found = [_speed_doubt(one.speedup, criteria.speedup, levels)] if generates else []
+    own, margin = one.difference, criteria.margin
+    if own.bounds.low <= -margin:
+        value = own.points.value
+        needed = documents_needed(own.disagreement, value, margin, levels)
+        if needed is None:
+            more = f"{_points(value)} points is too close to it for any number of documents"
+        else:
+            needed = max(needed, own.documents + 1)
+            more = f"if it stays at {_points(value)}, about {_rounded(needed)} documents would settle it"
+        ends = f"the accuracy difference lies between {_points(own.bounds.low)} and {_points(own.bounds.high)} points"
+        reason = f"{ends}, which is too wide to decide on a margin of {margin:g} ({more})"
+        found.append(_Doubt(reason=reason, meets=value > -margin, documents=needed))
+    return [doubt for doubt in found if doubt is not None]
+
+
+def _speed_doubt(speed: Speedup | None, goal: float, levels: Levels) -> _Doubt | None:
+    bounds = None if speed is None else speed.tokens_bounds
+    if speed is None or bounds is None:
+        return _Doubt(reason="there are no tokens and times of complete shards to compare with those of k=1")
+    range_ = f"the speed-up lies between {_times(bounds.low)} and {_times(bounds.high)}"
+    if not speed.noise_known:
+        hint = "k=1 ran once, in one trial, so the noise between trials is unknown (add k1_middle, or more documents)"
+        return _Doubt(reason=f"{range_}, but {hint}")
+    assert speed.tokens is not None
+    if bounds.low <= goal:
+        return _wide(f"{range_}, which is too wide to decide on the declared {_times(goal)}", speed, goal, levels)
+    each = speed.seconds_bounds
+    if speed.length_changed and each.low <= goal:
+        # longer answers at more tokens per second are no gain: documents must be finished faster too
+        reason = (
+            f"{range_} in tokens per second, but its answers changed in length (×{speed.length_ratio or 1:.2f}) and "
+            f"its speed-up in documents lies between {_times(each.low)} and {_times(each.high)}"
+        )
+        return _wide(reason, speed, goal, levels, per_document=True)
+    return None
+
+
+def _wide(reason: str, speed: Speedup, goal: float, levels: Levels, *, per_document: bool = False) -> _Doubt:
+    """With the trials (of each configuration, of the same size) that would settle it, if the speed stays what it is."""
+    bounds = speed.seconds_bounds if per_document else speed.tokens_bounds
+    estimate = speed.seconds if per_document else speed.tokens
+    assert bounds is not None
+    assert estimate is not None
+    meets, distance = estimate.value > goal, abs(math.log(estimate.value / goal))
+    width = math.log(bounds.high / bounds.low) if bounds.low > 0 and math.isfinite(bounds.high) else math.inf
+    deviation = width / float(special.ndtri(bounds.low_level) + special.ndtri(bounds.high_level))
+    level = (1 + (levels.confirming if meets else levels.joint)) / 2
+    reach = float(special.ndtri(level) + special.ndtri(POWER))
+    trials = (reach * deviation / distance) ** 2 * speed.trials if distance else math.inf
+    if not trials <= MAX_TRIALS_NEEDED:
+        more = f"{_times(estimate.value)} is too close to it for any number of trials"
+        return _Doubt(reason=f"{reason} ({more})", meets=meets)
+    needed = max(math.ceil(trials), math.floor(speed.trials) + 1)
+    documents = math.ceil(needed * speed.documents / max(speed.trials, 1.0))
+    more = f"{_rounded(needed)} trials per configuration, or {_rounded(documents)} documents"
+    return _Doubt(
+        reason=f"{reason} (if it stays at {_times(estimate.value)}, about {more}, would settle it)",
+        meets=meets,
+        documents=documents,
     )
+
+
+def no_verdict_yet(compared: Sequence[Compared], missing: Sequence[str], criteria: Criteria) -> list[Verdict]:
+    """For a task that is not complete: these verdicts hold for a fixed number of documents, at one look."""
+    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    reason = (
+        f"the sweep is not finished: {missing[0].rstrip('.')}{more}; a verdict before all planned documents are in "
+        "would be wrong more often than stated"
+    )
+    return [
+        Verdict(
+            outcome=UNDECIDED,
+            sentence=f"{one.label} has no verdict yet, because {reason}.",
+            basis=UNFINISHED,
+            exploratory=criteria.exploratory,
+        )
+        for one in compared
+    ]
 
 
 def withhold(verdict: Verdict, gates: Sequence[str]) -> Verdict:
@@ -129,6 +264,7 @@ def withhold(verdict: Verdict, gates: Sequence[str]) -> Verdict:
     return replace(
         verdict,
         outcome=UNDECIDED,
+        level=None,
         sentence=f"{label} is undecided, because a validity gate failed ({', '.join(gates)}); without it the verdict "
         f"would be {verdict.outcome}.",
     )
@@ -136,27 +272,37 @@ def withhold(verdict: Verdict, gates: Sequence[str]) -> Verdict:
 
 def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Criteria) -> Verdict:
     """Confirmed if some configuration is, rejected if all are, else undecided."""
-    accuracy_only = bool(verdicts) and all(verdict.basis == ACCURACY_ONLY for _, verdict in verdicts)
+    accuracy_only = bool(verdicts) and all(verdict.basis.startswith(ACCURACY_ONLY) for _, verdict in verdicts)
     goal = f"a drop of less than {criteria.margin:g} points"
     if not accuracy_only:
         goal = f"more than {_times(criteria.speedup)} the speed of k=1 at {goal}"
-    labels = {
+    by_outcome: Mapping[str, list[str]] = {
         outcome: [label for label, verdict in verdicts if verdict.outcome == outcome]
         for outcome in (CONFIRMED, REJECTED, UNDECIDED)
     }
-    if labels[CONFIRMED]:
-        outcome, reason = CONFIRMED, f"{_listed(labels[CONFIRMED])} reached {goal}"
-    elif verdicts and len(labels[REJECTED]) == len(verdicts):
+    if verdicts and verdicts[0][1].basis == UNFINISHED:
+        reason = verdicts[0][1].sentence.partition(" has no verdict yet, because ")[2]
+        return replace(verdicts[0][1], sentence=f"{task} has no verdict yet, because {reason}")
+    open_needs = [verdict.documents_needed for _, verdict in verdicts if verdict.outcome == UNDECIDED]
+    needs = [count for count in open_needs if count is not None]
+    needed = max(needs) if needs and len(needs) == len(open_needs) else None
+    if by_outcome[CONFIRMED]:
+        outcome, reason = CONFIRMED, f"{_listed(by_outcome[CONFIRMED])} reached {goal}"
+    elif verdicts and len(by_outcome[REJECTED]) == len(verdicts):
         outcome, reason = REJECTED, f"no configuration reached {goal}; all {len(verdicts)} are rejected"
     elif verdicts:
-        outcome, reason = UNDECIDED, f"no configuration is shown to reach {goal}; {_listed(labels[UNDECIDED])} may"
+        outcome, reason = UNDECIDED, f"no configuration is shown to reach {goal}; {_listed(by_outcome[UNDECIDED])} may"
+        if needed is not None:
+            reason += f"; about {_rounded(needed)} documents would settle it"
     else:
         outcome, reason = UNDECIDED, "no configuration can be compared with k=1"
     return Verdict(
         outcome=outcome,
         sentence=f"{task} is {outcome}: {reason}.",
-        basis=ACCURACY_ONLY if accuracy_only else SPEED_AND_ACCURACY,
+        basis=verdicts[0][1].basis if verdicts else SPEED_AND_ACCURACY,
         exploratory=criteria.exploratory,
+        level=next((verdict.level for _, verdict in verdicts if verdict.outcome == outcome), None),
+        documents_needed=needed if outcome == UNDECIDED else None,
     )
 
 
@@ -168,5 +314,19 @@ def _points(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
+def _drop(points: float) -> str:
+    return f"{max(0.0, -points):.1f}"
+
+
 def _times(value: float) -> str:
     return f"{value:.2f}×"
+
+
+def _percent(level: float) -> str:
+    return f"{100 * level:.3g} %" if level < 0.995 else f"{100 * level:.4g} %"
+
+
+def _rounded(count: int) -> str:
+    """Two significant digits, upwards: a power calculation is no more precise than that."""
+    unit = 10 ** max(0, len(str(count)) - 2)
+    return f"{math.ceil(count / unit) * unit:,}"

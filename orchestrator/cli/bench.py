@@ -222,9 +222,6 @@ class MeasuredSweep:
 
 
 def run_sweep(options: SweepBenchOptions, out: Path) -> MeasuredSweep:
-    import pyarrow as pa
-
-    from orchestrator.analysis.columns import smoothed_calibration
     from orchestrator.core.totals import COLUMNS, totals_of
     from orchestrator.progress.timeline import timeline
     from orchestrator.store import Store
@@ -239,9 +236,7 @@ def run_sweep(options: SweepBenchOptions, out: Path) -> MeasuredSweep:
     spent = timeline(store.trials().values())
     if spent is None:
         raise InputError(f"{folder} has no finished trial to measure")
-    rows = store.rows(columns=[*COLUMNS, "sweep", "actor", "device", "started_at"])
-    place = rows.schema.get_field_index("calibration")
-    rows = rows.set_column(place, "calibration", pa.array(smoothed_calibration(rows)))  # smoothed, as in a report
+    rows = store.rows(columns=COLUMNS)
     return MeasuredSweep(
         seconds=seconds,
         timeline=spent,

@@ -1,23 +1,28 @@
 """Totals of each configuration on each task: documents, accuracy, tokens per second, speed-up over k=1.
 
-`Sums` add up; `Totals` are derived from them. The intervals here are for progress displays: they ignore pairing and
-decide nothing (see orchestrator.analysis for verdicts).
+`Sums` add up; `Totals` are derived from them. Speed-ups are those of orchestrator.core.speed, as in a report.
+The interval of an accuracy is not paired and decides nothing (see orchestrator.analysis for verdicts).
 """
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.core.configuration import CONFIGURATION_KEYS, Configuration
+from orchestrator.core.speed import TrialTimes, calibrate, paired_speedups
+from orchestrator.core.trial import Trial
 
 TaskConfiguration = tuple[str, Configuration]
 KEYS = ("task", *CONFIGURATION_KEYS)
 BATCH_KEYS = ("trial_id", "attempt", "batch_id")  # a decode batch: its wall time counts once
-COLUMNS = (*BATCH_KEYS, *KEYS, "k", "repeat", "correct", "tokens", "batch_seconds", "layer_positions", "calibration")
+CONSTANT = (*KEYS, "k", "repeat", "shard", "actor")  # in all rows of an attempt at a trial
+COLUMNS = (*BATCH_KEYS, *CONSTANT, "correct", "tokens", "batch_seconds", "layer_positions", "calibration")
 Z_95 = 1.959963984540054
 
 
@@ -38,7 +43,7 @@ class Totals:
     seconds: float  # wall time of the decode batches
     tokens_per_s: float | None
     calibration: float | None  # mean tokens/s of the fixed k=1 documents
-    speedup: float | None  # calibrated tokens/s relative to all k=1 rows with the same task and decode settings
+    speedup: float | None  # calibrated tokens/s relative to k=1 on the shards that both have completed
     layer_positions: float | None  # computed per token (or per document, if none is generated), relative to k=1
 
     @property
@@ -62,9 +67,11 @@ class Sums:
     work: float = 0.0  # seconds × calibration: the tokens that k=1 would have generated on this actor in that time
     layer_positions: int = 0
     scored: dict[int, int] = field(default_factory=dict)  # by repeat: a repeated document is not a new document
+    actor: str = ""  # of the last attempt
 
     def add(self, other: "Sums") -> None:
         self.baseline |= other.baseline
+        self.actor = other.actor or self.actor
         self.documents += other.documents
         self.correct += other.correct
         self.tokens += other.tokens
@@ -96,11 +103,6 @@ class Sums:
         return cls(**known)
 
     @property
-    def relative_speed(self) -> float | None:
-        """Tokens per calibration token; None if any trial has no calibration."""
-        return _ratio(self.tokens, self.work)
-
-    @property
     def positions_per_token(self) -> float | None:
         return _ratio(self.layer_positions, self.tokens or self.documents)
 
@@ -114,14 +116,16 @@ class RunningTotals:
     def __init__(self, wanted: Mapping[TaskConfiguration, int] | None = None) -> None:
         self._wanted = dict(wanted or {})
         self._sums: dict[TaskConfiguration, Sums] = {}
+        self._times = _TimesOfTrials()
 
     def add_rows(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Rows with at least COLUMNS; all rows of a decode batch come together."""
-        for key, sums in _sums_by_attempt(rows):
-            self.add_sums(key, sums)
+        for trial, sums in _sums_by_attempt(rows):
+            self.add_sums(trial, sums)
 
-    def add_sums(self, key: TaskConfiguration, sums: Sums) -> None:
-        self._sums.setdefault(key, Sums()).add(sums)
+    def add_sums(self, trial: Trial, sums: Sums) -> None:
+        self._sums.setdefault((trial.task, trial.configuration), Sums()).add(sums)
+        self._times.add(trial, sums)
 
     def totals(self) -> tuple[Totals, ...]:
         """Wanted configurations in their order, then those that only appeared in rows."""
@@ -129,11 +133,64 @@ class RunningTotals:
         for (task, configuration), sums in self._sums.items():
             if sums.baseline:
                 baselines.setdefault((task, configuration.settings), Sums()).add(sums)
-        nothing = Sums()
+        nothing, speedups = Sums(), self._times.speedups()
         return tuple(
-            _totals(key, self._wanted.get(key), self._sums.get(key, nothing), baselines.get(_settings(key), nothing))
+            _totals(
+                key,
+                self._wanted.get(key),
+                self._sums.get(key, nothing),
+                baselines.get(_settings(key), nothing),
+                speedups.get(key),
+            )
             for key in dict.fromkeys((*self._wanted, *self._sums))
         )
+
+
+class _TimesOfTrials:
+    """Times of all trials seen so far, in flat arrays: a large sweep has hundreds of thousands."""
+
+    def __init__(self) -> None:
+        self._place: dict[str, int] = {}
+        self._codes: dict[str, dict[object, int]] = {}
+        integers = ("shard", "baseline", "configuration", "is_k1", "actor", "documents")
+        self._integers = {name: array("q") for name in integers}
+        self._floats = {name: array("d") for name in ("tokens", "seconds", "work")}
+
+    def add(self, trial: Trial, sums: Sums) -> None:
+        place = self._place.setdefault(trial.trial_id, len(self._place))
+        own = {
+            "shard": self._code("shard", (trial.task, trial.shard)),
+            "baseline": self._code("baseline", (trial.task, trial.configuration.settings)),
+            "configuration": self._code("configuration", (trial.task, trial.configuration)),
+            "is_k1": int(sums.baseline),
+            "actor": self._code("actor", sums.actor),
+        }
+        if place == len(self._integers["shard"]):
+            for counts in self._integers.values():
+                counts.append(0)
+            for amounts in self._floats.values():
+                amounts.append(0.0)
+        for name, value in own.items():
+            self._integers[name][place] = value
+        self._integers["documents"][place] += sums.documents
+        for name, column in self._floats.items():
+            column[place] += getattr(sums, name)
+
+    def _code(self, kind: str, value: object) -> int:
+        codes = self._codes.setdefault(kind, {})
+        return codes.setdefault(value, len(codes))
+
+    def speedups(self) -> dict[TaskConfiguration, float]:
+        if not self._place:
+            return {}
+        columns = {name: np.array(column) for name, column in (self._integers | self._floats).items()}
+        work = columns.pop("work")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            columns["calibration"] = work / columns["seconds"]
+        times = TrialTimes(**{**columns, "is_k1": columns["is_k1"] == 1})
+        found = paired_speedups(times, calibrate(times).work)
+        names: list[Any] = list(self._codes["configuration"])
+        return {names[code]: value for code, value in found.items()}
 
 
 def totals_of(rows: pa.Table, wanted: Mapping[TaskConfiguration, int] | None = None) -> tuple[Totals, ...]:
@@ -159,18 +216,18 @@ def wilson_interval(correct: float, count: float, z: float = Z_95) -> tuple[floa
     return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
-def _sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> Iterable[tuple[TaskConfiguration, Sums]]:
+def _sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> Iterable[tuple[Trial, Sums]]:
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    table = _with_numbered_trials(table.select(list(COLUMNS)))
+    table, trial_ids = _with_numbered_trials(table.select(list(COLUMNS)))
     batches = table.group_by(list(BATCH_KEYS)).aggregate([("batch_seconds", "one"), ("calibration", "one")])
     speed = pc.if_else(pc.greater(batches["calibration_one"], 0), batches["calibration_one"], math.nan)
     batches = batches.append_column("work", pc.multiply(batches["batch_seconds_one"], speed))
     times = batches.group_by(["trial_id", "attempt"]).aggregate([("batch_seconds_one", "sum"), ("work", "sum")])
     by_attempt = {(row["trial_id"], row["attempt"]): row for row in times.to_pylist()}
-    constant = [(name, "one") for name in (*KEYS, "k", "repeat")]
+    constant = [(name, "one") for name in CONSTANT]
     added = [("correct", "sum"), ("correct", "count"), ("tokens", "sum"), ("layer_positions", "sum")]
     attempts = table.group_by(["trial_id", "attempt"]).aggregate([*constant, *added, ("tokens", "count")])
-    for row in attempts.to_pylist():
+    for row in sorted(attempts.to_pylist(), key=lambda row: row["attempt"]):
         spent = by_attempt[row["trial_id"], row["attempt"]]
         sums = Sums(
             baseline=row["k_one"] == 1,
@@ -181,18 +238,26 @@ def _sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> Iterable[tuple[TaskConf
             work=spent["work_sum"],
             layer_positions=row["layer_positions_sum"],
             scored={row["repeat_one"]: row["correct_count"]},
+            actor=row["actor_one"],
         )
-        configuration = Configuration(**{name: row[f"{name}_one"] for name in CONFIGURATION_KEYS})
-        yield (row["task_one"], configuration), sums
+        trial = Trial(
+            trial_id=trial_ids[row["trial_id"]],
+            task=row["task_one"],
+            configuration=Configuration(**{name: row[f"{name}_one"] for name in CONFIGURATION_KEYS}),
+            repeat=row["repeat_one"],
+            shard=row["shard_one"],
+        )
+        yield trial, sums
 
 
-def _with_numbered_trials(table: pa.Table) -> pa.Table:
-    """Plain columns, with numbers for trial ids: grouping by them takes a third of the time."""
+def _with_numbered_trials(table: pa.Table) -> tuple[pa.Table, list[str]]:
+    """Plain columns, with numbers for trial ids (grouping by them takes a third of the time), and these ids."""
     for position, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type):
             table = table.set_column(position, column.name, table[column.name].cast(column.type.value_type))
     names = table["trial_id"].combine_chunks().dictionary_encode()
-    return table.set_column(table.schema.get_field_index("trial_id"), "trial_id", names.indices)
+    table = table.set_column(table.schema.get_field_index("trial_id"), "trial_id", names.indices)
+    return table, names.dictionary.to_pylist()
 
 
 def _settings(key: TaskConfiguration) -> tuple[object, ...]:
@@ -200,7 +265,7 @@ def _settings(key: TaskConfiguration) -> tuple[object, ...]:
     return task, configuration.settings
 
 
-def _totals(key: TaskConfiguration, wanted: int | None, sums: Sums, baseline: Sums) -> Totals:
+def _totals(key: TaskConfiguration, wanted: int | None, sums: Sums, baseline: Sums, speedup: float | None) -> Totals:
     scored = sum(sums.scored.values())
     accuracy = _ratio(sums.correct, scored)
     low, high = (None, None)
@@ -221,7 +286,7 @@ def _totals(key: TaskConfiguration, wanted: int | None, sums: Sums, baseline: Su
         seconds=sums.seconds,
         tokens_per_s=_ratio(sums.tokens, sums.seconds) if sums.tokens else None,
         calibration=_ratio(sums.work, sums.seconds),
-        speedup=_quotient(sums.relative_speed, baseline.relative_speed),
+        speedup=speedup,
         layer_positions=_quotient(sums.positions_per_token, baseline.positions_per_token),
     )
 

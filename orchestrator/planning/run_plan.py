@@ -81,8 +81,12 @@ def plan_run(
     record = combine(stored, prepared.record(), folder=str(prepared.folder))
     record.setdefault("sweep", f"{prepared.name}-{secrets.token_hex(4)}")
     record.setdefault("created", _now())
+    if stored is None:
+        record["pooled"] = "equal weights"  # the tasks are also judged together, which has to be declared beforehand
     record.setdefault("calibration_task", _calibration_task(prepared))
     known = writer.trials()
+    if stored is not None and known:
+        record["extensions"] = [*stored.get("extensions", ()), *_extension(stored, record)]
     trials = tuple(prepared.trials)
     rerun = () if force is None else _begun(trials, known, force or prepared.settings.policies)
     plan = RunPlan(folder=str(prepared.folder), sweep=record["sweep"], trials=trials, wanted=prepared.wanted)
@@ -140,6 +144,16 @@ def worker_settings(prepared: "PreparedSweep", plan: RunPlan) -> WorkerSettings:
         memory=prepared.memory,
         timeout=settings.worker_timeout,
     )
+
+
+def _extension(stored: SweepRecord, record: SweepRecord) -> list[dict[str, Any]]:
+    """Tasks that get more documents after results could be looked at, which a verdict has to account for."""
+    documents = {
+        task: [stored["tasks"][task]["documents"], facts["documents"]]
+        for task, facts in record["tasks"].items()
+        if task in stored["tasks"] and facts["documents"] > stored["tasks"][task]["documents"]
+    }
+    return [{"at": _now(), "documents": documents}] if documents else []
 
 
 def _has_documents(writer: StoreWriter, task: str, count: int) -> bool:

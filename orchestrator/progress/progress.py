@@ -50,7 +50,7 @@ def stored_totals(trials: Sequence[Trial], wanted: WantedDocuments, store: Store
         known = facts.get(trial.trial_id)
         if known is not None:
             sums = stored_sums(store, trial.trial_id, known, wanted.of(trial))
-            totals.add_sums((trial.task, trial.configuration), sums)
+            totals.add_sums(trial, sums)
     return totals
 
 

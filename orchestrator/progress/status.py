@@ -142,7 +142,7 @@ class _StatusReader:
             trial = Trial.from_dict(facts["trial"])
             self._note_last_row(trial_id, facts)
             sums = stored_sums(self._store, trial_id, facts)
-            totals.add_sums((trial.task, trial.configuration), sums)
+            totals.add_sums(trial, sums)
             state = self._state(trial, facts, sums.documents)
             states[state] += 1
             states["pending"] -= 1

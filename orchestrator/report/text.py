@@ -139,6 +139,11 @@ WHY_A_GATE_MATTERS = {
         "of a configuration's documents, that configuration looks slower than it is (or faster, if the calibration "
         "was slow)."
     ),
+    "speed at k=1": (
+        "All configurations at k=1 are the same computation. One of them was slower in all of its trials, by more than "
+        "trials differ otherwise, so something other than the policy decides on speed here. A policy may be slow or "
+        "fast for the same reason."
+    ),
     "own device": (
         "Actors that share a GPU slow each other down, and how much depends on what the other one is running. A "
         "configuration may look faster because the GPU was idle otherwise. Accuracies are not affected; to measure "
