@@ -28,9 +28,17 @@ from orchestrator.analysis.explain import (
 )
 from orchestrator.analysis.gates import Evidence, Finding, check_gates, metrics
 from orchestrator.analysis.intervals import DRAWS, Estimate, Levels, accuracy_interval
-from orchestrator.analysis.pooled import PooledResult, TaskComparison, pool_tasks
 from orchestrator.analysis.ranking import rank, with_beaten_by
-from orchestrator.analysis.results import Analysis, Baseline, Comparison, ConfigurationResult, TaskResult
+from orchestrator.analysis.results import (
+    Analysis,
+    Baseline,
+    Comparison,
+    ConfigurationResult,
+    PooledResult,
+    TaskComparison,
+    TaskResult,
+    pool_tasks,
+)
 from orchestrator.analysis.runs import Settings, TaskRuns, split_by_task, timeline
 from orchestrator.analysis.speedups import (
     BaselineRuns,

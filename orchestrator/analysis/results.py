@@ -1,20 +1,27 @@
-"""The result of an analysis, as values: everything that a report shows."""
+"""The result of an analysis, as values: everything that a report shows, also pooled over all tasks."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.accuracy import PairedDifference
+from orchestrator.analysis.accuracy import PairedDifference, mcnemar
 from orchestrator.analysis.details import Breakdown, Histogram, Regression, ShardRatio
 from orchestrator.analysis.explain import Explanation, ModelledSpeedup
 from orchestrator.analysis.gates import Finding
-from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.pooled import PooledResult
+from orchestrator.analysis.intervals import Bounds, Estimate, Levels
 from orchestrator.analysis.ranking import SPEED, Ranking
 from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, TrialAttempt
-from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
-from orchestrator.analysis.verdicts import Criteria, Verdict
+from orchestrator.analysis.speedups import MAX_LENGTH_CHANGE, NoiseFloor, Speedup, Throughput
+from orchestrator.analysis.verdicts import (
+    Compared,
+    Criteria,
+    Verdict,
+    judge_all,
+    judge_task,
+    no_verdict_yet,
+    withhold,
+)
 from orchestrator.core.configuration import Configuration
 
 
@@ -99,6 +106,33 @@ class TaskResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TaskComparison:
+    """One configuration on one task, as it enters the pool."""
+
+    difference: PairedDifference
+    speedup: Speedup | None
+    gates: tuple[str, ...]  # that failed and withhold a verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledComparison:
+    label: str
+    difference: PairedDifference
+    speedup: Speedup | None  # None if no task generates
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledResult:
+    """`declared` False: the sweep was made before pooling was declared, so its verdict is exploratory."""
+
+    tasks: tuple[str, ...]
+    comparisons: tuple[PooledComparison, ...]
+    verdict: Verdict
+    declared: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
     sweeps: tuple[str, ...]
     rows: int
@@ -162,3 +196,156 @@ def best_by_k(task: TaskResult) -> list[tuple[int | None, Best]]:
     """k=1 first; policies without a period last."""
     periods = sorted({r.resolved.k for r in task.configurations}, key=lambda k: (k is None, k or 0))
     return [(k, best([r for r in task.configurations if r.resolved.k == k])) for k in periods]
+
+
+# Pooled over tasks: every task has the same weight, its documents are a stratum of their own. The accuracy difference is
+# the mean of the tasks' differences, the speed-up the geometric mean of those of the generating tasks. An end of a pooled
+# interval follows from the tasks' ends by adding their squared distances, since the tasks' documents and trials are
+# independent (MOVER: Zou and Donner, Statistics in Medicine 27, 2008).
+SWEEP = "the sweep"  # what the pooled verdict is on
+
+
+def pool_tasks(
+    tasks: Mapping[str, Mapping[str, TaskComparison]],
+    criteria: Criteria,
+    *,
+    looks: int,
+    missing: Sequence[str],
+    declared: bool,
+) -> PooledResult | None:
+    """`tasks` maps task → configuration label → comparison; None unless several tasks share a configuration."""
+    first = next(iter(tasks.values()), {})
+    labels = [label for label in first if all(label in other for other in tasks.values())]
+    if len(tasks) < 2 or not labels:
+        return None
+    by_label = {label: [task[label] for task in tasks.values()] for label in labels}
+    compared = [
+        Compared(
+            label=label,
+            difference=_pooled_difference([part.difference for part in parts]),
+            speedup=_pooled_speedup([part.speedup for part in parts if part.speedup and part.speedup.tokens]),
+        )
+        for label, parts in by_label.items()
+    ]
+    generates = any(one.speedup is not None for one in compared)
+    gates = [list(dict.fromkeys(gate for part in parts for gate in part.gates)) for parts in by_label.values()]
+    if missing:
+        verdicts = no_verdict_yet(compared, missing, criteria)
+    else:
+        levels = Levels(comparisons=len(labels), looks=looks)
+        verdicts = judge_all(compared, criteria, levels, generates=generates, valid=not any(gates))
+        verdicts = [withhold(verdict, failed) for verdict, failed in zip(verdicts, gates, strict=True)]
+    results = [
+        PooledComparison(label=one.label, difference=one.difference, speedup=one.speedup, verdict=verdict)
+        for one, verdict in zip(compared, verdicts, strict=True)
+    ]
+    return PooledResult(
+        tasks=tuple(tasks),
+        comparisons=tuple(results),
+        verdict=judge_task(SWEEP, [(one.label, one.verdict) for one in results], criteria),
+        declared=declared,
+    )
+
+
+def _end(values: Sequence[float], ends: Sequence[float], side: int) -> float:
+    """The end of the mean's interval, from the ends of its parts."""
+    mean = sum(values) / len(values)
+    return mean + side * math.hypot(*(end - value for value, end in zip(values, ends, strict=True))) / len(values)
+
+
+def _pooled_estimate(parts: Sequence[Estimate]) -> Estimate:
+    values = [part.value for part in parts]
+    return Estimate(
+        value=sum(values) / len(values),
+        low=_end(values, [part.low for part in parts], -1),
+        high=_end(values, [part.high for part in parts], 1),
+        level=min(part.level for part in parts),
+    )
+
+
+def _pooled_bounds(values: Sequence[float], parts: Sequence[Bounds]) -> Bounds:
+    return Bounds(
+        low=_end(values, [part.low for part in parts], -1),
+        low_level=min(part.low_level for part in parts),
+        high=_end(values, [part.high for part in parts], 1),
+        high_level=min(part.high_level for part in parts),
+        joint_high=_end(values, [part.joint_high for part in parts], 1),
+        joint_level=min(part.joint_level for part in parts),
+    )
+
+
+def _pooled_difference(parts: Sequence[PairedDifference]) -> PairedDifference:
+    documents = sum(part.documents for part in parts)
+    lost, won = sum(part.lost for part in parts), sum(part.won for part in parts)
+    disagreement = documents * sum(part.disagreement / part.documents for part in parts) / len(parts) ** 2
+    return PairedDifference(
+        documents=documents,
+        lost=lost,
+        won=won,
+        both_right=sum(part.both_right for part in parts),
+        points=_pooled_estimate([part.points for part in parts]),
+        simultaneous=_pooled_estimate([part.simultaneous for part in parts]),
+        bounds=_pooled_bounds([part.points.value for part in parts], [part.bounds for part in parts]),
+        p_value=mcnemar(lost, won),
+        p_holm=mcnemar(lost, won),
+        disagreement=disagreement,
+        detectable=math.hypot(*(part.detectable for part in parts)) / len(parts),
+    )
+
+
+def _pooled_speedup(parts: Sequence[Speedup]) -> Speedup | None:
+    """Of the tasks that generate; ratios are pooled on the log scale."""
+    if not parts:
+        return None
+
+    def estimate(of: Callable[[Speedup], Estimate | None]) -> Estimate:
+        found = [one for one in map(of, parts) if one is not None]
+        return _pooled_estimate([_log(one) for one in found]).exp()
+
+    def bounds(of: Callable[[Speedup], Estimate | None], at: Callable[[Speedup], Bounds | None]) -> Bounds:
+        values = [math.log(one.value) for one in map(of, parts) if one is not None]
+        logs = _pooled_bounds(values, [_log_bounds(one) for one in map(at, parts) if one is not None])
+        return Bounds(
+            low=math.exp(logs.low),
+            low_level=logs.low_level,
+            high=_exp(logs.high),
+            high_level=logs.high_level,
+            joint_high=_exp(logs.joint_high),
+            joint_level=logs.joint_level,
+        )
+
+    length = estimate(lambda one: one.length)
+    return Speedup(
+        documents=sum(one.documents for one in parts),
+        trials=sum(one.trials for one in parts),
+        tokens=estimate(lambda one: one.tokens),
+        tokens_simultaneous=estimate(lambda one: one.tokens_simultaneous),
+        tokens_bounds=bounds(lambda one: one.tokens, lambda one: one.tokens_bounds),
+        seconds=estimate(lambda one: one.seconds),
+        seconds_simultaneous=estimate(lambda one: one.seconds_simultaneous),
+        seconds_bounds=bounds(lambda one: one.seconds, lambda one: one.seconds_bounds),
+        length_ratio=length.value,
+        length=length,
+        length_changed=abs(length.value - 1) > MAX_LENGTH_CHANGE or any(one.length_changed for one in parts),
+        noise_known=all(one.noise_known for one in parts),
+    )
+
+
+def _log(estimate: Estimate) -> Estimate:
+    low, high = (math.log(end) if end > 0 else -math.inf for end in (estimate.low, estimate.high))
+    return Estimate(value=math.log(estimate.value), low=low, high=high, level=estimate.level)
+
+
+def _log_bounds(bounds: Bounds) -> Bounds:
+    return Bounds(
+        low=math.log(bounds.low) if bounds.low > 0 else -math.inf,
+        low_level=bounds.low_level,
+        high=math.log(bounds.high),
+        high_level=bounds.high_level,
+        joint_high=math.log(bounds.joint_high),
+        joint_level=bounds.joint_level,
+    )
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

@@ -20,10 +20,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from orchestrator.core.untrusted import path_below, printable
 from orchestrator.report import tables, text
 from orchestrator.report.earlier import caveats, read_summaries, read_summary
-from orchestrator.report.markdown import results_markdown
 from orchestrator.report.parallel import process_pool_map, sequential_map
+from orchestrator.report.result_files import configuration_summaries, results_markdown
 from orchestrator.report.section import Section, build_section
-from orchestrator.report.summaries import configuration_summaries
 from orchestrator.report.sweeps import read_sweeps
 from orchestrator.store import Store
 from orchestrator.store.files import DISK, make_folders, remove_quietly, write_file
