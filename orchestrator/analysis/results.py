@@ -198,10 +198,10 @@ def best_by_k(task: TaskResult) -> list[tuple[int | None, Best]]:
     return [(k, best([r for r in task.configurations if r.resolved.k == k])) for k in periods]
 
 
-# Pooled over tasks: every task has the same weight, its documents are a stratum of their own. The accuracy difference is
-# the mean of the tasks' differences, the speed-up the geometric mean of those of the generating tasks. An end of a pooled
-# interval follows from the tasks' ends by adding their squared distances, since the tasks' documents and trials are
-# independent (MOVER: Zou and Donner, Statistics in Medicine 27, 2008).
+# Pooled over tasks: every task has the same weight, its documents are a stratum of their own. The accuracy difference
+# is the mean of the tasks' differences, the speed-up the geometric mean of those of the generating tasks. An end of a
+# pooled interval follows from the tasks' ends by adding their squared distances, since the tasks' documents and trials
+# are independent (MOVER: Zou and Donner, Statistics in Medicine 27, 2008).
 SWEEP = "the sweep"  # what the pooled verdict is on
 
 
