@@ -57,8 +57,13 @@ def check_humaneval_row(row: Row) -> str | None:
 
 
 def check_mbpp_row(row: Row) -> str | None:
-    problem = _check_types(row, code=str, test_list=list)
-    return problem or (None if row["test_list"] else "its test_list is empty")
+    if problem := _check_types(row, code=str, test_list=list):
+        return problem
+    try:
+        ast.parse("\n".join(row["test_list"]))
+    except (SyntaxError, TypeError):
+        return "its test_list is not a list of Python statements"
+    return None if row["test_list"] else "its test_list is empty"
 
 
 def check_gpqa_row(row: Row) -> str | None:

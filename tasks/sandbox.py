@@ -253,7 +253,10 @@ print(json.dumps([[path for path in sys.path if os.path.exists(path)], sorted(ma
 def _interpreter() -> Interpreter:
     executable = os.path.realpath(sys.executable)
     words = [executable, "-I", "-S", "-c", LIST_LIBRARIES]
-    module_paths, mapped = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+    listed = subprocess.run(words, capture_output=True, check=False)
+    if listed.returncode != 0:
+        raise SandboxError(f"{executable} cannot import its own standard library")
+    module_paths, mapped = json.loads(listed.stdout)
     hidden = [path for path in mapped if os.path.exists(path) and not _is_in(path, (*LIBRARY_FOLDERS, *module_paths))]
     return Interpreter(executable=executable, module_paths=tuple(module_paths), libraries=tuple(hidden))
 
@@ -294,13 +297,14 @@ def _visible_files() -> tuple[str, ...]:
 
 
 # The filter refuses system calls that get around namespaces and limits: new processes, memory that no limit counts
-# (shared mappings, SysV objects, memory files, io_uring, keys, record locks, watches), sockets and passing descriptors,
-# signals to and memory of other processes, further namespaces and mounts.
+# (shared mappings, SysV objects, memory files, io_uring, keys, record locks, attributes and watches of files, pages in
+# pipes), sockets and passing descriptors, signals to and memory of other processes, further namespaces and mounts.
 REFUSED_CALLS = """
 fork 57 - vfork 58 - kill 62 129 rt_sigqueueinfo 129 138 pidfd_open 434 434 pidfd_getfd 438 438
 pidfd_send_signal 424 424 ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271 kcmp 312 272
 socket 41 198 sendmsg 46 211 sendmmsg 307 269 shmget 29 194 semget 64 190 msgget 68 186 mq_open 240 180
 memfd_create 319 279 memfd_secret 447 447 io_uring_setup 425 425 add_key 248 217 request_key 249 218 keyctl 250 219
+io_setup 206 0 vmsplice 278 75 setxattr 188 5 lsetxattr 189 6 fsetxattr 190 7 setxattrat 463 463
 inotify_init 253 - inotify_init1 294 26 fanotify_init 300 262 bpf 321 280 perf_event_open 298 241 userfaultfd 323 282
 unshare 272 97 setns 308 268 chroot 161 51 mount 165 40 umount2 166 39 pivot_root 155 41 open_by_handle_at 304 265
 open_tree 428 428 move_mount 429 429 fsopen 430 430 fsconfig 431 431 fsmount 432 432 fspick 433 433

@@ -197,12 +197,13 @@ def test_threads_are_limited() -> None:
         "ctypes.CDLL(None).msgget(0, 0o1600) >= 0 or 1 / 0",
         "os.memfd_create('x')",
         "fcntl.lockf(open('x', 'w'), fcntl.LOCK_EX, 1)",  # each record lock takes kernel memory
+        "os.setxattr('x', 'user.a', b'x' * 1000)",  # so does each attribute of a file
         "ctypes.CDLL(None).inotify_init1(0) >= 0 or 1 / 0",
         "ctypes.CDLL(None).mount(b'x', b'/sandbox', b'tmpfs', 0, None) == 0 or 1 / 0",
     ],
 )
 def test_memory_that_no_limit_counts_is_refused(deed: str) -> None:
-    attack(deed, before="import fcntl, mmap")
+    attack(deed, before="import fcntl, mmap\nopen('x', 'w').close()")
 
 
 def test_program_cannot_fill_the_disk() -> None:
@@ -253,6 +254,9 @@ CALLS = {  # with arguments for which the kernel itself would return another err
     "bpf": (321, 280, "0, 0, 0"),
     "io_uring_setup": (425, 425, "0, 0"),
     "sendmsg": (46, 211, "-1, 0, 0"),
+    "io_setup": (206, 0, "0, 0"),
+    "vmsplice": (278, 75, "-1, 0, 0, 0"),
+    "setxattr": (188, 5, "0, 0, 0, 0, 0"),
 }
 
 
