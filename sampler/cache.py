@@ -46,6 +46,7 @@ class KeyValueCache:
         self.kv_LSCM = torch.zeros((config.num_layers, slots, capacity, width), dtype=dtype, device=device)
         self.flat_LTM = self.kv_LSCM.flatten(1, 2)
         self.factors = rotary_factors(config, capacity, device)
+        self.real_factors = torch.view_as_real(self.factors)
         self.views = layer_views(self.flat_LTM, config)  # made once, because views cost time on the host
 
     def view(self, rows: Rows) -> "KeyValueView":
@@ -112,7 +113,9 @@ class KeyValueCache:
 class KeyValueView:
     """Where one pass reads and writes keys and values. The per-layer views are made once, not in the layer loop."""
 
-    factors: tuple[Tensor, ...]  # rotary: for queries, and for keys with values; or for all of them in one tensor
+    factors: tuple[
+        Tensor, ...
+    ]  # rotary: for queries, and for keys with values; or for all in one, perhaps real, tensor
     index: Tensor | None  # where to write in the flattened slots; None: `targets` are exactly that place
     targets: Sequence[Tensor]
     attention: Attention

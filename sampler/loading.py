@@ -76,13 +76,18 @@ class LoadedModel(ModelFiles):
         return self.network.dtype
 
 
-def load_model(source: str | ModelFiles, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
-    """`source` is "tiny", a folder, a Hub id with an optional @revision, or the result of `find_model`."""
+def load_model(
+    source: str | ModelFiles, *, dtype: str = "auto", device: str = "auto", compiled: bool = False
+) -> LoadedModel:
+    """`source` is "tiny", a folder, a Hub id with an optional @revision, or the result of `find_model`.
+
+    With `compiled`, passes run through `torch.compile`; each new kind of pass is compiled when it first runs.
+    """
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
     files = source if isinstance(source, ModelFiles) else find_model(source)
     read_tensor = _open_checkpoint(files.folder, files.config)
-    network = build_transformer(read_tensor, files.config, dtype=chosen_dtype, device=chosen_device)
+    network = build_transformer(read_tensor, files.config, dtype=chosen_dtype, device=chosen_device, compiled=compiled)
     return LoadedModel(
         source=files.source, revision=files.revision, folder=files.folder, config=files.config, network=network
     )
@@ -160,10 +165,16 @@ def _download_error(source: str, error: Exception) -> InputError:
 
 
 def build_transformer(
-    read_tensor: Callable[[str], Tensor], config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    read_tensor: Callable[[str], Tensor],
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    compiled: bool = False,
 ) -> Transformer:
     """Reads each tensor once, by its Qwen2 name, straight into the fused matrix it belongs to."""
     fold = dtype is torch.float32 and device.type == "cpu"  # in half precision, folding would round the weights again
+    linear = partial(make_linear, packed=not compiled)  # a packed weight cannot be part of a compiled graph
 
     def fused(names: Iterable[str], norm: Tensor | None = None) -> Tensor:
         moved = ((name, read_tensor(name).to(device)) for name in names)  # first: a GPU converts and reorders faster
@@ -182,16 +193,16 @@ def build_transformer(
         return Layer(
             index=index,
             attention_norm=norm(before_attention),
-            qkv=make_linear(
+            qkv=linear(
                 fused([f"{name}.weight" for name in qkv], before_attention),
                 fused([f"{name}.bias" for name in qkv]),
             ),
             qkv_pairs=(config.num_heads * config.head_dim // 2, config.num_kv_heads * config.head_dim),
-            attention_out=make_linear(fused([prefix + "self_attn.o_proj.weight"])),
+            attention_out=linear(fused([prefix + "self_attn.o_proj.weight"])),
             mlp_norm=norm(before_mlp),
-            gate_up=make_linear(fused([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"], before_mlp)),
+            gate_up=linear(fused([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"], before_mlp)),
             gate_up_sizes=(config.intermediate_size, config.intermediate_size),
-            down=make_linear(fused([prefix + "mlp.down_proj.weight"])),
+            down=linear(fused([prefix + "mlp.down_proj.weight"])),
         )
 
     tied = config.tied_embeddings
@@ -201,8 +212,8 @@ def build_transformer(
         embedding_VD=embedding,
         layers=[layer(index) for index in range(config.num_layers)],
         final_norm=norm(final_norm, folded=fold and not tied),
-        head=make_linear(embedding, shared=True) if tied else make_linear(fused([HEAD], final_norm)),
-        execution=pick_execution(config, dtype=dtype, device=device),
+        head=linear(embedding, shared=True) if tied else linear(fused([HEAD], final_norm)),
+        execution=pick_execution(config, dtype=dtype, device=device, compiled=compiled),
     )
 
 

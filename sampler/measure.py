@@ -374,6 +374,7 @@ def random_model(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+    compiled: bool = False,
 ) -> LoadedModel:
     """A model with seeded random weights that costs what a real one of this shape does.
 
@@ -391,5 +392,5 @@ def random_model(
             tensor[[config.mask_token_id, config.pad_token_id, *config.eos_token_ids]] = 0
         return tensor
 
-    network = build_transformer(read, config, dtype=dtype, device=device)
+    network = build_transformer(read, config, dtype=dtype, device=device, compiled=compiled)
     return LoadedModel(source="random", revision=None, folder=Path("random"), config=config, network=network)

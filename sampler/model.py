@@ -63,12 +63,14 @@ class PackedLinear:
         return total
 
 
-def make_linear(weight_MK: Tensor, bias_M: Tensor | None = None, *, shared: bool = False) -> Linear:
+def make_linear(
+    weight_MK: Tensor, bias_M: Tensor | None = None, *, shared: bool = False, packed: bool = True
+) -> Linear:
     """The fastest layout for this weight. A `shared` weight (tied embeddings) is not copied."""
     on_cpu = weight_MK.device.type == "cpu"
     if shared or not on_cpu:
         return PlainLinear(weight_MK.t(), bias_M)
-    packable = weight_MK.dtype is torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    packable = packed and weight_MK.dtype is torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if packable and weight_MK.numel() >= MIN_PACKED_ELEMENTS:
         return PackedLinear(weight_MK, bias_M)
     return PlainLinear(weight_MK.t().contiguous(), bias_M)
@@ -101,12 +103,20 @@ class Norm:
 
 def rotate(y_NM: Tensor, factors: tuple[Tensor, ...], pairs: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Splits the output of the fused projection into rotated queries, and rotated keys with values."""
-    if len(factors) == 1:  # in one product, in float32
-        rotated_NM = (y_NM.float().view(torch.complex64) * factors[0]).view(torch.float32)
+    if len(factors) == 1:  # all in one product, in float32
+        rotated_NM = _multiply_pairs(y_NM.float(), factors[0])
         queries, keys_values = torch.split_with_sizes(rotated_NM, (2 * pairs[0], 2 * pairs[1]), 1)
         return queries.to(y_NM.dtype).contiguous(), keys_values.to(y_NM.dtype)
     queries, keys_values = torch.split_with_sizes(y_NM.view(torch.complex64), pairs, 1)
     return (queries * factors[0]).view(torch.float32), (keys_values * factors[1]).view(torch.float32)
+
+
+def _multiply_pairs(y_NM: Tensor, factors: Tensor) -> Tensor:
+    """Pairs of features times complex factors, which may be given as pairs of real numbers."""
+    if factors.is_complex():
+        return (y_NM.view(torch.complex64) * factors).view(torch.float32)
+    (a, b), (cos, sin) = y_NM.view(factors.shape).unbind(-1), factors.unbind(-1)
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ Shapes: N positions of all rows, P positions whose logits are read, V vocabulary
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sampler.attention import Attention, Backend, SequenceAttention, Sequences
-from sampler.cache import KeyValueCache, KeyValueView, LayerViews, ReuseCache, ReuseView, Rows
+from sampler.cache import KeyValueCache, KeyValueView, ReuseCache, ReuseView, Rows, layer_views
 from sampler.model import LayerWork, Selection, Transformer
 from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind
 
@@ -24,6 +23,7 @@ from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind
 # it takes to read the weights. A larger batch fits into one pass.
 BUCKET_POSITIONS = {PassKind.PREFILL: 256, PassKind.FULL: 128, PassKind.COMMIT: 128, PassKind.SMALL: 64}
 SHARED_BATCH = 8
+MAX_GRAPHS = 1024  # compiled passes: plans × shapes
 PREFILL_POSITIONS = 1024  # of a prefill that is not padded
 
 
@@ -90,6 +90,8 @@ class PassRunner:
             self.keys_values = KeyValueCache(network.config, slots, capacity, **where)
             self.reuse = ReuseCache(spec, network.config, slots, **where)
 
+        self._compiled = compile_forward(network.device) if network.execution.compiled else None
+
     @property
     def padded(self) -> bool:
         return self.network.execution.padded
@@ -120,9 +122,8 @@ class PassRunner:
         assert len(queries) == sum(len(segment.read) for segment in segments)
         packed = self.reader.pack(queries) if queries else ()
         run = self._run_padded if self.padded else self._run_exact
-        work, view, numbers = run(segments, plan, kind, packed, reuse)
+        work, measured, numbers = run(segments, plan, kind, packed, reuse)
         parts = [numbers] if numbers is not None else []
-        measured = view.measured if view is not None else {}
         host: list[float] = []
         if parts or measured:  # one transfer, hence one synchronisation
             whole = [*parts, *(norms.flatten() for norms in measured.values())]
@@ -137,7 +138,7 @@ class PassRunner:
 
     def _run_exact(
         self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, packed: Sequence[int], reuse: bool
-    ) -> tuple[LayerWork, ReuseView | None, Tensor | None]:
+    ) -> tuple[LayerWork, dict[int, Tensor], Tensor | None]:
         del kind
         rows = _rows(segments)
         view = self.reuse.view(rows) if reuse else None
@@ -156,15 +157,15 @@ class PassRunner:
             self.reuse.record(rows, loaded=view.loaded, stored=view.stored)
         if selection is not None and selected is not None:
             self.reuse.record(selected, stored=selection.reuse.stored)
-        read = _read_rows(segments)
+        read, measured = _read_rows(segments), view.measured if view is not None else {}
         if not read:
-            return work, view, None
+            return work, measured, None
         logits_PV = self.network.logits(states_ND[self._tensor(read)])
-        return work, view, self.reader.read(logits_PV, self._tensor(packed))
+        return work, measured, self.reader.read(logits_PV, self._tensor(packed))
 
     def _run_padded(
         self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, packed: Sequence[int], reuse: bool
-    ) -> tuple[LayerWork, ReuseView | None, Tensor | None]:
+    ) -> tuple[LayerWork, dict[int, Tensor], Tensor | None]:
         bucket = self._bucket(segments, plan, kind, reuse)
         rows = _padded_rows(segments, bucket, self.block, scratch=self.keys_values.slots - 1)
         selected = _padded_selection(segments, bucket, self.block) if bucket.selected else None
@@ -177,23 +178,14 @@ class PassRunner:
             attention = {"": self.keys_values.reference_attention(rows)}
             if selected is not None:
                 attention["selected_"] = self.keys_values.reference_attention(selected)
-        result = padded_forward(
-            self.network,
-            plan,
-            bucket,
-            sent[: len(words)],
-            self.keys_values.views,
-            self.keys_values.factors,
-            self.keys_values.capacity,
-            self.reuse,
-            attention,
-        )
-        if result.reuse is not None:
-            self.reuse.record(_rows(segments), loaded=result.reuse.loaded, stored=result.reuse.stored)
-        if result.selected is not None:
-            self.reuse.record(_selected_rows(segments, self.block), stored=result.selected.stored)
+        forward = padded_forward if self._compiled is None or attention else self._compiled
+        # A graph belongs to the steps of a plan; the selected positions are among the integers.
+        steps = replace(plan, selected=plan.selected[:1])
+        result = forward(self.network, steps, bucket, sent[: len(words)], self.keys_values, self.reuse, attention)
+        self.reuse.record(_rows(segments), loaded=result.loaded, stored=result.stored)
+        self.reuse.record(_selected_rows(segments, self.block), stored=result.stored_selected)
         numbers = None if result.logits_PV is None else self.reader.read(result.logits_PV, sent[len(words) :])
-        return result.work, result.reuse, numbers
+        return result.work, result.measured, numbers
 
     def _bucket(self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, reuse: bool) -> Bucket:
         width = self.block if kind is PassKind.PREFILL else len(segments[0].tokens)
@@ -254,8 +246,10 @@ class PassRunner:
 class PaddedResult(NamedTuple):
     logits_PV: Tensor | None
     work: LayerWork
-    reuse: ReuseView | None
-    selected: ReuseView | None
+    measured: dict[int, Tensor]
+    loaded: tuple[int, ...]  # layers whose cached values were used
+    stored: tuple[int, ...]  # layers whose values were cached
+    stored_selected: tuple[int, ...]  # the same for the selected positions
 
 
 def padded_forward(
@@ -263,16 +257,15 @@ def padded_forward(
     plan: LayerPlan,
     bucket: Bucket,
     words: Tensor,
-    views: LayerViews,
-    factors: Tensor,
-    capacity: int,
+    cache: KeyValueCache,
     reuse_cache: ReuseCache,
     attention: Mapping[str, Attention],
 ) -> PaddedResult:
     """A pass of fixed shape. `words` holds its integers; `attention` may replace the attention over sequences."""
     at = _unpack(words, bucket)
     group = network.config.num_heads // network.config.num_kv_heads
-    targets, keys_values = views
+    compiling = torch.compiler.is_compiling()  # then keys and values must be one tensor, and complex numbers are slow
+    targets, keys_values = layer_views(cache.flat_LTM, network.config) if compiling else cache.views
 
     def view(part: str, max_positions: int) -> KeyValueView:
         sequences = Sequences(
@@ -280,10 +273,11 @@ def padded_forward(
             key_starts=at[part + "key_starts"],
             lengths=at[part + "lengths"],
             max_queries=max_positions * group,
-            max_keys=capacity,
+            max_keys=cache.capacity,
         )
+        factors = cache.real_factors[at[part + "positions"]]
         return KeyValueView(
-            factors=(factors[at[part + "positions"]],),
+            factors=(factors if compiling else torch.view_as_complex(factors),),
             index=at[part + "cache_rows"],
             targets=targets,
             attention=attention.get(part) or SequenceAttention(network.execution.backend, keys_values, sequences),
@@ -302,8 +296,26 @@ def padded_forward(
                 at["selected_states"],
             )
         states_ND, work = network.forward(at["ids"], view("", bucket.width), plan, reuse, selection)
-    logits_PV = network.logits(states_ND[at["read"]]) if bucket.reads else None
-    return PaddedResult(logits_PV, work, reuse, selection.reuse if selection else None)
+    return PaddedResult(
+        logits_PV=network.logits(states_ND[at["read"]]) if bucket.reads else None,
+        work=work,
+        measured=reuse.measured if reuse else {},
+        loaded=tuple(reuse.loaded) if reuse else (),
+        stored=tuple(reuse.stored) if reuse else (),
+        stored_selected=tuple(selection.reuse.stored) if selection else (),
+    )
+
+
+def compile_forward(device: torch.device) -> Callable[..., PaddedResult]:
+    """`padded_forward` with one graph for each plan and bucket. On CUDA a graph is launched at once, not by kernel."""
+    mode = "reduce-overhead" if device.type == "cuda" else None
+    compiled = torch.compile(padded_forward, fullgraph=True, dynamic=False, mode=mode)
+
+    def forward(*arguments: Any) -> PaddedResult:
+        with torch._dynamo.config.patch(recompile_limit=MAX_GRAPHS, accumulated_recompile_limit=MAX_GRAPHS):
+            return compiled(*arguments)
+
+    return forward
 
 
 class _Section(NamedTuple):
@@ -315,7 +327,6 @@ class _Section(NamedTuple):
     halves: bool  # 32-bit integers, two per word
 
 
-@cache
 def _sections(bucket: Bucket) -> dict[str, _Section]:
     """Names and places of the integers of a padded pass. Each section begins at a multiple of 16 bytes."""
     counts = {"ids": bucket.positions, "read": bucket.reads}

@@ -3,15 +3,18 @@
 import random
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from gpu_kernels import attention_kernels, with_execution
-from small_models import shallow
+from gpu_kernels import attention_kernels, with_execution, with_split_products
+from small_models import shallow, shallow_folder
 
-from sampler import DecodeSettings, LoadedModel, Prompt, ReusePolicy, decode_prompts, score_pairs
+from sampler import DecodeSettings, LoadedModel, Prompt, ReusePolicy, decode_prompts, load_model, score_pairs
 from sampler.attention import Backend
+from sampler.passes import PassRunner
 from sampler.records import Pair
+from sampler.text import encode
 
 torch.set_num_threads(1)
 
@@ -72,3 +75,85 @@ def test_padded_passes_give_the_same_scores(policy: str, backend: Backend) -> No
         prefilled.append(sum(scored.counters.prefill_tokens for scored in found.values()))
     assert scores[1] == pytest.approx(scores[0], abs=1e-4)
     assert prefilled[1] == prefilled[0]
+
+
+# Products whose rounding depends on the number of rows
+
+
+@cache
+def rounding_model() -> LoadedModel:
+    """In bfloat16, with products that are summed in another order for another number of rows."""
+    model = with_split_products(load_model(str(shallow_folder()), dtype="bfloat16", device="cpu"))
+    assert model.network.execution.padded
+    return with_execution(model, Backend.VARLEN)
+
+
+@pytest.mark.parametrize("policy", ["k1", "k2_middle", "trim=0.25_middle", "adaptive=0.3_middle"])
+def test_batch_mates_do_not_change_a_row(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = rounding_model()
+    alone = tokens(model, policy)
+    assert tokens(model, policy, batch_size=8) == alone
+    # A resumed run: other documents are left, so that each has other batch mates.
+    assert tokens(model, policy, batch_size=8, chosen=range(3, 9)) == alone[3:]
+    if policy != "k1":
+        return
+    # With as many rows as the batch has, the same products give other tokens: the test above can fail.
+    monkeypatch.setattr(PassRunner, "sequences", lambda runner, kind, width: runner.batch_size)  # noqa: ARG005
+    shrunk = [tokens(model, policy, batch_size=size) for size in (1, 8)]
+    assert shrunk[0] != shrunk[1]
+
+
+# torch.compile
+
+
+class Graphs:
+    """A compiler that runs graphs as they are, and counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        compile_real = torch.compile
+
+        def compiler(graph: torch.fx.GraphModule, _inputs: object) -> Any:
+            self.count += 1
+            return graph.forward
+
+        def compile_with(function: Any, **options: Any) -> Any:
+            return compile_real(function, **{**options, "mode": None, "backend": compiler})
+
+        monkeypatch.setattr(torch, "compile", compile_with)
+
+
+@pytest.mark.parametrize("backend", [Backend.DENSE, Backend.VARLEN])
+def test_one_graph_per_plan_and_bucket(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    graphs = Graphs(monkeypatch)
+    model = with_execution(shallow(), backend, compiled=True)
+    assert tokens(model, "k2_middle", batch_size=3) == exact_tokens("k2_middle")
+    # Full and small passes that compute or replay, and commit passes. On a GPU prefills too, with and without a logit.
+    assert graphs.count == (5 if backend is Backend.DENSE else 7)
+    others = [Prompt(ids=(length % 150,) * length) for length in (2, 90, 32, 500)]
+    k2 = ReusePolicy.parse("k2_middle")
+    assert len(list(decode_prompts(model, others, policy=k2, settings=SETTINGS, batch_size=3))) == 4
+    assert graphs.count == (5 if backend is Backend.DENSE else 7)
+    torch.compiler.reset()
+
+
+@pytest.mark.slow  # compiles for minutes
+def test_compiled_passes_give_the_same_tokens_as_the_bundled_model() -> None:
+    torch.compiler.reset()
+    plain, compiled = load_model("tiny", device="cpu"), load_model("tiny", device="cpu", compiled=True)
+    ids = [
+        encode(plain.tokenizer, text) for text in ("What is 3 + 4?", "Tom has 12 apples and eats 5. How many are left?")
+    ]
+    found = []
+    for model in (plain, compiled):
+        decoded = decode_prompts(
+            model,
+            [Prompt(ids=one) for one in ids],
+            policy=ReusePolicy.parse("k2_middle"),
+            settings=DecodeSettings(max_new_tokens=40),
+            batch_size=2,
+        )
+        found.append({index: (one.ids, one.counters) for index, one in decoded})
+    assert found[0] == found[1]
+    torch.compiler.reset()

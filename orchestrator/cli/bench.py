@@ -65,6 +65,7 @@ class PassesOptions:
     rounds: int = setting(20, minimum=1, help="measurements per median")
     dtype: str = shared(SweepSettings, "dtype")
     device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
+    compile: bool = shared(SweepSettings, "compile")
     json: bool = setting(False, help="print JSON instead of a table")
 
 
@@ -103,9 +104,9 @@ def bench(arguments: Sequence[str]) -> None:
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype, device)
     if options.shape in SHAPES:
-        model = random_model(SHAPES[options.shape], dtype=dtype, device=device)
+        model = random_model(SHAPES[options.shape], dtype=dtype, device=device, compiled=options.compile)
     else:
-        model = load_model(options.shape, dtype=options.dtype, device=options.device)
+        model = load_model(options.shape, dtype=options.dtype, device=options.device, compiled=options.compile)
     small = options.shape == "tiny"
     measured = Bench(model, rounds=options.rounds, new_tokens=96 if small else 40, questions=200 if small else 10)
     dtype_name = str(model.dtype).removeprefix("torch.")

@@ -46,6 +46,7 @@ class ModelOptions:
     dtype: str = shared(SweepSettings, "dtype")
     device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
     batch_size: int = shared(SweepSettings, "batch_size")
+    compile: bool = shared(SweepSettings, "compile")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +126,7 @@ def generate(arguments: Sequence[str]) -> None:
             prompts.append(Prompt(ids=prompt_ids(line, files, options.ids), stop=options.stop, seed=seed))
             check_prompts(prompts[-1:], settings, files.config)
     results = decode_prompts(
-        load_model(files, dtype=options.dtype, device=options.device),
+        load_model(files, dtype=options.dtype, device=options.device, compiled=options.compile),
         prompts,
         policy=policy,
         settings=settings,
@@ -165,7 +166,7 @@ def score(arguments: Sequence[str]) -> None:
             pairs.append(_pair(line, files, options.ids))
             check_pairs(pairs[-1:], files.config)
     results = score_pairs(
-        load_model(files, dtype=options.dtype, device=options.device),
+        load_model(files, dtype=options.dtype, device=options.device, compiled=options.compile),
         pairs,
         policy=policy,
         method=options.scoring,
@@ -204,7 +205,7 @@ def profile(arguments: Sequence[str]) -> None:
             ids = prompt_ids(line, files, options.ids)
             prompts.append(Prompt(ids=ids, seed=document_seed(0, line.fields["id"])))
             check_prompts(prompts[-1:], settings, files.config)
-    model = load_model(files, dtype=options.dtype, device=options.device)
+    model = load_model(files, dtype=options.dtype, device=options.device, compiled=options.compile)
     found = drift.profile(model, prompts, settings=settings, batch_size=options.batch_size)
     if not found.passes:
         raise InputError("no block took a second pass, so nothing can be compared; give longer prompts or more of them")

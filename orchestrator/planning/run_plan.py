@@ -39,6 +39,7 @@ class WorkerSettings:
     device: str = "auto"
     subset_size: int | None = None
     batch_size: int = 1
+    compile: bool = False  # run passes through torch.compile
     threads: int | None = None  # None: torch decides
     datasets: Mapping[str, Mapping[str, str]] | None = None  # by task: the revisions that the sweep was planned with
     memory: int = 0  # bytes of the device that the model and its caches need
@@ -139,6 +140,7 @@ def worker_settings(prepared: "PreparedSweep", plan: RunPlan) -> WorkerSettings:
         device="auto" if prepared.placement.gpus_per_actor else "cpu",
         subset_size=settings.subset_size,
         batch_size=settings.batch_size,
+        compile=settings.compile,
         threads=prepared.placement.threads_per_actor,
         datasets=plan.record["identity"]["datasets"],
         memory=prepared.memory,

@@ -240,6 +240,9 @@ class SweepSettings:
     cpus_per_actor: float | None = setting(
         None, minimum=SMALLEST_SHARE, default_text="1", help="cores to reserve for each actor"
     )
+    compile: bool = setting(
+        False, help="run passes through torch.compile, with CUDA graphs on a GPU; slow to start, see docs/gpu.md"
+    )
     threads_per_actor: int | None = setting(
         None, minimum=1, cap=1024, default_text="1 on a CPU", help="CPU threads of each actor"
     )

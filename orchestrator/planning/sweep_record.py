@@ -143,6 +143,9 @@ def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
             old, current = (identity["datasets"][task].get(dataset) for identity in (before, now))
             if old != current:
                 yield f"documents of {task} from {dataset} at {_show(old)} (now {_show(current)})"
+    compiled = [bool(record["settings"].get("compile")) for record in (stored, new)]  # another speed, and rounding
+    if compiled[0] != compiled[1]:
+        yield f"--compile {_show(compiled[0])} (now {_show(compiled[1])})"
     for key in ("margin", "speedup"):  # declared before the first run
         if stored.get(key) != new[key]:
             yield f"--{key} {_show(stored.get(key))} (now {_show(new[key])})"

@@ -1,6 +1,7 @@
 """One warm model that runs trials: documents in, record batches out. Works without Ray.
 
-The model, the opened tasks and the calibrated speed are kept between trials; every cache starts fresh with each trial.
+The model, the opened tasks, the calibrated speed and the memory of caches are kept between trials; nothing that a cache
+held in an earlier trial is read.
 A worker checks that its node has the model and the documents that the sweep was planned with.
 """
 
@@ -119,7 +120,7 @@ class Worker:
         files = find_planned_model(settings.model, settings.revision)
         with explain_out_of_memory(settings.memory, free):
             began = time.perf_counter()
-            self.model = load_model(files, dtype=settings.dtype, device=settings.device)
+            self.model = load_model(files, dtype=settings.dtype, device=settings.device, compiled=settings.compile)
             self._synchronize()
             self.load_seconds = time.perf_counter() - began
             with numeric_flags() as flags:
@@ -207,6 +208,8 @@ class Worker:
             "chat_template": task.options.chat_template,
             "dtype": info.dtype,
             "batch_size": info.batch_size,
+            "attention": self.model.network.execution.backend.value,
+            "compile": self.settings.compile,
             "model": {"source": self.model.source, "revision": self.model.revision, "depth": info.depth},
             "datasets": dict(task.provenance.datasets),
         }
