@@ -139,6 +139,7 @@ def test_one_graph_per_plan_and_bucket(backend: Backend, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow  # compiles for minutes
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own code
 def test_compiled_passes_give_the_same_tokens_as_the_bundled_model() -> None:
     torch.compiler.reset()
     plain, compiled = load_model("tiny", device="cpu"), load_model("tiny", device="cpu", compiled=True)
