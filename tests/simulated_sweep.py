@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import numpy as np
 import pyarrow as pa
 from simulated_answers import SCRIPTS, TAILS, Pool, options_pool, reasoning_pool
 
+from orchestrator.core.totals import Sums
 from orchestrator.store import StoreWriter
+from orchestrator.store.compaction import COMPACTED_FOLDER, FULL_ROWS, encode_compacted
 from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
+from orchestrator.store.trial_files import TOTALS_KEY, new_trial_record
 from sampler.policy import ReusePolicy
 from tasks.catalog import MMLU_SUBJECTS
 
@@ -371,3 +375,120 @@ def _request(sim: Simulation) -> dict[str, Any]:
             {"argv": ["--tasks", ",".join(tasks)], "at": BEGAN.isoformat(), "code": CODE, "packages": PACKAGES}
         ],
     }
+
+
+def write_compacted_sweep(folder: Path, sim: Simulation) -> Path:
+    """The same for many short trials, as a sweep leaves them: written to compacted files without their folders."""
+    rng = np.random.default_rng(sim.seed)
+    number = 0
+    with StoreWriter(folder, disk=QuickDisk()) as store:
+        (folder / COMPACTED_FOLDER).mkdir()
+        for task, count in sim.documents.items():
+            pool = (options_pool if task in sim.scored else reasoning_pool)(sim.seed)
+            documents, truth = _documents(task, count, pool, sim), _truth(task, count, rng)
+            store.write_documents(task, documents)
+            for repeat, policy in product(range(sim.repeats), sim.policies):
+                rows, records = _short_trials(sim, task, policy, repeat, documents, truth, pool, rng)
+                files = max(1, len(rows) // FULL_ROWS)
+                shards = -(-count // sim.shard_size)
+                for part in range(files):
+                    ids = list(records)[shards * part // files : shards * (part + 1) // files]
+                    mine = rows.filter(pa.compute.is_in(rows["trial_id"], pa.array(ids)))
+                    number += 1
+                    path = folder / COMPACTED_FOLDER / f"{task}-{number:06}-00000000.parquet"
+                    path.write_bytes(encode_compacted(mine.combine_chunks(), {one: records[one] for one in ids}))
+        store.write_sweep_record(_request(sim))
+    return folder
+
+
+def _short_trials(
+    sim: Simulation,
+    task: str,
+    policy: str,
+    repeat: int,
+    documents: pa.Table,
+    truth: Mapping[str, Any],
+    pool: Pool,
+    rng: np.random.Generator,
+) -> tuple[pa.Table, dict[str, dict[str, Any]]]:
+    """All rows of a policy's run over a task, and the trial.json of each of its trials."""
+    settings = {"task": task, "policy": policy, "threshold": 0.95, "small_block": 8, "block_cache": True}
+    columns = columns_of(
+        sim, {"trial_id": "", **settings, "repeat": repeat, "shard": 0}, documents, truth, pool, 1, rng
+    )
+    shard = documents["shard"].to_numpy()
+    shards = int(shard[-1]) + 1
+    name = hashlib.sha256(json.dumps([sim.model, settings, repeat]).encode()).hexdigest()
+    ids = [f"{name[:11]}{place:05x}" for place in range(shards)]
+    actor = [f"worker-{1 + place % sim.actors}" for place in range(shards)]
+    speed = np.exp(rng.normal(0, 0.03, shards))
+    begin = np.arange(shards) * 33.0 + rng.random() * 30
+    seconds = columns["batch_seconds"] / speed[shard]
+    columns |= {
+        "sweep": _name(sim),
+        "trial_id": pa.array(ids).take(pa.array(shard)),
+        "shard": shard,
+        "seconds": seconds / 1.01,
+        "batch_seconds": seconds,
+        "batch_id": np.arange(len(shard)) % sim.shard_size,
+        "attempt": 0,
+        "actor": pa.array(actor).take(pa.array(shard)),
+        "node": "node-1",
+        "device": DEVICE["name"],
+        "calibration": 52.0 * speed[shard],
+        "started_at": pa.array(
+            ((BEGAN.timestamp() + begin[shard] + 3.0 * (np.arange(len(shard)) % sim.shard_size)) * 1e6).astype(np.int64)
+        ).cast(ROWS.field("started_at").type),
+    }
+    rows = pa.Table.from_arrays([_filled(columns[f.name], len(shard), f.type) for f in ROWS], schema=ROWS)
+    correct = columns["correct"].to_numpy(zero_copy_only=False)
+    count, *sums = (
+        np.bincount(shard, weights)
+        for weights in (None, correct, columns["tokens"], seconds, columns["layer_positions"])
+    )
+    records = {}
+    for place, trial_id in enumerate(ids):
+        right, tokens, spent, positions = (float(values[place]) for values in sums)
+        started = BEGAN + timedelta(seconds=float(begin[place]))
+        attempt = {
+            "attempt": 0,
+            "started_at": started.isoformat(timespec="milliseconds"),
+            "actor": actor[place],
+            "node": "node-1",
+            "device": DEVICE,
+            "packages": PACKAGES,
+            "code": CODE,
+            "load_seconds": 38.0,
+            "warm_up_seconds": 9.5,
+            "calibration": 52.0 * float(speed[place]),
+            "calibration_seconds": 0.0,
+            "preparing_seconds": 0.01,
+            "process": 4321,
+            "seconds": spent + 0.1,
+            "decode_seconds": spent,
+            "waiting_seconds": 0.01,
+            "recalibration_seconds": 0.0,
+            "peak_memory": 15_700_000_000,
+            "ended_at": (started + timedelta(seconds=spent + 0.2)).isoformat(timespec="milliseconds"),
+        }
+        totals = Sums(
+            baseline=policy.startswith("k1"),
+            documents=int(count[place]),
+            correct=int(right),
+            tokens=int(tokens),
+            seconds=spent,
+            work=52.0 * float(speed[place]) * spent,
+            layer_positions=int(positions),
+            scored={repeat: int(count[place])},
+        )
+        records[trial_id] = {
+            **new_trial_record({"trial_id": trial_id, **settings, "repeat": repeat, "shard": place}),
+            "status": "finished",
+            "rows": int(count[place]),
+            "sha256": "0" * 64,
+            TOTALS_KEY: totals.as_json(),
+            "attempts": [attempt],
+            "settings": {"threshold": 0.95, "small_block": 8, "dtype": "float16", "batch_size": 1},
+            "layers": list(columns["layers"][0]),
+        }
+    return rows, records

@@ -140,6 +140,12 @@ class CrashingDisk(Disk):
 
     def rename(self, source: Path, target: Path) -> None:
         last = self._step()
+        if source.is_dir():
+            super().rename(source, target)
+            self._unflushed.append((target.parent, lambda: os.rename(target, source)))
+            if last:
+                raise PowerCut
+            return
         spare, old = self._keep(source), self._keep(target) if target.exists() else None
         super().rename(source, target)
 
@@ -172,6 +178,13 @@ class CrashingDisk(Disk):
         last = self._step()
         super().make_folder(path)
         self._unflushed.append((path.parent, lambda: shutil.rmtree(path)))
+        if last:
+            raise PowerCut
+
+    def remove_folder(self, path: Path) -> None:
+        last = self._step()
+        super().remove_folder(path)
+        self._unflushed.append((path.parent, path.mkdir))
         if last:
             raise PowerCut
 

@@ -32,7 +32,7 @@ def race_for_lock(folder: Path, start: Barrier, connection: Connection) -> None:
 
 
 def append_for_ever(folder: Path, connection: Connection, first: int) -> None:
-    """Says each document's number once the store has acknowledged it; finishes the trial now and then."""
+    """Says each document's number once the store has acknowledged it; finishes and compacts the trial now and then."""
     writer = StoreWriter(folder)
     writer.write_sweep_record({"sweep": "killed"})
     attempt = writer.begin(spec(), {})
@@ -41,4 +41,5 @@ def append_for_ever(folder: Path, connection: Connection, first: int) -> None:
         connection.send(number)
         if number % 7 == 6:
             writer.finish(TRIAL, {}, [f"d{number}"])
+            writer.compact(minimum=1)
             attempt = writer.begin(spec(), {})

@@ -20,7 +20,7 @@ from orchestrator.report.lm_eval_export import export_lm_eval
 from orchestrator.report.write import write_report
 from orchestrator.store import Store, StoreWriter, schema, trial_files, trial_writer
 from orchestrator.store.files import decode_json, encode_json, encode_table
-from orchestrator.store.schema import DOCUMENTS, ROWS, select_fields
+from orchestrator.store.schema import DOCUMENTS, ROWS
 from orchestrator.store.trial_files import encode_segment, read_segment
 from sampler.errors import InputError
 from tests.store_fakes import TRIAL, make_documents, make_rows, spec
@@ -137,10 +137,9 @@ def test_an_interrupted_version_1_sweep_is_continued_by_the_command(tmp_path: Pa
 def new_column(monkeypatch: pytest.MonkeyPatch) -> pa.Schema:
     """This version with one more column in the rows."""
     rows = ROWS.append(pa.field("entropy", pa.float64()))
-    copy = select_fields(rows, set(rows.names) - {"text"})
     for module in (schema, trial_files, trial_writer):
         monkeypatch.setattr(module, "ROWS", rows)
-        monkeypatch.setattr(module, "ARROW_COPY", copy, raising=False)
+    monkeypatch.setattr("orchestrator.store.compaction.ROWS", rows)
     monkeypatch.setattr("orchestrator.store.reader.ROWS", rows)
     monkeypatch.setattr("orchestrator.store.writer.ROWS", rows)
     return rows
@@ -199,7 +198,7 @@ def newer_sweep(folder: Path) -> dict[Key, dict[str, Any]]:
     rows = rows_of(folder)
     path = folder / "trials" / "aa" / "rows.parquet"
     newer = novel(pq.read_table(path))
-    path.write_bytes(encode_table(newer, [name for name in newer.column_names if name != "text"]))
+    path.write_bytes(encode_table(newer))
     path = folder / "trials" / "bb" / "rows-0.arrows"
     path.write_bytes(encode_segment(novel(read_segment(path).rows)))
     path = folder / "documents" / "gsm8k.parquet"
@@ -258,9 +257,9 @@ def set_version(path: Path, version: int) -> None:
 @pytest.mark.parametrize("name", ["sweep.json", "trials/aa/rows.parquet", "trials/bb/rows-0.arrows"])
 def test_a_newer_schema_version_is_refused_with_one_sentence(tmp_path: Path, name: str) -> None:
     newer_sweep(tmp_path)
-    set_version(tmp_path / name, schema.SCHEMA_VERSION + 1)
+    set_version(tmp_path / name, schema.COMPACTED_SCHEMA_VERSION + 1)
     data = (tmp_path / name).read_bytes()
-    sentence = rf"{name} has schema 2, written by a newer version; this version reads up to 1: upgrade"
+    sentence = rf"{name} has schema 3, written by a newer version; this version reads up to 2: upgrade"
 
     def read() -> None:
         Store(tmp_path).read_sweep_record()

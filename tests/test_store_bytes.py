@@ -10,20 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.store.compaction import encode_compacted, read_compacted
 from orchestrator.store.files import (
-    ARROW_COPY_MAX_ROWS,
     CorruptedFile,
     decode_json,
     encode_json,
     encode_table,
-    read_arrow_copy,
     read_table,
     verify_table,
 )
-from orchestrator.store.schema import ARROW_COPY, ROWS
-from orchestrator.store.trial_files import decode_segment, encode_segment
+from orchestrator.store.schema import ROWS
+from orchestrator.store.trial_files import decode_segment, encode_segment, new_trial_record
 from sampler.errors import InputError
-from tests.store_fakes import make_rows
+from tests.store_fakes import TRIAL, make_rows, spec
 
 BATCHES = [make_rows([f"d{n}"], tokens=n, text="word " * n) for n in range(2)]
 TABLE = pa.Table.from_batches(BATCHES)
@@ -123,16 +122,11 @@ def raises_corrupted(act: Callable[[], object]) -> bool:
 def test_a_table_is_plain_parquet_with_page_checksums() -> None:
     data = encode_table(TABLE)
     assert pq.read_table(io.BytesIO(data), page_checksum_verification=True).equals(TABLE)
-    with_copy = encode_table(TABLE, ARROW_COPY.names)
-    assert len(with_copy) > len(data)
-    assert pq.read_table(io.BytesIO(with_copy), page_checksum_verification=True).equals(TABLE)
 
 
 def check_changed_table(path: Path, thorough: bool) -> None:
-    """Includes the Arrow copy of its columns."""
-    for at in changed_files(path, encode_table(TABLE, ARROW_COPY.names), thorough=thorough):
+    for at in changed_files(path, encode_table(TABLE), thorough=thorough):
         assert raises_corrupted(lambda: verify_table(path)), at
-        assert read_arrow_copy(path, ARROW_COPY, ["doc_id", "tokens"]) is None, at
 
 
 def test_a_changed_byte_in_a_table_is_detected(tmp_path: Path) -> None:
@@ -146,36 +140,25 @@ def test_any_changed_bit_in_a_table_is_detected(tmp_path: Path) -> None:
 
 def test_a_truncated_table_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    path.write_bytes(encode_table(TABLE, ARROW_COPY.names))
+    path.write_bytes(encode_table(TABLE))
     for size in reversed(range(path.stat().st_size)):
         os.truncate(path, size)
         assert raises_corrupted(lambda: verify_table(path)), size
-        assert read_arrow_copy(path, ARROW_COPY, ["doc_id"]) is None, size
 
 
-def test_the_arrow_copy_equals_the_table(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(encode_table(TABLE, ARROW_COPY.names))
-    for columns in (["doc_id"], ["tokens", "doc_id"], ARROW_COPY.names):
-        found = read_arrow_copy(path, ARROW_COPY, columns)
-        assert found is not None
-        rows, extra = read_table(path, ROWS, columns)
-        assert found[0].equals(rows, check_metadata=True)
-        assert found[1] == extra == frozenset()
-    assert read_arrow_copy(path, ARROW_COPY, ["doc_id", "text"]) is None, "texts are long, and not copied"
-
-
-def test_columns_without_an_arrow_copy(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(encode_table(TABLE))
-    assert read_arrow_copy(path, ARROW_COPY, ["doc_id"]) is None
-    many = pa.concat_tables([TABLE] * ARROW_COPY_MAX_ROWS)
-    assert encode_table(many, ARROW_COPY.names) == encode_table(many), "Parquet alone is quick enough"
-    path.write_bytes(encode_table(TABLE, ARROW_COPY.names[:-1]))
-    assert read_arrow_copy(path, ARROW_COPY, ARROW_COPY.names[-1:]) is None, "of a version without that column"
-    assert read_arrow_copy(path, ARROW_COPY, ["doc_id"]) is not None
-    with pytest.raises(FileNotFoundError):
-        read_arrow_copy(tmp_path / "absent", ARROW_COPY, ["doc_id"])
+def test_a_changed_byte_in_a_compacted_file_is_detected(tmp_path: Path) -> None:
+    """Its table of trials has a checksum of its own, since it is read without the rest."""
+    record = {**new_trial_record(spec()), "status": "finished", "rows": 2, "attempts": [{"packages": {"torch": "2"}}]}
+    data = encode_compacted(TABLE, {TRIAL: record})
+    path = tmp_path / "gsm8k-000001-00000000.parquet"
+    path.write_bytes(data)
+    intact = read_compacted(path)
+    assert list(intact.records()) == [(TRIAL, record)]
+    stored = data.index(b"reuse_sweep_trials")
+    for at in changed_files(path, data, thorough=False, share=0.1):
+        assert raises_corrupted(lambda: verify_table(path)), at
+        if stored <= at < stored + 600:
+            assert raises_corrupted(lambda: read_compacted(path)), at
 
 
 def test_an_intact_table_is_read(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def write(name: str, data: bytes) -> Callable[[Path], None]:
 BAD = {
     "not a sweep's": (write("thesis.tex", b"x"), r"is not empty \(it holds thesis.tex\) and has no sweep.json"),
     "rows without a request": (write("trials/x", b""), r"is not empty \(it holds trials\) and has no sweep.json"),
-    "newer": (write("sweep.json", b'{"schema": 99}'), "has schema 99, written by a newer version; .* up to 1"),
+    "newer": (write("sweep.json", b'{"schema": 99}'), "has schema 99, written by a newer version; .* up to 2"),
     "newer, with another checksum": (
-        change("sweep.json", b'"schema": 1', b'"schema": 2'),
-        r"has schema 2, written by a newer version \(or is corrupted: sweep.copy.json is a copy of it\); .* up to 1",
+        change("sweep.json", b'"schema": 1', b'"schema": 3'),
+        r"has schema 3, written by a newer version \(or is corrupted: sweep.copy.json is a copy of it\); .* up to 2",
     ),
     "no schema": (write("sweep.json", b"{}"), "has no schema number"),
     "a strange schema": (write("sweep.json", b'{"schema": true}'), "has no schema number"),

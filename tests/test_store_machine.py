@@ -123,6 +123,26 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.survive(calls, act)
 
+    @rule(calls=CALLS, full=st.sampled_from([1, 1000]))
+    def compact(self, calls: int | None, full: int) -> None:
+        """In a file for each trial, or one for all of them."""
+        self.survive(calls, lambda: self.writer.compact(minimum=1, full=full) and None)
+
+    @precondition(lambda self: self.rows)
+    @rule(trial_id=TRIAL, calls=CALLS)
+    def quarantine(self, trial_id: str, calls: int | None) -> None:
+        """All its rows go, or none; the other trial keeps its rows."""
+        before, self.maybe = dict(self.rows), {}
+        others = {key: mark for key, mark in self.rows.items() if key[0] != trial_id}
+        self.rows, self.maybe = others, {key: mark for key, mark in before.items() if key not in others}
+        self.survive(calls, lambda: self.writer.quarantine([trial_id]))
+        self.rows = found(self.reader.rows())
+        assert self.rows.items() <= before.items()
+        assert others.items() <= self.rows.items()
+        if trial_id not in self.reader.trials():
+            self.attempts[trial_id] = 0
+            self.begin_attempt(trial_id)
+
     @rule(trial_id=TRIAL, calls=CALLS)
     def fail(self, trial_id: str, calls: int | None) -> None:
         with pytest.raises(StoreError, match="has no row for 1 documents, the first is elsewhere"):
@@ -142,11 +162,15 @@ class StoreMachine(RuleBasedStateMachine):
         """Bytes change while no writer is open. Only rows of that file may go, and the file is kept."""
         chance = random.Random(seed)
         self.writer.close()
-        path = chance.choice(sorted(path for path in (self.folder / "trials").glob("*/*")))
+        files = [*(self.folder / "trials").glob("*/*"), *(self.folder / "compacted").glob("*.parquet")]
+        path = chance.choice(sorted(files))
         data = bytearray(path.read_bytes())
         for _ in range(len(data) // 4 if whole else 1):
             data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
         path.write_bytes(data)
+        if path.parent.name == "compacted":
+            self.corrupted_compacted_file(path, bytes(data), calls)
+            return
         self.may_lose(path.parent.name)
         self.survive(calls, self.reopen)
         kept = found(self.reader.rows())
@@ -157,9 +181,25 @@ class StoreMachine(RuleBasedStateMachine):
         if path.name == "trial.json":  # it alone knew of attempts that had no row yet
             stated = self.reader.rows([path.parent.name], ["attempt"])["attempt"].to_pylist()
             self.attempts[path.parent.name] = max(stated, default=-1) + 1
-        if path.parent.name not in self.reader.trials():  # no row was there to say what the trial is
+        facts = self.reader.trials().get(path.parent.name)
+        if facts is not None:  # a compacted file may know of fewer attempts, or of more
+            self.attempts[path.parent.name] = len(facts["attempts"])
+        if facts is None:  # no row was there to say what the trial is
             self.attempts[path.parent.name] = 0
             self.begin_attempt(path.parent.name)
+
+    def corrupted_compacted_file(self, path: Path, data: bytes, calls: int | None) -> None:
+        before, self.rows = self.rows, {}
+        self.maybe = dict(before)
+        self.survive(calls, self.reopen)
+        self.rows = found(self.reader.rows())
+        assert self.rows.items() <= before.items()
+        assert (self.folder / "quarantine" / "compacted" / path.name).read_bytes() == data
+        for trial_id in TRIALS:
+            facts = self.reader.trials().get(trial_id)
+            self.attempts[trial_id] = len(facts["attempts"]) if facts else 0
+            if facts is None:
+                self.begin_attempt(trial_id)
 
     def may_lose(self, trial_id: str) -> None:
         self.maybe_rows = dict(self.rows)

@@ -32,7 +32,7 @@ from orchestrator.planning.prepared import PreparedSweep, PreparedTask
 from orchestrator.planning.run_plan import describe_plan
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.files import encode_table
-from orchestrator.store.schema import ARROW_COPY, ROWS
+from orchestrator.store.schema import ROWS
 from sampler.config import ModelConfig
 from sampler.loading import find_model, load_model
 from tasks.catalog import CATALOG
@@ -95,7 +95,7 @@ def test_bytes_on_disk_are_of_the_right_size(tokens: int) -> None:
     with pa.ipc.new_stream(stream, ROWS) as writer:
         for one in rows:
             writer.write_batch(pa.RecordBatch.from_pylist([one], schema=ROWS))
-    file = encode_table(pa.Table.from_pylist(rows, schema=ROWS), ARROW_COPY.names)
+    file = encode_table(pa.Table.from_pylist(rows, schema=ROWS))
     running = 50 * (RUNNING_ROW_BYTES + 2 * TOKEN_BYTES * tokens)
     assert 0.3 * running < len(stream.getvalue()) < running
     assert len(file) < TRIAL_BYTES + 50 * (ROW_BYTES + TOKEN_BYTES * tokens) < 8 * len(file)
@@ -169,7 +169,7 @@ def prepared(documents: int, tmp_path: Path, **changes: Any) -> PreparedSweep:
         settings=settings,
         requested=settings,
         files=find_model(str(write_model(tmp_path))),
-        tasks={"gsm8k": PreparedTask(task=task, shards=shards, limit=settings.limit)},
+        tasks={"gsm8k": PreparedTask(task=task, shards=shards, shard_size=1, limit=settings.limit)},
         identity=identity,
         placement=Placement(actors=2, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1),
         notices=("a notice",),

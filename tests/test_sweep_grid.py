@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.trial import Trial
-from orchestrator.planning.grid import SweepIdentity, assign_shards, plan_trials
+from orchestrator.planning.grid import Cut, SweepIdentity, assign_shards, extend_cuts, plan_trials
 from orchestrator.planning.settings import SweepSettings
 from tasks.documents import Document
 
@@ -196,7 +196,7 @@ def test_labels() -> None:
 
 
 def test_shards_take_subjects_in_turns() -> None:
-    shards = assign_shards(documents({"a": 20, "b": 9, "c": 1}), 10)
+    shards = assign_shards(documents({"a": 20, "b": 9, "c": 1}), [(None, 3)])
     assert list(shards) == [
         *(f"a/{i}" for i in range(8)),
         *(f"b/{i}" for i in range(8)),
@@ -208,22 +208,63 @@ def test_shards_take_subjects_in_turns() -> None:
     assert list(shards.values()) == [position // 10 for position in range(30)]
 
 
+def test_shards_have_equal_sizes() -> None:
+    many = documents({"a": 105})
+    cuts = extend_cuts((), many, limit=None, shard_size=50)
+    assert cuts == ((None, 3),)
+    assert Counter(assign_shards(many, cuts).values()) == {0: 35, 1: 35, 2: 35}
+    assert extend_cuts((), many, limit=55, shard_size=50) == ((55, 2),)
+    assert sorted(Counter(assign_shards(many, [(55, 2)]).values()).values()) == [27, 28]
+    assert extend_cuts((), many, limit=105, shard_size=50) == cuts, "a limit that covers all documents is none"
+
+
+def test_sweeps_of_older_versions_keep_their_shards() -> None:
+    """Their last shard may be short, and a larger limit adds documents to it."""
+    shards = assign_shards(documents({"a": 20, "b": 9, "c": 1}), None, shard_size=10)
+    assert list(shards.values()) == [position // 10 for position in range(30)]
+    assert Counter(assign_shards(documents({"a": 105}), None, shard_size=50).values()) == {0: 50, 1: 50, 2: 5}
+
+
 @run(deadline=None)
 @given(
     sizes=st.dictionaries(st.sampled_from("abcdefg"), st.integers(1, 60), min_size=1),
     shard_size=st.integers(1, 70),
-    limit=st.integers(1, 70),
+    limits=st.lists(st.one_of(st.none(), st.integers(1, 70)), min_size=1, max_size=4),
 )
-def test_a_larger_limit_only_adds_documents_to_trials(sizes: dict[str, int], shard_size: int, limit: int) -> None:
-    shards = assign_shards(documents(sizes), shard_size)
-    counts = Counter(shards.values())
-    assert set(counts) == set(range(len(counts)))
-    assert all(counts[shard] == shard_size for shard in range(len(counts) - 1)), "all full but the last"
-    taken = {d.doc_id for d in documents(sizes, limit)}
-    more = {d.doc_id for d in documents(sizes, limit + 5)}
-    assert taken <= more
-    reached = {shards[doc_id] for doc_id in taken}
-    assert max(reached) <= (len(taken) + 8 * len(sizes) - 1) // shard_size, "a limit stays in the first shards"
+def test_a_larger_limit_changes_no_earlier_trial(
+    sizes: dict[str, int], shard_size: int, limits: list[int | None]
+) -> None:
+    cuts: tuple[Cut, ...] = ()
+    before: dict[str, int] = {}
+    known: set[str] = set()
+    for limit in limits:
+        cuts = extend_cuts(cuts, documents(sizes), limit=limit, shard_size=shard_size)
+        shards = assign_shards(documents(sizes), cuts)
+        assert {d.doc_id for d in documents(sizes, limit)} <= shards.keys()
+        assert before.items() <= shards.items()
+        counts = Counter(shard for doc_id, shard in shards.items() if doc_id not in before)
+        assert max(counts.values(), default=0) <= shard_size
+        assert max(counts.values(), default=0) - min(counts.values(), default=0) <= 1
+        assert set(shards.values()) == set(range(len(set(shards.values()))))
+        assert not counts.keys() & set(before.values())
+        identity = replace(IDENTITY, cuts={"gsm8k": cuts, "mmlu": cuts})
+        now = ids(plan(identity, {"gsm8k": sorted(set(shards.values())), "mmlu": [0]}, tasks=("gsm8k",)))
+        assert known <= now
+        before, known = shards, now
+
+
+def test_ids_tell_how_documents_were_cut() -> None:
+    """Shard 0 of 2 and shard 0 of 3 have other documents; the size that was asked for does not matter."""
+    two, three, later = ({"gsm8k": cuts, "mmlu": cuts} for cuts in (((9, 2),), ((9, 3),), ((9, 2), (None, 5))))
+    shards = {"gsm8k": [0, 1], "mmlu": [0, 1]}
+    old = ids(plan(replace(IDENTITY, cuts=two), shards))
+    assert not old & ids(plan(replace(IDENTITY, cuts=three), shards))
+    assert old == ids(plan(replace(IDENTITY, cuts=later), shards))
+    assert old == ids(plan(replace(IDENTITY, cuts=two, shard_size=9), shards))
+    assert not old & ids(plan(IDENTITY, shards))
+    stored = json.loads(json.dumps(replace(IDENTITY, cuts=later).as_dict()))
+    assert SweepIdentity.from_dict(stored) == replace(IDENTITY, cuts=later)
+    assert "cuts" not in IDENTITY.as_dict()
 
 
 def test_a_hundred_thousand_trials_are_planned_quickly() -> None:

@@ -16,6 +16,7 @@ from test_tasks_sources import gsm8k_folder, write_dataset
 import orchestrator.planning.checks
 import sampler.loading
 from orchestrator.planning.checks import SAMPLE_BYTES, WHOLE_FILE_BYTES, check_capacity, folder_revision
+from orchestrator.planning.estimate import TOKENS_PER_PASS, TRIAL_SECONDS, rough_pass_seconds
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare, sweep_folder
 from orchestrator.planning.prepared import PreparedSweep, default_name
@@ -67,7 +68,7 @@ def test_a_prepared_sweep(prepared: Prepare, model: Path, data: Path, tmp_path: 
     assert ready.folder == tmp_path / "out" / "small" == sweep_folder(ready.requested, TWO)
     assert (ready.placement.actors, ready.notices) == (2, ())
     assert len(ready.trials) == 3 * 9 * 2 + 3 * 9, "options are scored whatever the threshold"
-    assert [len(ids) for ids in ready.tasks["gsm8k"].by_shard.values()] == [5, 5, 2]
+    assert [len(ids) for ids in ready.tasks["gsm8k"].by_shard.values()] == [4, 4, 4]
     taken = [doc_id for trial in ready.trials if trial.policy == "k1_first" for doc_id in ready.wanted.of(trial)]
     assert len(taken) == 2 * 12 + 12
     assert not (tmp_path / "out").exists(), "nothing is written"
@@ -99,14 +100,41 @@ def test_a_sample_is_what_shards_are_made_of(prepared: Prepare) -> None:
 
 
 def test_a_larger_limit_keeps_the_trials(prepared: Prepare) -> None:
-    small, large = prepared(limit=3), prepared(limit=30)
+    small = prepared(limit=3, shard_size=2)
+    large = prepared(limit=30, stored=combine(None, small.record()))
+    known = {trial.trial_id: trial for trial in large.trials}
+    for trial in small.trials:
+        assert small.wanted.of(trial) == large.wanted.of(known[trial.trial_id])
+    again = prepared(limit=3, stored=combine(None, large.record()))
+    assert [trial.trial_id for trial in again.trials] == [trial.trial_id for trial in small.trials]
+
+
+def test_a_sweep_of_an_older_version_keeps_its_trials(prepared: Prepare) -> None:
+    """It has no cuts, and a larger limit adds documents to its last shard."""
+    record = combine(None, prepared(limit=3).record())
+    del record["identity"]["cuts"]
+    record["identity"]["shard_size"] = 20
+    small, large = prepared(limit=3, stored=record), prepared(limit=30, stored=record)
+    assert small.identity.cuts is None
     known = {trial.trial_id: trial for trial in large.trials}
     for trial in small.trials:
         assert set(small.wanted.of(trial)) < set(large.wanted.of(known[trial.trial_id]))
+    assert [len(ids) for ids in large.tasks["gsm8k"].by_shard.values()] == [20, 10]
+    told = sentences(prepared, stored=record, shard_size=7)
+    assert any("--shard-size 20 (now 7)" in line for line in told)
+
+
+def test_trials_last_a_few_seconds_unless_nothing_is_timed(prepared: Prepare) -> None:
+    ready = prepared(tasks=("gsm8k", "mmlu_anatomy"))
+    generated, scored = ready.tasks["gsm8k"], ready.tasks["mmlu_anatomy"]
+    assert generated.shard_size < scored.shard_size
+    seconds = rough_pass_seconds(ready.files.config, "float32", "CPU")
+    assert generated.shard_size == round(TRIAL_SECONDS["CPU"] / (generated.tokens / TOKENS_PER_PASS * seconds))
+    assert prepared(batch_size=8).tasks["gsm8k"].shard_size % 8 == 0
 
 
 def test_documents_tables(prepared: Prepare) -> None:
-    ready = prepared(tasks=("gsm8k", "mmlu_anatomy"), limit=3, shard_size=2)
+    ready = prepared(tasks=("gsm8k", "mmlu_anatomy"), limit=4, shard_size=2)
     table = ready.tasks["gsm8k"].table(4)
     assert table.schema.equals(DOCUMENTS, check_metadata=True)
     assert table.column("doc_id").to_pylist() == [f"gsm8k/{index}" for index in range(4)]
@@ -271,7 +299,7 @@ def test_what_the_folder_says_is_compared(prepared: Prepare) -> None:
     assert combine(stored, again.record()) == stored
     assert prepared(stored=stored, policies=("k2_all",)).settings.policies == ("k2_all",)
     reported = sentences(prepared, stored=stored, batch_size=2, shard_size=7, small_block=(5,))
-    assert any("--batch-size 1 (now 2), --shard-size 50 (now 7)" in line for line in reported)
+    assert any("was made with --batch-size 1 (now 2):" in line for line in reported)
     assert len(reported) == 2, "next to the other problems"
 
 

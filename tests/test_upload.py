@@ -147,7 +147,7 @@ def test_trials_that_have_changed_are_copied_again(url: str, tmp_path: Path, wri
     run_trials(extended)
     with StoreWriter(folder, disk=Unsynced()) as store:  # as --force does
         forced = extended.trials[0]
-        store.quarantine(forced.trial_id)
+        store.quarantine([forced.trial_id])
         extended.run(store, forced)
     upload(url, folder)
     assert remote_files(url) == local_files(folder)
@@ -267,7 +267,7 @@ def change(sweep: MadeSweep, number: int) -> MadeSweep:
     run_trials(sweep, 6 + number)
     with StoreWriter(sweep.folder, disk=Unsynced()) as store:
         for trial in sweep.trials[number % 4 : 6 : 2]:
-            store.quarantine(trial.trial_id)
+            store.quarantine([trial.trial_id])
             for _ in range(number % 2):
                 store.begin(trial.as_dict(), {})  # its rows then say that they are of a later attempt
             sweep.run(store, trial)

@@ -182,13 +182,11 @@ def _load_callbacks(names: Sequence[str]) -> list[Any]:
 
 def _print_dry_run(prepared: PreparedSweep) -> None:
     store = Store(prepared.folder)
-    begun = set(store.trial_ids())
-    done = {
-        trial.trial_id: store.completed_documents(trial.trial_id)
-        for trial in prepared.trials
-        if trial.trial_id in begun
-    }
-    measured = measured_seconds(store.rows(columns=["task", "trial_id", "attempt", "batch_id", "batch_seconds"]))
+    rows = store.rows(columns=["task", "trial_id", "attempt", "batch_id", "batch_seconds", "doc_id"])
+    done: dict[str, set[str]] = {}
+    for trial_id, doc_id in zip(rows["trial_id"].to_pylist(), rows["doc_id"].to_pylist(), strict=True):
+        done.setdefault(trial_id, set()).add(doc_id)
+    measured = measured_seconds(rows)
     say(*describe_plan(prepared, done=done, measured=measured), sep="\n")
 
 

@@ -17,10 +17,17 @@ RUNNING_ROW_BYTES, TRIAL_BYTES, ROW_BYTES, TOKEN_BYTES = 6_000, 30_000, 200, 8
 
 # Rules for a folder without rows.
 ANSWER_TOKENS = 256  # per answer, if the task allows as many
+BUNDLED_ANSWER_TOKENS = 50  # the same for the bundled documents, which the bundled model answers briefly
 TOKENS_PER_PASS = 2.0
 LAYER_SECONDS = {"CPU": 0.25e-3, "GPU": 0.3e-3}  # fixed cost of a layer
 BYTES_PER_SECOND = {"CPU": 8e9, "GPU": 6e11}  # at which a pass reads the weights, on one core or one GPU
 SCORED_PASSES = 4.0  # per document whose options are scored
+
+# A trial lasts about as long as its actor's speed stays the same, so that all policies run at each speed; a shared CPU
+# changes its speed within seconds. It lasts long enough for the work between trials to be less than 3 % of it. Scored
+# tasks have no speed-up to measure.
+TRIAL_SECONDS = {"CPU": 3.0, "GPU": 30.0}
+SCORED_TRIAL_SECONDS = 60.0
 
 
 def parameters(config: ModelConfig) -> int:
@@ -54,7 +61,8 @@ class RemainingWork:
 def disk_needed(work: Mapping[str, RemainingWork], *, running: int) -> int:
     """Bytes for all finished trials, plus `running` rows of trials in progress."""
     lasting = sum(
-        task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + TOKEN_BYTES * _answer(task)) for task in work.values()
+        task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + TOKEN_BYTES * _answer(task.tokens))
+        for task in work.values()
     )
     return lasting + min(running, sum(task.rows for task in work.values())) * (
         RUNNING_ROW_BYTES + 2 * TOKEN_BYTES * 2048
@@ -67,11 +75,14 @@ def seconds_needed(
     """Seconds of one actor for all of it, and the tasks for which only the rules above apply."""
     a_pass = rough_pass_seconds(config, dtype, device)
     rough = [name for name, task in work.items() if name not in measured and task.rows]
-    total = 0.0
-    for name, task in work.items():
-        passes = _answer(task) / TOKENS_PER_PASS if task.tokens else SCORED_PASSES
-        total += task.rows * measured.get(name, passes * a_pass)
+    total = sum(task.rows * measured.get(name, _passes(task.tokens) * a_pass) for name, task in work.items())
     return total, rough
+
+
+def documents_per_trial(tokens: int, *, config: ModelConfig, dtype: str, device: str) -> int:
+    """How many documents of a task last as long as a trial should. `tokens`: per answer; 0 if options are scored."""
+    seconds = TRIAL_SECONDS[device] if tokens else SCORED_TRIAL_SECONDS
+    return max(1, round(seconds / (_passes(tokens) * rough_pass_seconds(config, dtype, device))))
 
 
 def rough_pass_seconds(config: ModelConfig, dtype: str, device: str) -> float:
@@ -88,8 +99,13 @@ def measured_seconds(rows: pa.Table) -> dict[str, float]:
     return {task["task"]: task["batch_seconds_max_sum"] / task["batch_seconds_count_sum"] for task in tasks.to_pylist()}
 
 
-def _answer(task: RemainingWork) -> int:
-    return min(task.tokens, ANSWER_TOKENS)
+def _answer(tokens: int) -> int:
+    return min(tokens, ANSWER_TOKENS)
+
+
+def _passes(tokens: int) -> float:
+    """Of a document; `tokens`: maximum per answer."""
+    return _answer(tokens) / TOKENS_PER_PASS if tokens else SCORED_PASSES
 
 
 def format_bytes(count: float) -> str:

@@ -1,7 +1,7 @@
 """Prepares a sweep and reports, all at once, everything that is wrong with it before a model is loaded."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import Any
 
 from orchestrator.core.errors import Problems
 from orchestrator.planning.checks import check_capacity, check_model, folder_revision, nearest_existing
-from orchestrator.planning.grid import SweepIdentity, assign_shards
+from orchestrator.planning.estimate import documents_per_trial
+from orchestrator.planning.grid import SweepIdentity, assign_shards, extend_cuts, stored_cuts
 from orchestrator.planning.machine import (
     FULL_MODEL,
     Machine,
@@ -19,15 +20,15 @@ from orchestrator.planning.machine import (
     place,
     resolve_model,
 )
-from orchestrator.planning.prepared import PreparedSweep, PreparedTask, default_name, task_options
+from orchestrator.planning.prepared import PreparedSweep, PreparedTask, answer_tokens, default_name, task_options
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved, combine
+from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved, combine, larger_limit
 from sampler import InputError
 from sampler.device import BFLOAT16_CAPABILITY, bfloat16_problem
 from sampler.loading import ModelFiles, find_model
 from sampler.policy import resolve_subset_size
 from tasks.sources import resolve_data
-from tasks.task import open_task
+from tasks.task import Task, open_task
 
 JOB_DIRECTORY = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directory of a job
 FALLBACK_PLACEMENT = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # after an error
@@ -53,7 +54,7 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
         _check_dtype(settings, machine, placement)
     with problems.collect():
         _check_folder(Path(settings.out))
-    opened = _open(settings, stored, problems, notices)
+    opened = _open(settings, stored, problems, notices, lambda task: _shard_size(task, settings, files, placement))
     if files is not None:
         check_model(settings, files, opened, problems)
     prepared: PreparedSweep | None = None
@@ -116,19 +117,38 @@ def _check_dtype(settings: SweepSettings, machine: Machine, placement: Placement
             raise InputError(f"--{bfloat16_problem(gpus[max(gpus)].label, max(gpus))}")
 
 
+def _shard_size(task: Task, settings: SweepSettings, files: ModelFiles | None, placement: Placement) -> int:
+    """The most documents that a trial of a task may have."""
+    if settings.shard_size is not None or files is None:
+        return settings.shard_size or 1
+    device = "GPU" if placement.gpus_per_actor else "CPU"
+    size = documents_per_trial(answer_tokens(task), config=files.config, dtype=settings.dtype, device=device)
+    return max(1, size // settings.batch_size) * settings.batch_size
+
+
 def _open(
-    settings: SweepSettings, stored: SweepRecord | None, problems: Problems, notices: list[str]
+    settings: SweepSettings,
+    stored: SweepRecord | None,
+    problems: Problems,
+    notices: list[str],
+    shard_size: Callable[[Task], int],
 ) -> dict[str, PreparedTask]:
     """Opens the tasks; an unavailable one is a problem, or with --skip-unavailable a notice."""
-    known = stored["identity"] if stored is not None else {"data": None, "datasets": {}}
+    known = stored["identity"] if stored is not None else {"data": None, "datasets": {}, "cuts": {}}
+    cuts = stored_cuts(known)
+    limit = settings.limit if stored is None else larger_limit(stored["settings"]["limit"], settings.limit)
     options = task_options(settings, known["datasets"] if known["data"] == "hub" else {})
     opened: dict[str, PreparedTask] = {}
     unavailable: list[str] = []
     for name in settings.tasks:
         try:
             task = open_task(name, options)
-            shards = assign_shards(task.documents, settings.shard_size)
-            opened[name] = PreparedTask(task=task, shards=shards, limit=settings.limit)
+            size = shard_size(task)
+            own = (
+                None if cuts is None else extend_cuts(cuts.get(name, ()), task.documents, limit=limit, shard_size=size)
+            )
+            shards = assign_shards(task.documents, own, shard_size=size)
+            opened[name] = PreparedTask(task=task, shards=shards, cuts=own, shard_size=size, limit=settings.limit)
         except InputError as error:
             unavailable += error.sentences
     if settings.skip_unavailable and opened:
@@ -140,6 +160,7 @@ def _open(
 
 def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, PreparedTask]) -> SweepIdentity:
     tasks = [prepared.task for prepared in opened.values()]
+    cuts = {name: prepared.cuts for name, prepared in opened.items() if prepared.cuts is not None}
     return SweepIdentity(
         model=files.source.partition("@")[0] if files.revision else os.path.basename(files.source),
         model_revision=files.revision or folder_revision(files.folder),
@@ -154,7 +175,8 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
         chat_template=settings.chat_template,
         max_new_tokens=settings.max_new_tokens,
         batch_size=settings.batch_size,
-        shard_size=settings.shard_size,
+        shard_size=max(prepared.shard_size for prepared in opened.values()),
+        cuts=None if cuts.keys() != opened.keys() else cuts,
     )
 
 

@@ -10,8 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
-from orchestrator.planning.estimate import RemainingWork, memory_needed, parameters
-from orchestrator.planning.grid import SweepIdentity, plan_trials
+from orchestrator.planning.estimate import (
+    ANSWER_TOKENS,
+    BUNDLED_ANSWER_TOKENS,
+    RemainingWork,
+    memory_needed,
+    parameters,
+)
+from orchestrator.planning.grid import Cut, SweepIdentity, plan_trials
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import new_record
@@ -23,13 +29,23 @@ from tasks.documents import Document, TaskOptions
 from tasks.task import Task
 
 
+def answer_tokens(task: Task) -> int:
+    """Of an answer, at most; 0 if options are scored."""
+    if task.kind == LOGLIKELIHOOD:
+        return 0
+    allowed = task.options.max_new_tokens or task.spec.max_new_tokens or ANSWER_TOKENS
+    return min(allowed, BUNDLED_ANSWER_TOKENS) if task.provenance.source == "bundled" else allowed
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask:
     """A task opened without --limit, and which of its documents are wanted."""
 
     task: Task
     shards: Mapping[str, int]  # by document id, in the order they are run
+    shard_size: int  # documents per trial, at most
     limit: int | None
+    cuts: tuple[Cut, ...] | None = None  # None in a sweep of an older version
 
     @cached_property
     def wanted(self) -> tuple[Document, ...]:
@@ -61,10 +77,7 @@ class PreparedTask:
 
     @property
     def tokens(self) -> int:
-        """Maximum per answer; 0 if options are scored."""
-        if self.task.kind == LOGLIKELIHOOD:
-            return 0
-        return self.task.options.max_new_tokens or self.task.spec.max_new_tokens or 256
+        return answer_tokens(self.task)
 
     def facts(self) -> dict[str, Any]:
         """As sweep.json stores them."""
@@ -120,7 +133,7 @@ class PreparedSweep:
     @property
     def rows_in_progress(self) -> int:
         """Rows of unfinished trials at any time."""
-        return self.placement.actors * self.settings.shard_size
+        return self.placement.actors * self.identity.shard_size
 
     @cached_property
     def trials(self) -> list[Trial]:
@@ -159,7 +172,7 @@ class PreparedSweep:
             "layer_weights": list(self.files.config.layer_weights),  # of attention and of the MLP
         }
         facts = {name: task.facts() for name, task in self.tasks.items()}
-        requested = replace(self.requested, tasks=tuple(self.tasks))
+        requested = replace(self.requested, tasks=tuple(self.tasks), shard_size=self.identity.shard_size)
         return new_record(settings=requested, identity=self.identity, model=model, tasks=facts)
 
 

@@ -114,8 +114,7 @@ def plan_run(
 
 def save_plan(prepared: "PreparedSweep", writer: StoreWriter, plan: RunPlan, *, arguments: Sequence[str]) -> None:
     """Makes the folder ready for the plan's trials. Documents come first, because sweep.json promises them."""
-    for trial_id in plan.rerun:
-        writer.quarantine(trial_id)
+    writer.quarantine(plan.rerun)
     limit = plan.record["settings"]["limit"]
     for name, task in prepared.tasks.items():
         if not _has_documents(writer, name, len(task.within(limit))):

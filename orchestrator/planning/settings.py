@@ -226,7 +226,9 @@ class SweepSettings:
     seed: int = setting(
         0, minimum=0, cap=2**32 - 1, default_text="0", help="seed of the random sample and the trial order"
     )
-    shard_size: int = setting(50, minimum=1, cap=10**9, help="documents per trial")
+    shard_size: int | None = setting(
+        None, minimum=1, cap=10**9, default_text="as many as take a few seconds", help="documents per trial, at most"
+    )
 
     actors: int | None = setting(
         None, group=MACHINE, minimum=1, cap=10**5, default_text="as many as fit", help="models loaded at a time"

@@ -64,6 +64,9 @@ def adopt_resolved(settings: SweepSettings, stored: SweepRecord | None) -> Sweep
         model=model,
         data=before["data"] if settings.data == "auto" else settings.data,
         dtype=identity["dtype"] if settings.dtype == "auto" else settings.dtype,
+        shard_size=identity["shard_size"]
+        if settings.shard_size is None and "cuts" not in identity
+        else settings.shard_size,
     )
 
 
@@ -110,11 +113,15 @@ def combine(stored: SweepRecord | None, new: SweepRecord, *, folder: str = "the 
     settings = {**before, **now, **kept}
     settings |= {name: _union(_stored_list(before, name), now[name]) for name in EXTENDABLE}
     settings["repeats"] = max(before["repeats"], now["repeats"])
-    settings["limit"] = _larger_limit(before["limit"], now["limit"])
-    datasets = {**stored["identity"]["datasets"], **new["identity"]["datasets"]}
+    settings["limit"] = larger_limit(before["limit"], now["limit"])
+    by_task = {
+        key: {**stored["identity"][key], **new["identity"].get(key, {})}
+        for key in ("datasets", "cuts")
+        if key in stored["identity"]
+    }
     return {
         **stored,
-        "identity": {**stored["identity"], "datasets": datasets},
+        "identity": {**stored["identity"], **by_task},
         "settings": settings,
         "tasks": {**stored["tasks"], **{name: _task(stored["tasks"], name, new) for name in new["tasks"]}},
     }
@@ -135,8 +142,9 @@ def describe_extension(stored: SweepRecord, combined: SweepRecord) -> list[str]:
 def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
     before, now = stored["identity"], new["identity"]
     sampled = before["sample"] is not None and now["sample"] is not None
+    free = {"shard_size"} if "cuts" in before else set()  # it then only concerns documents without a trial
     for key, name in FIXED.items():
-        if before.get(key) != now.get(key) and (key != "seed" or sampled):
+        if key not in free and before.get(key) != now.get(key) and (key != "seed" or sampled):
             yield f"{name} {_show(before.get(key))} (now {_show(now.get(key))})"
     for task in before["datasets"].keys() & now["datasets"].keys():
         for dataset in sorted(before["datasets"][task].keys() | now["datasets"][task].keys()):
@@ -167,7 +175,7 @@ def _union(before: Sequence[Any], now: Sequence[Any]) -> list[Any]:
     return [*before, *(value for value in now if value not in before)]
 
 
-def _larger_limit(before: int | None, now: int | None) -> int | None:
+def larger_limit(before: int | None, now: int | None) -> int | None:
     return None if before is None or now is None else max(before, now)
 
 

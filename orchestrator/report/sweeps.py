@@ -16,10 +16,10 @@ from orchestrator.analysis.columns import COUNTERS
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.report.parallel import Map, sequential_map
 from orchestrator.store import Store
+from orchestrator.store.reader import TrialGroup
 from orchestrator.store.trial_files import ROWS_FILE, Corruption
 from sampler.errors import InputError
 
-TRIALS_PER_PART = 64  # read and condensed together
 NEEDED_COLUMNS = (*COLUMNS, *COUNTERS, "node")
 IDENTITY_KEYS = (  # sweeps that differ in one of these are never compared
     *("model", "model_revision", "depth", "dtype", "subset_size", "data", "sample", "fewshot", "chat_template"),
@@ -112,17 +112,16 @@ def _read_sweep(folder: Path, parallel: Map, record: Mapping[str, Any] | None) -
 def check_files(store: Store, trials: Mapping[str, Mapping[str, Any]]) -> None:
     """InputError if the rows of a finished trial are gone (corrupted files are reported by the store)."""
     for trial_id, facts in trials.items():
-        path = store.trial_folder(trial_id) / ROWS_FILE
         rows = facts.get("rows") if facts.get("status") == "finished" else None
-        if rows and not path.exists() and not store.completed_documents(trial_id):
+        if rows and not store.has_rows_file(trial_id) and not store.completed_documents(trial_id):
+            path = store.trial_folder(trial_id) / ROWS_FILE
             raise InputError(f"{path} is missing, but its trial finished with {rows} rows; restore it, or rerun")
 
 
 def start_reading(store: Store, parallel: Map = sequential_map) -> Iterator[Part]:
     """Start reading all rows; pass the result to `join_parts`."""
-    ids = store.trial_ids()
-    starts = range(0, max(1, len(ids)), TRIALS_PER_PART)
-    return parallel(_read_part, [(store.folder, ids[start : start + TRIALS_PER_PART]) for start in starts])
+    groups = store.groups() or [TrialGroup(trial_ids=())]
+    return parallel(_read_part, [(store.folder, group) for group in groups])
 
 
 def join_parts(store: Store, parts: Iterator[Part]) -> pa.Table:
@@ -134,10 +133,10 @@ def join_parts(store: Store, parts: Iterator[Part]) -> pa.Table:
     return pa.concat_tables(tables).unify_dictionaries()
 
 
-def _read_part(job: tuple[Path, Sequence[str]]) -> Part:
-    folder, trial_ids = job
+def _read_part(job: tuple[Path, TrialGroup]) -> Part:
+    folder, group = job
     store = Store(folder)
-    return condense(store.rows(trial_ids, NEEDED_COLUMNS, verify=False).combine_chunks()), store
+    return condense(store.group_rows(group, NEEDED_COLUMNS, verify=False).combine_chunks()), store
 
 
 def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -4,10 +4,12 @@ It is the only writer of rows. Ray may restart it at any moment: acknowledged ro
 nothing, and its knowledge of workers is only used to find out why they failed.
 """
 
+import os
 import re
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,13 @@ from orchestrator.progress.progress import Progress, stored_totals
 from orchestrator.running.dashboard import SweepMetrics
 from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.store import StoreError, StoreWriter
+from orchestrator.store.compaction import FULL_ROWS
 from orchestrator.store.trial_files import TOTALS_KEY
 from sampler.errors import InputError
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 60.0
 KILLED_IN_SETUP = "its process died while it was being set up (killed, perhaps for lack of memory)"
+COMPACT_ROWS_VARIABLE = "REUSE_SWEEP_COMPACT_ROWS"
 WORKER_NAME = re.compile(r"worker-([0-9]+)")
 
 
@@ -66,13 +70,14 @@ class Results:
         self._assigned: Counter[TrialKey] = Counter()  # how often a trial was assigned, in this run
         self._waited: dict[str, TrialKey] = {}  # by worker: the trial for which it waited before loading
         self._first_worker, self._problem = 1, ""
+        self._compaction = threading.Thread()
         try:
             self._open()
         except (InputError, StoreError) as problem:  # such as a full disk: raised by each call, without Ray's trace
             self._problem = str(problem)
 
     def _open(self) -> None:
-        self._writer = StoreWriter(Path(self._plan.folder))
+        self._writer = StoreWriter(Path(self._plan.folder), full_rows=_compacted_rows())
         known = self._writer.trials()
         self._totals = stored_totals(self._plan.trials, self._plan.wanted, self._writer, known)
         unfinished = {trial.trial_id for trial in self._plan.unfinished(known)}
@@ -155,6 +160,19 @@ class Results:
         facts = {**facts, TOTALS_KEY: sums.as_json()}
         self._store.finish(trial_id, facts, self._plan.wanted.of(self._trials[trial_id]))
         self._end(trial_id, self._finished)
+        if self._store.compaction_is_due:
+            self._start_compaction()
+
+    def _start_compaction(self) -> None:
+        """In a thread of its own: workers do not wait for it. After a disk error the rows stay where they are."""
+        with self._lock:
+            if not self._compaction.is_alive():
+                self._compaction = threading.Thread(target=self._compact, name="compaction", daemon=True)
+                self._compaction.start()
+
+    def _compact(self) -> None:
+        with suppress(StoreError):
+            self._store.compact(minimum=_compacted_rows())
 
     def fail(self, trial_id: str, reason: str, facts: Mapping[str, Any] | None = None) -> None:
         """Marks a trial as failed, even if no worker lived long enough to begin it."""
@@ -194,12 +212,21 @@ class Results:
 
     def close(self) -> None:
         if not self._problem:
+            if self._compaction.is_alive():
+                self._compaction.join()
+            with suppress(StoreError):
+                self._writer.compact()
             self._writer.close()
 
     def _end(self, trial_id: str, ended: set[str]) -> None:
         with self._lock:
             self._running.discard(trial_id)
             ended.add(trial_id)
+
+
+def _compacted_rows() -> int:
+    """Finished rows of a task that are compacted while the sweep runs; the fault campaign sets a smaller number."""
+    return int(os.environ.get(COMPACT_ROWS_VARIABLE) or FULL_ROWS)
 
 
 def _pause(failures: int) -> float:

@@ -36,7 +36,7 @@ from tasks.task import Task, open_task
 
 T = TypeVar("T")
 CALIBRATION_PARTS = 4  # of the calibration documents; each sample decodes the next part
-MIN_REST_FACTOR = 12  # within a trial, a pause lasts at least this many times as long as the sample before it
+MIN_REST_FACTOR = 99  # a pause lasts at least this many times as long as the sample before it
 CALIBRATION_TOKENS = 32  # generated for each document
 CALIBRATION_PROMPT_TOKENS = 256  # the last ones of the prompt
 GPU_CALIBRATION_INTERVAL_SECONDS = 60.0
@@ -52,11 +52,11 @@ class Calibration:
 
 
 class Calibrator:
-    """Measures the current speed with fixed documents, before each trial and now and then within it.
+    """Measures the current speed with fixed documents: all of them before the first trial, then a part now and then.
 
-    The time before a trial alone is not representative: the previous trial is still being stored, and a shared machine
-    changes its speed within seconds. Samples within a trial cost at most a thirteenth of its time. A GPU keeps its
-    speed for longer, so it is sampled at most once a minute.
+    Policies are compared with their neighbours in time, on the same machine, so a calibration only has to follow slow
+    changes and differences between machines. Samples depend on the time that has passed, not on the number of trials:
+    they take at most a hundredth of it. A GPU keeps its speed for longer, so it is sampled at most once a minute.
 
     `decode` decodes one part of the fixed documents and returns the number of tokens.
     """
@@ -71,10 +71,11 @@ class Calibrator:
         self.seconds_within_trial = 0.0  # spent on samples within the current or last trial
 
     def before_trial(self) -> Calibration:
-        """Takes a sample; the first time, one of each part."""
+        """Takes a sample if one is due; the first time, one of each part."""
         began = self._clock()
-        self._sample()
         while len(self._samples) < CALIBRATION_PARTS:
+            self._sample()
+        if self._is_due():
             self._sample()
         self.seconds_within_trial = 0.0
         return Calibration(speed=self.speed, seconds=self._clock() - began)
@@ -91,12 +92,13 @@ class Calibrator:
         """Yields the results of a trial, and takes samples in between."""
         for result in results:
             yield result
-            if not self._samples:
-                continue
-            pause = max(self._min_interval, MIN_REST_FACTOR * self._samples[-1][1])
-            if self._clock() - self._last_end > pause:
+            if self._samples and self._is_due():
                 self._sample()
                 self.seconds_within_trial += self._samples[-1][1]
+
+    def _is_due(self) -> bool:
+        pause = max(self._min_interval, MIN_REST_FACTOR * self._samples[-1][1])
+        return self._clock() - self._last_end > pause
 
     def _sample(self) -> None:
         began = self._clock()

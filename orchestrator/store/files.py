@@ -37,18 +37,11 @@ UNUSABLE_JSON = re.compile(rb"\\u[dD][89a-fA-F]|(?<![.0-9])[0-9]{16}|[eE]\+?[0-9
 
 PARQUET_CHECKSUM_KEY = "reuse_sweep_check"
 PARQUET_MAGIC = b"PAR1"
-# Most files hold about 50 rows and as many columns: zstd and dictionaries would double the time to read them.
+# The file of a trial has few rows and many columns: zstd and dictionaries would double the time to read it.
 PARQUET_OPTIONS = {"compression": "snappy", "use_dictionary": False, "write_page_checksum": True}
+MANY_ROWS_OPTIONS = {"compression": "zstd", "use_dictionary": True, "write_page_checksum": True}
 ROW_GROUP_ROWS = 16384
 DECODE_ERRORS = (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError, MemoryError)  # by corrupted bytes
-
-ARROW_COPY_MARKER = b"rows as Arrow   "
-ARROW_COPY_FOOTER = struct.Struct(f"<{len(ARROW_COPY_MARKER)}sQ")  # marker, length of the stream before it
-ARROW_COPY_MAX_ROWS = 200  # Parquet reads larger files fast enough
-ARROW_COPY_MAX_FILE_BYTES = 8 << 20
-ARROW_ALIGNMENT_BYTES = 64
-ARROW_WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # half the size
-ARROW_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # small columns decode faster than threads start
 
 
 class StoreError(RuntimeError):
@@ -97,6 +90,9 @@ class Disk:
 
     def make_folder(self, path: Path) -> None:
         os.mkdir(path)
+
+    def remove_folder(self, path: Path) -> None:
+        os.rmdir(path)
 
     def sync_folder(self, path: Path) -> None:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -306,18 +302,14 @@ def read_json(path: Path | str, *, checksum_required: bool = True) -> dict[str, 
 # Parquet. Pages have Parquet's own checksums; the checksum in the footer also covers page headers and the footer.
 
 
-def encode_table(table: pa.Table, arrow_copy: Collection[str] = ()) -> bytes:
-    """A Parquet file. A small file can also hold some columns in Arrow's format, which is faster to read."""
+def encode_table(table: pa.Table, metadata: Mapping[str, bytes] | None = None, *, many: bool = False) -> bytes:
+    """A Parquet file; `metadata` is added to its key-value metadata. `many`: it has a thousand rows or more."""
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, table.schema, **PARQUET_OPTIONS) as writer:
+    with pq.ParquetWriter(sink, table.schema, **(MANY_ROWS_OPTIONS if many else PARQUET_OPTIONS)) as writer:
         writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-        writer.add_key_value_metadata({PARQUET_CHECKSUM_KEY: CHECKSUM_PLACEHOLDER})
+        writer.add_key_value_metadata({**(metadata or {}), PARQUET_CHECKSUM_KEY: CHECKSUM_PLACEHOLDER})
     data = sink.getvalue()
-    footer = _footer_start(io.BytesIO(data), len(data))
-    copy = b""
-    if arrow_copy and len(table) <= ARROW_COPY_MAX_ROWS:
-        copy = _encode_arrow_copy(table.select(list(arrow_copy)), at=footer)
-    return add_checksum(data[:footer] + copy + data[footer:], start=footer + len(copy))
+    return add_checksum(data, start=_footer_start(io.BytesIO(data), len(data)))
 
 
 def _footer_start(file: BinaryIO, size: int) -> int:
@@ -378,49 +370,3 @@ def _checked(table: pa.Table) -> pa.Table:
     if problem is not None:
         raise CorruptedFile(problem)
     return table
-
-
-# Columns stored a second time, as an Arrow stream in front of the Parquet footer, where Parquet readers never look.
-# Parquet takes 1 ms to read a file of 50 rows, Arrow 0.05 ms: reading 20,000 trials for a report depends on it.
-
-
-def _encode_arrow_copy(table: pa.Table, *, at: int) -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema, options=ARROW_WRITE_OPTIONS) as stream:
-        stream.write_table(table)
-    data = sink.getvalue()
-    return b"\0" * (-at % ARROW_ALIGNMENT_BYTES) + data + ARROW_COPY_FOOTER.pack(ARROW_COPY_MARKER, len(data))
-
-
-def _find_arrow_copy(data: bytes, *, stop: int) -> slice | None:
-    if stop < ARROW_COPY_FOOTER.size:
-        return None
-    end = stop - ARROW_COPY_FOOTER.size
-    marker, length = ARROW_COPY_FOOTER.unpack_from(data, end)
-    return slice(end - length, end) if marker == ARROW_COPY_MARKER and length <= end else None
-
-
-def read_arrow_copy(path: Path, schema: pa.Schema, columns: Collection[str]) -> tuple[pa.Table, frozenset[str]] | None:
-    """The same from the Arrow copy, with the whole file verified; None if the caller must read the Parquet part."""
-    names = [name for name in schema.names if name in columns]
-    if len(names) < len(set(columns)) or path.stat().st_size > ARROW_COPY_MAX_FILE_BYTES:
-        return None
-    data = read_regular(path)
-    try:
-        footer = _footer_start(io.BytesIO(data), len(data))
-    except CorruptedFile:
-        return None
-    where = _find_arrow_copy(data, stop=footer)
-    if where is None or not checksum_matches(data, start=footer):
-        return None
-    try:
-        table = pa.ipc.open_stream(pa.py_buffer(data)[where], options=ARROW_READ_OPTIONS).read_all()
-    except (OSError, *DECODE_ERRORS) as error:
-        raise CorruptedFile(f"cannot be read as Arrow ({error})") from error
-    if table.schema.equals(schema):
-        return _checked(table.select(names)), frozenset()
-    if not set(names) <= set(table.column_names):
-        return None
-    selected = select_fields(schema, columns)
-    extra = check_columns(path, table.schema, selected) - frozenset(schema.names)
-    return _checked(convert_table(table, selected)), extra

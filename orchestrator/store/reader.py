@@ -5,6 +5,7 @@
     trials/<trial_id>/trial.json   the trial, its status and attempts
                       rows-<n>.arrows   rows of a running trial; one segment per attempt and writer
                       rows.parquet      all rows of a finished trial
+    compacted/<task>-….parquet     rows and trial.json of many finished trials, which then have no folder
     quarantine/                    corrupted files and replaced trials; never deleted (older sweeps: set-aside/)
     lock/                          the process that writes
     upload.jsonl                   which versions of which files are in the copy at --upload URL
@@ -14,7 +15,9 @@ Rows are the truth: a document is done if it has a row. Corrupted files are skip
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.core.untrusted import path_below
-from orchestrator.store.files import CorruptedFile, is_temporary, read_json, read_regular, read_table, verify_table
+from orchestrator.store.compaction import CompactedFiles, compacted_names, read_compacted, read_trials_rows
+from orchestrator.store.files import (
+    CorruptedFile,
+    StoreError,
+    is_temporary,
+    read_json,
+    read_regular,
+    read_table,
+    verify_table,
+)
 from orchestrator.store.lock import LOCK_FOLDER, active_writer
 from orchestrator.store.schema import (
+    COMPACTED_SCHEMA_VERSION,
     DOCUMENTS,
     ROWS,
     SCHEMA_VERSION,
@@ -33,10 +46,12 @@ from orchestrator.store.schema import (
     sweep_record_problem,
 )
 from orchestrator.store.trial_files import (
+    READ_ATTEMPTS,
     ROWS_FILE,
     TRIAL_FILE,
     Corruption,
     TrialRows,
+    first_occurrences,
     is_merged,
     read_rows,
     read_trial_record,
@@ -50,6 +65,15 @@ FETCHING_MARKER = "fetching.json"  # exists while the sweep is being downloaded 
 SLURM_FOLDER = "slurm"  # job scripts and logs, created before the sweep starts
 QUARANTINE_FOLDER = "quarantine"
 QUARANTINE_FOLDERS = (QUARANTINE_FOLDER, "set-aside")  # the second: in sweeps of older versions
+TRIALS_PER_GROUP = 64  # that have files of their own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialGroup:
+    """Trials whose rows are best read together. Created by `Store.groups`, read by `Store.group_rows`."""
+
+    trial_ids: tuple[str, ...]
+    file: str | None = None  # the compacted file that holds them
 
 
 class Store:
@@ -59,6 +83,7 @@ class Store:
         self.folder = Path(folder)
         self.corrupted: dict[Path, Corruption] = {}  # files skipped so far
         self.ignored_columns: set[str] = set()  # of a newer version, ignored so far
+        self._compacted = CompactedFiles(self.folder)
 
     def read_sweep_record(self) -> dict[str, Any] | None:
         """The content of sweep.json; None for a folder without a sweep; InputError for a folder that cannot be used."""
@@ -102,7 +127,11 @@ class Store:
         return path_below(self.folder / "documents", f"{task}.parquet")
 
     def trial_ids(self) -> list[str]:
-        """The folders that are named like a trial; others are ignored."""
+        folders = self.trial_folders()  # first: a folder is removed after its trial was compacted
+        return sorted({*folders, *self._compacted_now().trial_ids()})
+
+    def trial_folders(self) -> list[str]:
+        """Ids of trials that have a folder, which are all but the compacted ones. Other folders are ignored."""
         try:
             with os.scandir(self.folder / "trials") as entries:
                 folders = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -115,13 +144,15 @@ class Store:
         return self.folder / "trials" / trial_id
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """The content of each trial.json, by trial id."""
-        return dict(self.iter_trials())
+        """The content of each trial.json, by trial id. Trials may share objects: do not change them."""
+        found = dict(self.iter_trials())
+        found.update(self._compacted_now().records(without=found))
+        return found
 
     def iter_trials(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each trial id with its trial.json, one at a time: fast and small also for 20,000 trials."""
+        """The id and trial.json of each trial that has a folder, one at a time."""
         trials = str(self.folder / "trials")
-        for trial_id in self.trial_ids():
+        for trial_id in self.trial_folders():
             try:
                 record: dict[str, Any] | None = read_trial_record(f"{trials}/{trial_id}")
             except (OSError, CorruptedFile):
@@ -129,16 +160,34 @@ class Store:
             if record is not None:
                 yield trial_id, record
 
+    def compacted_trial_ids(self) -> set[str]:
+        return set(self._compacted_now().trial_ids())
+
+    def compacted_trials(self, without: Collection[str]) -> pa.Table:
+        """`compaction.TRIALS` of all compacted trials but those that `iter_trials` yielded before."""
+        return self._compacted_now().trials(without)
+
+    def _compacted_now(self) -> CompactedFiles:
+        self._compacted.refresh()
+        self._add_corrupted(self._compacted.corrupted)
+        return self._compacted
+
     def trial(self, trial_id: str) -> dict[str, Any] | None:
         """The content of trial.json, rebuilt from the trial's rows if it is corrupted or missing."""
         folder = self.trial_folder(trial_id)
         try:
             return read_trial_record(folder)
         except FileNotFoundError:
-            pass
+            if trial_id in self._compacted_now():
+                return self._compacted.file_of(trial_id).record(trial_id)
         except (CorruptedFile, OSError) as error:
             self._add_corrupted([Corruption(path=folder / TRIAL_FILE, problem=str(error))])
         return rebuild_trial_record(self._read_rows(trial_id).rows, finished=is_merged(folder))
+
+    def has_rows_file(self, trial_id: str) -> bool:
+        """Whether the rows of a finished trial are where they should be."""
+        path = self.trial_folder(trial_id) / ROWS_FILE
+        return trial_id in self._compacted or path.exists() or trial_id in self._compacted_now()
 
     def completed_documents(self, trial_id: str) -> set[str]:
         """Ids of the documents that have a row."""
@@ -168,15 +217,76 @@ class Store:
         where: pc.Expression | None = None,
         verify: bool = True,
     ) -> Iterator[pa.Table]:
-        """The same trial by trial, with one trial's rows in memory at a time."""
+        """The same in parts: all rows of a trial come together, with those of few other trials."""
         unknown = set(columns or ()) - set(ROWS.names)
         assert not unknown, unknown
-        for trial_id in self.trial_ids() if trial_ids is None else trial_ids:
-            rows = self._read_rows(trial_id, columns, verify=verify).rows
+        for group in self.groups(trial_ids):
+            rows = self.group_rows(group, columns, verify=verify)
             yield rows if where is None else rows.filter(where)
 
+    def groups(self, trial_ids: Iterable[str] | None = None) -> list[TrialGroup]:
+        """All trials, or some, in groups that are read together."""
+        if trial_ids is None:
+            folders = self.trial_folders()
+            compacted = set(self._compacted_now().trial_ids()) - set(folders)
+        else:
+            wanted, known = list(trial_ids), self._compacted_now()
+            compacted = {one for one in wanted if one in known and not self.trial_folder(one).is_dir()}
+            folders = [one for one in wanted if one not in compacted]
+        starts = range(0, len(folders), TRIALS_PER_GROUP)
+        return [
+            *(TrialGroup(trial_ids=tuple(folders[start : start + TRIALS_PER_GROUP])) for start in starts),
+            *(
+                TrialGroup(trial_ids=tuple(sorted(ids)), file=file.path.name)
+                for file, ids in self._compacted.by_file(compacted)
+            ),
+        ]
+
+    def group_rows(self, group: TrialGroup, columns: Sequence[str] | None = None, *, verify: bool = True) -> pa.Table:
+        if group.file is not None:
+            path = self._compacted.folder / group.file
+            try:
+                return self._note_findings(read_trials_rows(path, group.trial_ids, columns, verify=verify)).rows
+            except FileNotFoundError:  # replaced meanwhile
+                self._compacted.refresh()
+        tables = [self._read_rows(trial_id, columns, verify=verify).rows for trial_id in group.trial_ids]
+        schema = ROWS if columns is None else select_fields(ROWS, columns)
+        return pa.concat_tables([schema.empty_table(), *tables])
+
     def _read_rows(self, trial_id: str, columns: Sequence[str] | None = None, *, verify: bool = True) -> TrialRows:
-        found = read_rows(self.trial_folder(trial_id), columns, verify=verify)
+        """The rows in the trial's folder, then those that only a compacted file has."""
+        folder = self.trial_folder(trial_id)
+        needed = None if columns is None else [*columns, "doc_id"]
+        found = self._note_findings(read_rows(folder, needed, verify=verify))
+        if trial_id in self._compacted or not (folder / ROWS_FILE).exists():  # it may have been compacted meanwhile
+            found = self._with_compacted(trial_id, found, needed, verify=verify)
+        names = ROWS.names if columns is None else [name for name in ROWS.names if name in columns]
+        return TrialRows(
+            rows=found.rows.select(names), corrupted=found.corrupted, ignored_columns=found.ignored_columns
+        )
+
+    def _with_compacted(
+        self, trial_id: str, found: TrialRows, columns: Sequence[str] | None, *, verify: bool
+    ) -> TrialRows:
+        for _ in range(READ_ATTEMPTS):
+            if trial_id not in self._compacted_now():
+                return found
+            try:
+                path = self._compacted.file_of(trial_id).path
+                more = read_trials_rows(path, [trial_id], columns, verify=verify)
+            except FileNotFoundError:
+                continue
+            self._note_findings(more)
+            keep = first_occurrences(more.rows["doc_id"].to_pylist(), set(found.rows["doc_id"].to_pylist()))
+            rows = pa.concat_tables([found.rows, more.rows.filter(pa.array(keep, pa.bool_()))])
+            return TrialRows(
+                rows=rows,
+                corrupted=[*found.corrupted, *more.corrupted],
+                ignored_columns=found.ignored_columns | more.ignored_columns,
+            )
+        raise StoreError(f"{self._compacted.folder} changes too quickly to be read")
+
+    def _note_findings(self, found: TrialRows) -> TrialRows:
         self._add_corrupted(found.corrupted)
         self.ignored_columns |= found.ignored_columns
         return found
@@ -201,19 +311,22 @@ class Store:
     def check(self) -> list[str]:
         """Reads every byte; returns a sentence for each corrupted file."""
         found = [corruption for task in self._tasks() for corruption in self._check_documents(task)]
-        for trial_id in self.trial_ids():
-            found += self._check_trial(self.trial_folder(trial_id))
+        for name in compacted_names(self._compacted.folder):
+            found += self._check_compacted(self._compacted.folder / name)
+        for trial_id in self.trial_folders():
+            found += self._check_trial(trial_id)
         if active_writer(self.folder) is not None:
             found = [corruption for corruption in found if not corruption.torn]  # being written now
         self._add_corrupted(found)
         return [str(corruption) for corruption in found]
 
-    def _check_trial(self, folder: Path) -> list[Corruption]:
+    def _check_trial(self, trial_id: str) -> list[Corruption]:
+        folder = self.trial_folder(trial_id)
         try:
             record = read_trial_record(folder)
-            found = read_rows(folder, ["doc_id"])
+            found = self._read_rows(trial_id, ["doc_id"])
             if read_trial_record(folder) != record:
-                return self._check_trial(folder)  # changed meanwhile
+                return self._check_trial(trial_id)  # changed meanwhile
         except FileNotFoundError:
             return read_rows(folder, ["doc_id"]).corrupted
         except CorruptedFile as error:
@@ -223,6 +336,24 @@ class Store:
             problem = f"should have {record['rows']} rows according to {TRIAL_FILE}, but has {len(found.rows)}"
             return [Corruption(path=folder / ROWS_FILE, problem=problem)]
         return found.corrupted
+
+    def _check_compacted(self, path: Path) -> list[Corruption]:
+        """Reads every byte; also compares the rows of each trial with its trial.json."""
+        try:
+            verify_table(path)
+            stated = read_compacted(path).trials
+            rows, _ = read_table(path, ROWS, ["trial_id"], verify=False)
+        except FileNotFoundError:  # replaced meanwhile
+            return []
+        except CorruptedFile as error:
+            return [Corruption(path=path, problem=str(error))]
+        counts = Counter(rows["trial_id"].to_pylist())
+        expected = dict(zip(stated["trial_id"].to_pylist(), stated["rows"].to_pylist(), strict=True))
+        wrong = sorted(one for one in counts.keys() | expected.keys() if counts[one] != expected.get(one))
+        if not wrong:
+            return []
+        problem = f"should have {expected.get(wrong[0], 0)} rows of trial {wrong[0]}, but has {counts[wrong[0]]}"
+        return [Corruption(path=path, problem=problem)]
 
     def _tasks(self) -> list[str]:
         return sorted(path.stem for path in (self.folder / "documents").glob("*.parquet"))
@@ -245,7 +376,7 @@ def _stated_schema(path: Path) -> int:
         schema = json.loads(read_regular(path))["schema"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError, CorruptedFile):
         return SCHEMA_VERSION
-    return schema if isinstance(schema, int) and schema > SCHEMA_VERSION else SCHEMA_VERSION
+    return schema if isinstance(schema, int) and schema > COMPACTED_SCHEMA_VERSION else SCHEMA_VERSION
 
 
 def _require_unused(folder: Path) -> None:

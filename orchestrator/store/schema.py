@@ -37,6 +37,7 @@ from orchestrator.core.untrusted import (
 from sampler.errors import InputError
 
 SCHEMA_VERSION = 1  # in sweep.json and trial.json ("schema"), and in the metadata of tables
+COMPACTED_SCHEMA_VERSION = 2  # in the sweep.json of a folder with compacted files, which version 1 would not see
 VERSION_KEY = b"reuse_sweep_schema"
 MAX_VERSION_DIGITS = 10
 
@@ -53,10 +54,10 @@ def check_version(path: Path, version: object, doubt: str = "") -> None:
     """Raises InputError if a file was written by a newer, incompatible version, or has no valid version."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(f"{path} has no schema number: it does not belong to this project")
-    if version > SCHEMA_VERSION:
+    if version > COMPACTED_SCHEMA_VERSION:
         raise InputError(
             f"{path} has schema {version}, written by a newer version{doubt}; this version reads up to "
-            f"{SCHEMA_VERSION}: upgrade, or use another folder"
+            f"{COMPACTED_SCHEMA_VERSION}: upgrade, or use another folder"
         )
 
 
@@ -199,8 +200,6 @@ ROWS = pa.schema(
     ],
     metadata={VERSION_KEY: str(SCHEMA_VERSION)},
 )
-
-ARROW_COPY = select_fields(ROWS, set(ROWS.names) - {"text"})  # columns that small row files also hold as Arrow
 
 DOCUMENTS = pa.schema(
     [

@@ -29,13 +29,11 @@ from orchestrator.store.files import (
     add_checksum,
     checksum_matches,
     find_checksum,
-    read_arrow_copy,
     read_json,
     read_regular,
     read_table,
 )
 from orchestrator.store.schema import (
-    ARROW_COPY,
     ROWS,
     SCHEMA_VERSION,
     check_columns,
@@ -328,8 +326,6 @@ def read_merged(
     path: Path, columns: Collection[str] | None, verify: bool, keep_extra: bool
 ) -> tuple[pa.Table, frozenset[str]]:
     try:
-        if columns is not None and (found := read_arrow_copy(path, ARROW_COPY, columns)) is not None:
-            return found
         return read_table(path, ROWS, columns, verify=verify, keep_extra=keep_extra)
     except FileNotFoundError:
         raise

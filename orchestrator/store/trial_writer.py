@@ -28,7 +28,7 @@ from orchestrator.store.files import (
     write_file,
     write_json,
 )
-from orchestrator.store.schema import ARROW_COPY, ROWS, SCHEMA_VERSION
+from orchestrator.store.schema import ROWS, SCHEMA_VERSION
 from orchestrator.store.trial_files import (
     ROWS_FILE,
     TOTALS_KEY,
@@ -85,6 +85,12 @@ class TrialWriter:
             return None, False
         except CorruptedFile:
             return None, True
+
+    @property
+    def trial(self) -> Mapping[str, Any]:
+        """As trial.json describes it."""
+        trial: Mapping[str, Any] = self._record["trial"]
+        return trial
 
     def completed_documents(self) -> set[str]:
         return set(self._completed)
@@ -153,7 +159,7 @@ class TrialWriter:
         order = {doc_id: position for position, doc_id in enumerate(wanted)}
         keys = [(order.get(doc_id, len(order)), doc_id) for doc_id in rows["doc_id"].to_pylist()]
         rows = rows.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
-        write_file(self._disk, self._folder / ROWS_FILE, encode_table(rows.combine_chunks(), ARROW_COPY.names))
+        write_file(self._disk, self._folder / ROWS_FILE, encode_table(rows.combine_chunks()))
 
     def _read_all_rows(self) -> pa.Table:
         """All rows on disk. Memory only tells whether some are gone."""

@@ -6,6 +6,7 @@ moment the copy is a sweep that can be continued:
 - documents are copied before the sweep.json that lists them;
 - rows.parquet is copied before the trial.json that calls the trial finished. If rows change later, the remote
   trial.json is deleted first; a trial without trial.json is not downloaded and runs again;
+- compacted files are copied before the folders of their trials are deleted;
 - files that no longer exist locally are deleted from the copy last, and only if they were copied from this folder.
 
 The local folder is only read, except for the manifest (upload.jsonl) and for a download into an unused folder.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.untrusted import path_below
+from orchestrator.store.compaction import COMPACTED_FOLDER, compacted_names
 from orchestrator.store.files import (
     DISK,
     CorruptedFile,
@@ -40,7 +42,7 @@ PARALLEL_COPIES = 8
 OWNER_FILE = "uploader.json"  # only in the copy: the id of the manifest that last wrote to it
 REPORT_PAGE = "report.html"  # copied after the files it refers to
 REPORT_FILES, REPORT_FOLDERS = ("results.md",), ("figures", "summaries")
-RECORD_PART, REPORT_PART = "sweep.json and its documents", "the report"
+RECORD_PART, COMPACTED_PART, REPORT_PART = "sweep.json and its documents", "compacted rows", "the report"
 COPIED_NAMES = (
     SWEEP_FILE,
     SWEEP_COPY_FILE,
@@ -48,6 +50,7 @@ COPIED_NAMES = (
     *REPORT_FILES,
     "documents",
     "trials",
+    COMPACTED_FOLDER,
     *REPORT_FOLDERS,
 )  # at the top level
 
@@ -56,7 +59,7 @@ COPIED_NAMES = (
 class UploadOutcome:
     """What one pass could not copy, and why; empty if the copy is up to date."""
 
-    missing: tuple[str, ...] = ()  # RECORD_PART, trials/<id>, REPORT_PART
+    missing: tuple[str, ...] = ()  # RECORD_PART, COMPACTED_PART, trials/<id>, REPORT_PART
     problem: str = ""
 
     def __str__(self) -> str:
@@ -130,7 +133,7 @@ class RemoteCopy:
 
     def copy_finished(self, stopped: Callable[[], bool] = lambda: False) -> UploadOutcome:
         """One pass over finished trials while a sweep runs; `stopped` ends it early."""
-        changed = [trial_id for trial_id in Store(self.folder).trial_ids() if self._may_be_finished(trial_id)]
+        changed = [trial_id for trial_id in Store(self.folder).trial_folders() if self._may_be_finished(trial_id)]
         return self._pass(changed, self._copy_finished_trial, stopped=stopped)
 
     def copy_all(self) -> UploadOutcome:
@@ -146,7 +149,7 @@ class RemoteCopy:
         def copy_trial(trial_id: str) -> None:
             self._copy_whole_trial(trial_id, known.get(f"trials/{trial_id}", ()))
 
-        return self._pass(Store(self.folder).trial_ids(), copy_trial, report=True)
+        return self._pass(Store(self.folder).trial_folders(), copy_trial, report=True)
 
     def _pass(
         self,
@@ -158,7 +161,8 @@ class RemoteCopy:
     ) -> UploadOutcome:
         """Copies part by part and stops at the first failure: the other parts need the same network."""
         trials = [f"trials/{trial_id}" for trial_id in trial_ids]
-        left = dict.fromkeys([RECORD_PART, *trials, *([REPORT_PART] if report else ())])
+        compacted = [COMPACTED_PART] if compacted_names(self.folder / COMPACTED_FOLDER) else []
+        left = dict.fromkeys([RECORD_PART, *compacted, *trials, *([REPORT_PART] if report else ())])
 
         def copy_and_count(trial_id: str) -> None:
             if not stopped():
@@ -168,6 +172,8 @@ class RemoteCopy:
         try:
             self._copy_sweep_record()
             del left[RECORD_PART]
+            self._copy_compacted()
+            left.pop(COMPACTED_PART, None)
             _in_parallel(copy_and_count, trial_ids)
             if report:
                 self._copy_report()
@@ -183,6 +189,26 @@ class RemoteCopy:
             self._copy_file(name)
         for name, file in files:
             self._copy_if_changed(name, file)
+
+    def _copy_compacted(self) -> None:
+        """New compacted files, then without those they replaced, then without the folders of compacted trials."""
+        store = Store(self.folder)
+        compacted = store.compacted_trial_ids()  # before the files are listed: these files, or newer ones, are copied
+        names = [f"{COMPACTED_FOLDER}/{name}" for name in compacted_names(self.folder / COMPACTED_FOLDER)]
+        _in_parallel(self._copy_file, names)
+        removed = compacted - set(store.trial_folders())
+        copied: dict[str, list[str]] = {}
+        for name in self._manifest.names():
+            if name.startswith(f"{COMPACTED_FOLDER}/") and name not in names:
+                self._delete(name)
+            elif name.startswith("trials/") and (trial_id := name.split("/")[1]) in removed:
+                copied.setdefault(trial_id, []).append(name)
+        _in_parallel(lambda trial_id: self._delete_trial(copied[trial_id]), list(copied))
+
+    def _delete_trial(self, names: Sequence[str]) -> None:
+        """trial.json first: a trial without it is not downloaded."""
+        for name in sorted(names, key=lambda name: not name.endswith(f"/{TRIAL_FILE}")):
+            self._delete(name)
 
     def _may_be_finished(self, trial_id: str) -> bool:
         name = f"trials/{trial_id}/{TRIAL_FILE}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from orchestrator.store.compaction import COMPACTED_FOLDER, compacted_names, read_compacted
 from orchestrator.store.trial_files import read_segment
 from tools.faults.row_checker import Problem, other_problem
 from tools.faults.sweep import (
@@ -39,6 +40,21 @@ def kill_worker(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
 
 
 def kill_result_actor(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    return _kill(sweep.random_process(RESULT_PROCESS, chance))
+
+
+def kill_compaction(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    """Kills the result actor or the whole command as soon as it writes a compacted file, or has just written one."""
+    folder = sweep.folder / COMPACTED_FOLDER
+    before = set(os.listdir(folder)) if folder.is_dir() else set()
+    until = time.monotonic() + COMMAND_TIMEOUT_SECONDS
+    while not folder.is_dir() or set(os.listdir(folder)) <= before:
+        if not sweep.running or time.monotonic() > until:
+            raise TooLate
+        time.sleep(0.001)
+    time.sleep(chance.uniform(0, 0.02))
+    if chance.random() < 0.5:
+        return sweep.kill_driver()
     return _kill(sweep.random_process(RESULT_PROCESS, chance))
 
 
@@ -142,6 +158,20 @@ def _flip_bit_of(patterns: tuple[str, ...], sweep: DisturbedSweep, chance: Rando
     raise TooLate
 
 
+def flip_compacted_bit(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+    """Between two commands: all trials of the file run again."""
+    problems = sweep.kill_driver()
+    names = compacted_names(sweep.folder / COMPACTED_FOLDER)
+    if not names:
+        raise TooLate
+    path = sweep.folder / COMPACTED_FOLDER / chance.choice(names)
+    for trial_id in read_compacted(path).trials["trial_id"].to_pylist():
+        sweep.checker.allow_rerun(trial_id)
+    flip_bit(path, chance)
+    sweep.expect_quarantine(path)
+    return problems
+
+
 def start_second_driver(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
     """One of the two commands must continue; the other must report that the folder is in use."""
     del chance
@@ -210,6 +240,8 @@ FAULTS: Mapping[str, Fault] = {
         Fault(name="last write torn", inject=tear_rows),
         Fault(name="bit of a row file changed", inject=flip_row_bit),
         Fault(name="bit of trial.json changed", inject=flip_trial_json_bit),
+        Fault(name="bit of a compacted file changed", inject=flip_compacted_bit),
+        Fault(name="compaction killed", inject=kill_compaction),
         Fault(name="second driver", inject=start_second_driver),
     )
 }

@@ -266,6 +266,8 @@ user would do. After each fault, and once the sweep is complete, all rows are re
 | disk slow | the disk is frozen repeatedly for 0.1 to 0.8 s, over 2 to 5 s |
 | last write torn | after kill -9, up to 2,000 bytes are cut off the file that was written last |
 | bit of a row file, of trial.json changed | one random bit is flipped, in half of the cases while the sweep runs |
+| bit of a compacted file changed | one random bit is flipped after kill -9 of the command |
+| compaction killed | kill -9 of the result actor or the command when a compacted file appears |
 | second driver | the same command again while the first runs: one of the two continues, the other is refused |
 
 Two sweeps run at a time (`--lanes`), each on its own disk; every second round runs on two nodes that outlive the

@@ -101,6 +101,9 @@ def write_model_and_data(folder: Path, *, documents: int) -> None:
     (data / "README.md").write_text(readme, encoding="utf-8")
 
 
+VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "REUSE_SWEEP_COMPACT_ROWS": "20"}
+
+
 class SweepCommand:
     """One run of `python -m orchestrator.sweep` in its own session; starts when created."""
 
@@ -110,7 +113,7 @@ class SweepCommand:
         with output.open("w", encoding="utf-8") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.sweep", *arguments],
-                env={**os.environ, **RAY_VARIABLES, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **RAY_VARIABLES, **VARIABLES},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

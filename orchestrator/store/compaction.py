@@ -1,0 +1,298 @@
+"""Compacted files: the rows of many finished trials of a task in one Parquet file, together with each trial.json.
+
+    compacted/<task>-<number>-<random>.parquet
+
+Trials are short so that all policies run at each speed of a machine, and a file per trial would be slow to read: a
+million rows are 100,000 trials. The key-value metadata of a compacted file holds a table of its trials (TRIALS) with a
+checksum of its own, so the status of a sweep reads only the ends of these files.
+
+A file is never changed. It is complete on disk before the folders of its trials are removed, and a trial that goes on
+gets its folder back first. So a trial can be in both places, or in two compacted files after some of its trials were
+replaced: then each row counts once, and the newest compacted file and the trial's own trial.json apply.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from orchestrator.core.totals import Sums
+from orchestrator.core.trial import TRIAL_KEYS
+from orchestrator.store.files import DECODE_ERRORS, CorruptedFile, StoreError, encode_table, read_table
+from orchestrator.store.schema import ROWS, select_fields
+from orchestrator.store.trial_files import READ_ATTEMPTS, TOTALS_KEY, Corruption, TrialRows
+
+COMPACTED_FOLDER = "compacted"
+COMPACTED_NAME = re.compile(r"(.+)-([0-9]{6,18})-[0-9a-f]{8}\.parquet")
+MIN_ROWS = 1_000  # of a compacted file
+FULL_ROWS = 4_000  # as many finished rows of a task are compacted while the sweep runs
+TRIALS_METADATA_KEY = "reuse_sweep_trials"  # of the Parquet file: digest and base64 of an Arrow stream
+VALUES_METADATA_KEY = b"values"  # of that stream: values that many trials share, as a JSON list
+SHARED_KEY = ""  # in a stored record: names of shared values and their places in that list
+OWN_KEYS = ("trial", TOTALS_KEY, "attempts")  # of trial.json: never shared
+IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+SUM_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+SUMS = {name: SUM_TYPES[type(value)] for name in Sums.__slots__ if type(value := getattr(Sums(), name)) in SUM_TYPES}
+
+TRIALS = pa.schema(
+    [
+        pa.field("trial_id", pa.string(), nullable=False),
+        *(pa.field(name, ROWS.field(name).type) for name in TRIAL_KEYS),
+        pa.field("rows", pa.int64()),
+        pa.field("ended_at", pa.string()),  # of the last attempt
+        *(pa.field(name, kind) for name, kind in SUMS.items()),  # null if trial.json has no totals
+        pa.field("scored", pa.int64()),
+        pa.field("record", pa.string(), nullable=False),  # trial.json, without values that many trials share
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompactedFile:
+    path: Path
+    trials: pa.Table  # TRIALS
+    values: bytes  # JSON
+
+    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each trial id with its trial.json. Values that trials share are the same object: do not change them."""
+        yield from zip(self.trials["trial_id"].to_pylist(), self._parse(self.trials["record"].to_pylist()), strict=True)
+
+    def record(self, trial_id: str) -> dict[str, Any]:
+        place = self.trials["trial_id"].to_pylist().index(trial_id)
+        return self._parse([self.trials["record"][place].as_py()])[0]
+
+    def _parse(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        values = json.loads(self.values)
+        records: list[dict[str, Any]] = json.loads(f"[{','.join(texts)}]")  # at once: equal keys are then one object
+        for record in records:
+            for part in (record, *record["attempts"]):
+                part.update({name: values[place] for name, place in part.pop(SHARED_KEY, {}).items()})
+        return records
+
+
+def read_trials_rows(
+    path: Path,
+    trial_ids: Collection[str],
+    columns: Collection[str] | None = None,
+    *,
+    verify: bool = True,
+    keep_extra: bool = False,
+) -> TrialRows:
+    """The rows of some trials of a compacted file. Raises FileNotFoundError if the file was replaced meanwhile."""
+    schema = ROWS if columns is None else select_fields(ROWS, columns)
+    needed = None if columns is None else {*columns, "trial_id"}
+    try:
+        rows, ignored = read_table(path, ROWS, needed, verify=verify, keep_extra=keep_extra)
+    except CorruptedFile as error:
+        return TrialRows(rows=schema.empty_table(), corrupted=[Corruption(path=path, problem=str(error))])
+    mine = pc.is_in(rows["trial_id"], pa.array(trial_ids, pa.string()))
+    rows = rows if pc.all(mine).as_py() else rows.filter(mine)
+    return TrialRows(rows=rows if keep_extra else rows.select(schema.names), ignored_columns=ignored)
+
+
+def encode_compacted(rows: pa.Table, records: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The content of a compacted file; `records` has the trial.json of each trial in `rows`."""
+    values: dict[str, int] = {}
+    lines = [_trial_columns(trial_id, record, values) for trial_id, record in records.items()]
+    stored = f"[{','.join(values)}]".encode()
+    table = pa.Table.from_pylist(lines, schema=TRIALS.with_metadata({VALUES_METADATA_KEY: stored}))
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema, options=IPC_OPTIONS) as stream:
+        stream.write_table(table)
+    data = base64.b64encode(sink.getvalue())
+    return encode_table(rows, {TRIALS_METADATA_KEY: hashlib.sha256(data).hexdigest().encode() + data}, many=True)
+
+
+def _trial_columns(trial_id: str, record: Mapping[str, Any], values: dict[str, int]) -> dict[str, Any]:
+    sums = record.get(TOTALS_KEY) or {}
+    known: dict[str, Any] = {}
+    if Sums.is_stored(sums):  # trial.json has null for NaN
+        known = {name: math.nan if sums[name] is None else sums[name] for name in SUMS}
+        known["scored"] = sum(sums["scored"].values())
+    attempts = record["attempts"]
+    own = {**_without_shared(record, values), "attempts": [_without_shared(attempt, values) for attempt in attempts]}
+    return {
+        "trial_id": trial_id,
+        **{name: record["trial"].get(name) for name in TRIAL_KEYS},
+        "rows": record["rows"],
+        "ended_at": attempts[-1].get("ended_at") if attempts else None,
+        **{name: known.get(name) for name in (*SUMS, "scored")},
+        "record": _to_json(own),
+    }
+
+
+def _without_shared(part: Mapping[str, Any], values: dict[str, int]) -> dict[str, Any]:
+    """Replaces objects and lists by their places among the shared values, which are added if they are new."""
+    shared = {
+        name: values.setdefault(_to_json(value), len(values))
+        for name, value in part.items()
+        if isinstance(value, dict | list) and name not in OWN_KEYS
+    }
+    return {**{name: value for name, value in part.items() if name not in shared}, SHARED_KEY: shared}
+
+
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def read_compacted(path: Path) -> CompactedFile:
+    """The trials of a compacted file, from its end alone. Raises CorruptedFile or FileNotFoundError."""
+    try:
+        data = (pq.read_metadata(path).metadata or {}).get(TRIALS_METADATA_KEY.encode(), b"")
+        digest, encoded = data[:64], data[64:]
+        if hashlib.sha256(encoded).hexdigest().encode() != digest:
+            raise CorruptedFile("does not match the checksum of its trials")
+        table = pa.ipc.open_stream(base64.b64decode(encoded)).read_all()
+        values = (table.schema.metadata or {})[VALUES_METADATA_KEY]
+        columns = [table[f.name] if f.name in table.column_names else pa.nulls(len(table), f.type) for f in TRIALS]
+        return CompactedFile(path=path, trials=pa.Table.from_arrays(columns, schema=TRIALS), values=values)
+    except FileNotFoundError:
+        raise
+    except (OSError, *DECODE_ERRORS) as error:
+        raise CorruptedFile(f"cannot be read as a compacted file ({error})") from error
+
+
+class CompactedFiles:
+    """The compacted files of a sweep folder. `refresh` finds those that a writer has added or replaced.
+
+    Several threads may use it: each method takes the state once, and `refresh` replaces it as a whole.
+    """
+
+    def __init__(self, sweep: Path) -> None:
+        self.folder = sweep / COMPACTED_FOLDER
+        self._state = _Listing(files={}, file_of={}, corrupted=())
+
+    def refresh(self) -> None:
+        """Looks again until the list of files does not change while they are read."""
+        for _ in range(READ_ATTEMPTS):
+            names, known = compacted_names(self.folder), self._state
+            if names == list(known.files):
+                return
+            try:
+                self._state = _Listing.read(self.folder, names, known)
+            except FileNotFoundError:
+                continue
+        raise StoreError(f"{self.folder} changes too quickly to be read")
+
+    @property
+    def corrupted(self) -> tuple[Corruption, ...]:
+        return self._state.corrupted
+
+    def __contains__(self, trial_id: str) -> bool:
+        return trial_id in self._state.file_of
+
+    def trial_ids(self) -> frozenset[str]:
+        return frozenset(self._state.file_of)
+
+    def files(self) -> list[CompactedFile]:
+        return [file for file in self._state.files.values() if file is not None]
+
+    def file_of(self, trial_id: str) -> CompactedFile:
+        """The file that applies to a compacted trial; raises KeyError for another one."""
+        return self._state.file_of[trial_id]
+
+    def by_file(self, trial_ids: Collection[str]) -> list[tuple[CompactedFile, list[str]]]:
+        """These trials, which are all compacted, grouped by the file that applies to them."""
+        groups: dict[Path, tuple[CompactedFile, list[str]]] = {}
+        file_of = self._state.file_of
+        for trial_id in trial_ids:
+            file = file_of[trial_id]
+            groups.setdefault(file.path, (file, []))[1].append(trial_id)
+        return [groups[path] for path in sorted(groups)]
+
+    def trials(self, without: Collection[str] = ()) -> pa.Table:
+        """TRIALS of all compacted trials but some, each once, without `record`."""
+        file_of, tables = self._state.file_of, [TRIALS.empty_table().drop_columns(["record"])]
+        for file in self.files():
+            ids, trials = file.trials["trial_id"].to_pylist(), file.trials.drop_columns(["record"])
+            keep = [file_of.get(trial_id) is file and trial_id not in without for trial_id in ids]
+            tables.append(trials if all(keep) else trials.filter(pa.array(keep, pa.bool_())))
+        return pa.concat_tables(tables)
+
+    def records(self, without: Collection[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each compacted trial's id and trial.json, one file at a time."""
+        file_of = self._state.file_of
+        for file in self.files():
+            for trial_id, record in file.records():
+                if file_of.get(trial_id) is file and trial_id not in without:
+                    yield trial_id, record
+
+    def next_name(self, task: str, random: str) -> str:
+        """A name that sorts after those of all files."""
+        numbers = [int(match[2]) for name in self._state.files if (match := COMPACTED_NAME.fullmatch(name))]
+        return f"{task}-{max(numbers, default=0) + 1:06}-{random}.parquet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Listing:
+    files: Mapping[str, CompactedFile | None]  # by name, oldest first; None: corrupted
+    file_of: Mapping[str, CompactedFile]  # by trial id: the newest file that has it
+    corrupted: tuple[Corruption, ...]
+
+    @classmethod
+    def read(cls, folder: Path, names: Sequence[str], known: "_Listing") -> "_Listing":
+        files: dict[str, CompactedFile | None] = {}
+        corrupted = [one for one in known.corrupted if one.path.name in names]
+        for name in names:
+            try:
+                files[name] = known.files[name] if name in known.files else read_compacted(folder / name)
+            except CorruptedFile as error:
+                corrupted.append(Corruption(path=folder / name, problem=str(error)))
+                files[name] = None
+        intact = [file for file in files.values() if file is not None]
+        file_of = {trial_id: file for file in intact for trial_id in file.trials["trial_id"].to_pylist()}
+        return cls(files=files, file_of=file_of, corrupted=tuple(corrupted))
+
+
+def compacted_names(folder: Path) -> list[str]:
+    """The names of compacted files, oldest first."""
+    try:
+        found = [match for name in os.listdir(folder) if (match := COMPACTED_NAME.fullmatch(name))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [match[0] for match in sorted(found, key=lambda match: (int(match[2]), match[0]))]
+
+
+def compaction_groups(
+    finished: Mapping[str, Mapping[str, Any]], *, minimum: int = MIN_ROWS, full: int = FULL_ROWS
+) -> list[tuple[str, list[str]]]:
+    """Finished trials, given by their trial.json, that are to share a file: task and trial ids.
+
+    Each file gets `full` rows; the last one of a task has at least `minimum`, or waits for more.
+    """
+    by_task: dict[str, list[str]] = {}
+    for trial_id, record in sorted(finished.items(), key=lambda item: _order(item[1])):
+        by_task.setdefault(str(record["trial"]["task"]), []).append(trial_id)
+    groups = []
+    for task, trial_ids in by_task.items():
+        group: list[str] = []
+        rows = 0
+        for trial_id in trial_ids:
+            group.append(trial_id)
+            rows += finished[trial_id]["rows"]
+            if rows >= full:
+                groups.append((task, group))
+                group, rows = [], 0
+        if group and rows >= minimum:
+            groups.append((task, group))
+    return groups
+
+
+def _order(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    trial: Mapping[str, Any] = record["trial"]
+    return trial["task"], trial["repeat"], trial["shard"], trial["policy"], trial["trial_id"]
+
+
+def join_rows(tables: Sequence[pa.Table]) -> pa.Table:
+    """Rows of several trials, some of which may have columns of a newer version."""
+    return pa.concat_tables(tables, promote_options="default")
