@@ -12,7 +12,8 @@ from simulated_sweep import Simulation, write_sweep
 from orchestrator.report import write
 from orchestrator.report.parallel import process_pool_map
 from orchestrator.report.section import build_section
-from orchestrator.report.sweeps import TRIALS_PER_PART, read_sweeps
+from orchestrator.report.sweeps import read_sweeps
+from orchestrator.store.reader import TRIALS_PER_GROUP
 from sampler.errors import InputError
 from tools.faults.faults import trial_files
 from tools.processes import descendants, wait_until_gone
@@ -36,7 +37,7 @@ def test_several_processes_give_the_same_report(tmp_path: Path) -> None:
     victim = trial_files(sweep, ("rows.parquet",))[70]
     victim.write_bytes(victim.read_bytes()[:-20])
     (alone,) = read_sweeps([sweep])
-    assert len(alone.trials) > TRIALS_PER_PART
+    assert len(alone.trials) > TRIALS_PER_GROUP
     with process_pool_map() as parallel:
         (together,) = read_sweeps([sweep], parallel)
         section = build_section(together, parallel=parallel)
