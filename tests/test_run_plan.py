@@ -10,9 +10,8 @@ from made_rows import DEFAULTS
 from sweep_cases import DOCUMENTS, write_case
 
 from orchestrator.cli.flags import parse_sweep
-from orchestrator.planning.checks import folder_revision
 from orchestrator.planning.machine import Machine, Nodes
-from orchestrator.planning.preflight import prepare
+from orchestrator.planning.preflight import folder_revision, prepare
 from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.run_plan import RunPlan, plan_run, save_plan, worker_settings
 from orchestrator.store import Store, StoreWriter

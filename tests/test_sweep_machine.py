@@ -11,7 +11,6 @@ import pytest
 
 from orchestrator.core.errors import InputErrors
 from orchestrator.core.hardware import Device, common_dtype
-from orchestrator.planning.checks import check_devices
 from orchestrator.planning.machine import (
     FULL_MODEL,
     Growth,
@@ -22,6 +21,7 @@ from orchestrator.planning.machine import (
     place,
     resolve_model,
 )
+from orchestrator.planning.preflight import check_devices
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 

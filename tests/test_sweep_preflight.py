@@ -13,12 +13,18 @@ from tasks_model import write_model
 from test_tasks_model import mmlu_row
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-import orchestrator.planning.checks
+import orchestrator.planning.preflight
 import sampler.loading
-from orchestrator.planning.checks import SAMPLE_BYTES, WHOLE_FILE_BYTES, check_capacity, folder_revision
 from orchestrator.planning.estimate import TOKENS_PER_PASS, TRIAL_SECONDS, rough_pass_seconds
 from orchestrator.planning.machine import Machine, Nodes
-from orchestrator.planning.preflight import prepare, sweep_folder
+from orchestrator.planning.preflight import (
+    SAMPLE_BYTES,
+    WHOLE_FILE_BYTES,
+    check_capacity,
+    folder_revision,
+    prepare,
+    sweep_folder,
+)
 from orchestrator.planning.prepared import PreparedSweep, default_name
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import combine
@@ -269,7 +275,7 @@ def test_a_folder_that_ray_deletes_with_its_job(
 def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = combine(None, prepared().record())
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(orchestrator.planning.checks.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(orchestrator.planning.preflight.shutil, "disk_usage", lambda _: usage)
     (sentence,) = sentences(prepared)
     assert "MiB, but 1000 bytes are free" in sentence
     going_on = prepared(stored=stored)  # what it needs depends on what is left

@@ -14,7 +14,7 @@ from sweep_cases import NEW_TOKENS, context, gsm8k_ids, mmlu_row, trial, worker_
 from test_tasks_sources import gsm8k_folder, write_dataset
 
 from orchestrator.core import hardware
-from orchestrator.planning.checks import folder_revision
+from orchestrator.planning.preflight import folder_revision
 from orchestrator.running.rows import TrialTotals
 from orchestrator.running.worker import Worker, explain_out_of_memory, find_planned_model, wait_for_memory
 from orchestrator.store.schema import ROWS

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import say
-from orchestrator.planning.checks import check_capacity
 from orchestrator.planning.estimate import measured_seconds
 from orchestrator.planning.machine import Machine, Placement, place
-from orchestrator.planning.preflight import prepare, sweep_folder
+from orchestrator.planning.preflight import check_capacity, prepare, sweep_folder
 from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.run_plan import RunPlan, describe_plan, plan_run, save_plan, worker_settings
 from orchestrator.planning.settings import SweepCommand, SweepSettings

@@ -7,6 +7,7 @@ not grow with the number of rows.
 import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -170,8 +171,9 @@ class _StatusReader:
         """Compacted trials are finished. Their totals are columns: 100,000 trials take a fraction of a second."""
         for key, sums in compacted_sums(self._store, trials):
             totals.add_sums(key, sums)
-        if (last := pc.max(trials["ended_at"]).as_py()) is not None:  # all in UTC, in one format
-            self._last = max(self._last or 0.0, datetime.fromisoformat(last).timestamp())
+        with suppress(ValueError, TypeError):  # none, or not a time
+            last = datetime.fromisoformat(pc.max(trials["ended_at"]).as_py())  # all are in UTC, in one format
+            self._last = max(self._last or 0.0, last.timestamp())
         counted = trials.group_by(["task", "shard", "rows"]).aggregate([([], "count_all")])
         for line in counted.to_pylist():
             done = line["rows"] >= len(self._wanted.ids(line["task"], line["shard"]))

@@ -20,8 +20,8 @@ import torch
 
 from orchestrator.core import hardware, provenance
 from orchestrator.core.trial import Trial
-from orchestrator.planning.checks import folder_revision
 from orchestrator.planning.estimate import format_bytes
+from orchestrator.planning.preflight import folder_revision
 from orchestrator.planning.run_plan import WorkerSettings
 from orchestrator.running.rows import ModelInfo, RowContext, build_batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model

@@ -29,8 +29,8 @@ import pyarrow.parquet as pq
 
 from orchestrator.core.totals import Sums
 from orchestrator.core.trial import TRIAL_KEYS
-from orchestrator.store.files import DECODE_ERRORS, CorruptedFile, StoreError, encode_table, read_table
-from orchestrator.store.schema import ROWS, select_fields
+from orchestrator.store.files import DECODE_ERRORS, CorruptedFile, StoreError, encode_table, open_regular, read_table
+from orchestrator.store.schema import ROWS, select_fields, trial_record_problem
 from orchestrator.store.trial_files import READ_ATTEMPTS, TOTALS_KEY, Corruption, TrialRows
 
 COMPACTED_FOLDER = "compacted"
@@ -57,6 +57,8 @@ TRIALS = pa.schema(
     ]
 )
 
+REQUIRED = ("trial_id", "task", "policy", "repeat", "shard", "rows", "record")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompactedFile:
@@ -66,19 +68,26 @@ class CompactedFile:
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each trial id with its trial.json. Values that trials share are the same object: do not change them."""
-        yield from zip(self.trials["trial_id"].to_pylist(), self._parse(self.trials["record"].to_pylist()), strict=True)
+        yield from self._parse(self.trials)
 
     def record(self, trial_id: str) -> dict[str, Any]:
         place = self.trials["trial_id"].to_pylist().index(trial_id)
-        return self._parse([self.trials["record"][place].as_py()])[0]
+        return next(record for _, record in self._parse(self.trials.slice(place, 1)))
 
-    def _parse(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        values = json.loads(self.values)
-        records: list[dict[str, Any]] = json.loads(f"[{','.join(texts)}]")  # at once: equal keys are then one object
-        for record in records:
-            for part in (record, *record["attempts"]):
-                part.update({name: values[place] for name, place in part.pop(SHARED_KEY, {}).items()})
-        return records
+    def _parse(self, trials: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Raises CorruptedFile if a record is not one of these trials."""
+        ids, texts = trials["trial_id"].to_pylist(), trials["record"].to_pylist()
+        try:
+            values = json.loads(self.values)
+            records = json.loads(f"[{','.join(texts)}]")  # at once: equal keys are then one object
+            for trial_id, record in zip(ids, records, strict=True):
+                for part in (record, *record["attempts"]):
+                    part.update({name: values[place] for name, place in part.pop(SHARED_KEY, {}).items()})
+                if (problem := trial_record_problem(record, trial_id)) is not None:
+                    raise ValueError(problem)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise CorruptedFile(f"has records of trials that cannot be used ({error})") from error
+        yield from zip(ids, records, strict=True)
 
 
 def read_trials_rows(
@@ -148,6 +157,7 @@ _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan
 def read_compacted(path: Path) -> CompactedFile:
     """The trials of a compacted file, from its end alone. Raises CorruptedFile or FileNotFoundError."""
     try:
+        open_regular(path).close()
         data = (pq.read_metadata(path).metadata or {}).get(TRIALS_METADATA_KEY.encode(), b"")
         digest, encoded = data[:64], data[64:]
         if hashlib.sha256(encoded).hexdigest().encode() != digest:
@@ -155,7 +165,14 @@ def read_compacted(path: Path) -> CompactedFile:
         table = pa.ipc.open_stream(base64.b64decode(encoded)).read_all()
         values = (table.schema.metadata or {})[VALUES_METADATA_KEY]
         columns = [table[f.name] if f.name in table.column_names else pa.nulls(len(table), f.type) for f in TRIALS]
-        return CompactedFile(path=path, trials=pa.Table.from_arrays(columns, schema=TRIALS), values=values)
+        trials = pa.Table.from_arrays(columns, schema=TRIALS)
+        trials.validate(full=True)
+        if (
+            any(trials[name].null_count for name in REQUIRED)
+            or not pc.all(pc.utf8_is_alnum(trials["trial_id"])).as_py()
+        ):
+            raise CorruptedFile("lists trials without a name, a number of rows or a record")
+        return CompactedFile(path=path, trials=trials, values=values)
     except FileNotFoundError:
         raise
     except (OSError, *DECODE_ERRORS) as error:

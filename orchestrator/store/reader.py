@@ -341,8 +341,9 @@ class Store:
         """Reads every byte; also compares the rows of each trial with its trial.json."""
         try:
             verify_table(path)
-            stated = read_compacted(path).trials
-            rows, _ = read_table(path, ROWS, ["trial_id"], verify=False)
+            compacted = read_compacted(path)
+            stated, _ = compacted.trials, list(compacted.records())
+            rows, _ = read_table(path, ROWS, verify=False)  # checks the values
         except FileNotFoundError:  # replaced meanwhile
             return []
         except CorruptedFile as error:

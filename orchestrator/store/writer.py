@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from orchestrator.core.untrusted import path_below
 from orchestrator.store.compaction import (
+    COMPACTED_FOLDER,
     FULL_ROWS,
     MIN_ROWS,
     compacted_names,
     compaction_groups,
     encode_compacted,
     join_rows,
-    read_compacted,
     read_trials_rows,
 )
 from orchestrator.store.files import (
@@ -38,7 +38,6 @@ from orchestrator.store.files import (
     make_folders,
     move_file,
     remove_temporary_files,
-    verify_table,
     write_file,
     write_json,
 )
@@ -94,9 +93,9 @@ class StoreWriter(Store):
 
     def _require_no_links(self) -> None:
         """A symbolic link in a folder from somebody else could make this process write elsewhere."""
-        for name in (LOCK_FOLDER, "documents", "trials", QUARANTINE_FOLDER):
+        for name in (LOCK_FOLDER, "documents", "trials", COMPACTED_FOLDER, QUARANTINE_FOLDER):
             path_below(self.folder, f"{name}/file")
-        for name in ("trials", QUARANTINE_FOLDER):
+        for name in ("trials", COMPACTED_FOLDER, QUARANTINE_FOLDER):
             try:
                 links = [entry.name for entry in os.scandir(self.folder / name) if entry.is_symlink()]
             except FileNotFoundError:
@@ -359,13 +358,10 @@ class StoreWriter(Store):
         if self._compacted.folder.is_dir():
             remove_temporary_files(self._compacted.folder)
         for name in compacted_names(self._compacted.folder):
-            path = self._compacted.folder / name
-            try:
-                verify_table(path)
-                read_compacted(path)
-            except CorruptedFile as error:
-                move_file(self._disk, path, self._quarantine / path.parent.name)
-                found.append(Corruption(path=path, problem=str(error)))
+            problems = self._check_compacted(self._compacted.folder / name)
+            if problems:
+                move_file(self._disk, problems[0].path, self._quarantine / COMPACTED_FOLDER)
+            found += problems
         self._compacted.refresh()
         return found
 
