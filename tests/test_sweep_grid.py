@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.trial import Trial
-from orchestrator.planning.grid import Cut, SweepIdentity, assign_shards, extend_cuts, plan_trials
+from orchestrator.planning.grid import Cut, SweepIdentity, assign_shards, extend_cuts, plan_trials, stored_cuts
 from orchestrator.planning.settings import SweepSettings
+from sampler.errors import InputError
 from tasks.documents import Document
 
 IDENTITY = SweepIdentity(
@@ -265,6 +266,12 @@ def test_ids_tell_how_documents_were_cut() -> None:
     stored = json.loads(json.dumps(replace(IDENTITY, cuts=later).as_dict()))
     assert SweepIdentity.from_dict(stored) == replace(IDENTITY, cuts=later)
     assert "cuts" not in IDENTITY.as_dict()
+
+
+@pytest.mark.parametrize("cuts", [[], {"a": 3}, {"a": [[3]]}, {"a": [[None, 1], [5, 2]]}, {"a": [[5, 2], [6, 2]]}])
+def test_cuts_that_no_sweep_can_have_are_refused(cuts: Any) -> None:
+    with pytest.raises(InputError, match=r"sweep\.json must state in 'cuts' growing limits"):
+        stored_cuts({"cuts": cuts})
 
 
 def test_a_hundred_thousand_trials_are_planned_quickly() -> None:

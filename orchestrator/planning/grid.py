@@ -6,12 +6,13 @@ import random
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from orchestrator.core.configuration import Configuration, grid
 from orchestrator.core.trial import Trial
 from orchestrator.planning.settings import SweepSettings
+from sampler.errors import InputError
 from tasks.documents import Document
 
 SUBJECT_RUN_LENGTH = 8  # consecutive documents of one subject: they share few-shot examples, which are prefilled once
@@ -67,7 +68,16 @@ def stored_cuts(identity: Mapping[str, Any]) -> dict[str, tuple[Cut, ...]] | Non
     """The cuts in a stored identity; None if an older version made the sweep."""
     if "cuts" not in identity:
         return None
-    return {task: tuple((limit, shards) for limit, shards in cuts) for task, cuts in identity["cuts"].items()}
+    try:
+        found = {task: tuple((limit, shards) for limit, shards in cuts) for task, cuts in identity["cuts"].items()}
+    except (AttributeError, TypeError, ValueError):
+        found = {"": ((0, 0),)}
+    for cuts in found.values():
+        limits = [limit for limit, _ in cuts[:-1]] + [limit for limit, _ in cuts[-1:] if limit is not None]
+        for numbers in (limits, [shards for _, shards in cuts]):
+            if not all(type(number) is int and number > before for before, number in pairwise([0, *numbers])):
+                raise InputError("sweep.json must state in 'cuts' growing limits and numbers of shards for each task")
+    return found
 
 
 def extend_cuts(

@@ -32,6 +32,7 @@ from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.store.files import DECODE_ERRORS, CorruptedFile, StoreError, encode_table, open_regular, read_table
 from orchestrator.store.schema import ROWS, select_fields, trial_record_problem
 from orchestrator.store.trial_files import READ_ATTEMPTS, TOTALS_KEY, Corruption, TrialRows
+from sampler.errors import InputError
 
 COMPACTED_FOLDER = "compacted"
 COMPACTED_NAME = re.compile(r"(.+)-([0-9]{6,18})-[0-9a-f]{8}\.parquet")
@@ -68,13 +69,19 @@ class CompactedFile:
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each trial id with its trial.json. Values that trials share are the same object: do not change them."""
-        yield from self._parse(self.trials)
+        try:
+            yield from self.parse(self.trials)
+        except CorruptedFile as error:
+            raise InputError(f"{self.path} {error}; continue the sweep to run them again") from error
 
     def record(self, trial_id: str) -> dict[str, Any]:
         place = self.trials["trial_id"].to_pylist().index(trial_id)
-        return next(record for _, record in self._parse(self.trials.slice(place, 1)))
+        try:
+            return next(record for _, record in self.parse(self.trials.slice(place, 1)))
+        except CorruptedFile as error:
+            raise InputError(f"{self.path} {error}; continue the sweep to run them again") from error
 
-    def _parse(self, trials: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
+    def parse(self, trials: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
         """Raises CorruptedFile if a record is not one of these trials."""
         ids, texts = trials["trial_id"].to_pylist(), trials["record"].to_pylist()
         try:

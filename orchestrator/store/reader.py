@@ -342,7 +342,7 @@ class Store:
         try:
             verify_table(path)
             compacted = read_compacted(path)
-            stated, _ = compacted.trials, list(compacted.records())
+            stated, _ = compacted.trials, list(compacted.parse(compacted.trials))
             rows, _ = read_table(path, ROWS, verify=False)  # checks the values
         except FileNotFoundError:  # replaced meanwhile
             return []
