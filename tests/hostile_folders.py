@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from orchestrator.store.files import CHECKSUM_PLACEHOLDER, add_checksum, decode_json, encode_table
-from orchestrator.store.schema import ARROW_COPY, DOCUMENTS, ROWS
+from orchestrator.store.schema import DOCUMENTS, ROWS
 from orchestrator.store.trial_files import encode_segment
 
 OSC_52 = "\x1b]52;c;cm0gLXJmIH4=\x07"  # makes many terminals fill the clipboard
@@ -110,9 +110,7 @@ class Mutator:
         if path.suffix == ".arrows":
             path.write_bytes(encode_segment(table.combine_chunks()))
         else:
-            copied = [name for name in ARROW_COPY.names if table.column_names.count(name) == 1]
-            small = copied if path.name == "rows.parquet" and self.random.random() < 0.7 else ()
-            path.write_bytes(encode_table(table, small))
+            path.write_bytes(encode_table(table))
             self._state_rows(path, table)
         return f"{path.relative_to(self.folder)}: {what}"
 

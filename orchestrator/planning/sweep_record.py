@@ -77,7 +77,7 @@ def _has_commit(stored: SweepRecord) -> bool:
 def check_record(stored: SweepRecord) -> None:
     missing = [key for key in ("schema", "identity", "settings", "model", "tasks") if stored.get(key) is None]
     missing = missing or [
-        *(key for key in SweepIdentity.__dataclass_fields__ if key not in stored["identity"]),
+        *(key for key in SweepIdentity.__dataclass_fields__ if key not in (*stored["identity"], "cuts")),
         *(key for key in REQUIRED_SETTINGS if key not in stored["settings"]),
         *(["source"] if "source" not in stored["model"] else []),
         *("documents" for facts in stored["tasks"].values() if "documents" not in facts),
