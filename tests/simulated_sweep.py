@@ -480,6 +480,7 @@ def _short_trials(
             work=52.0 * float(speed[place]) * spent,
             layer_positions=int(positions),
             scored={repeat: int(count[place])},
+            actor=actor[place],
         )
         records[trial_id] = {
             **new_trial_record({"trial_id": trial_id, **settings, "repeat": repeat, "shard": place}),

@@ -127,6 +127,17 @@ class RunningTotals:
         self._sums.setdefault((trial.task, trial.configuration), Sums()).add(sums)
         self._times.add(trial, sums)
 
+    def add_trials(self, trials: pa.Table) -> None:
+        """Sums of many trials that were not added before, as columns (see store.compaction.TRIALS)."""
+        names = [name for name in Sums.__slots__ if name not in ("actor", "baseline", "scored")]
+        wanted = [("baseline", "max"), ("scored", "sum"), *((name, "sum") for name in names)]
+        for line in trials.group_by([*KEYS, "repeat"]).aggregate(wanted).to_pylist():
+            sums = Sums(baseline=line["baseline_max"], scored={line["repeat"]: line["scored_sum"]})
+            for name in names:
+                setattr(sums, name, line[f"{name}_sum"])
+            self._sums.setdefault((line["task"], Configuration.from_mapping(line)), Sums()).add(sums)
+        self._times.add_columns(trials)
+
     def totals(self) -> tuple[Totals, ...]:
         """Wanted configurations in their order, then those that only appeared in rows."""
         baselines: dict[tuple[object, ...], Sums] = {}
@@ -175,6 +186,25 @@ class _TimesOfTrials:
         self._integers["documents"][place] += sums.documents
         for name, column in self._floats.items():
             column[place] += getattr(sums, name)
+
+    def add_columns(self, trials: pa.Table) -> None:
+        """Adds trials that were not added before, given as columns."""
+        columns = {name: trials[name].to_pylist() for name in ("trial_id", *KEYS, "shard", "actor")}
+        keys = list(zip(*(columns[name] for name in KEYS), strict=True))
+        known = {key: Configuration.from_mapping(dict(zip(KEYS, key, strict=True))) for key in set(keys)}
+        configuration = {key: self._code("configuration", (key[0], one)) for key, one in known.items()}
+        baseline = {key: self._code("baseline", (key[0], one.settings)) for key, one in known.items()}
+        first = len(self._place)
+        self._place.update(zip(columns["trial_id"], range(first, first + len(trials)), strict=True))
+        shards = zip(columns["task"], columns["shard"], strict=True)
+        self._integers["shard"].extend([self._code("shard", shard) for shard in shards])
+        self._integers["baseline"].extend([baseline[key] for key in keys])
+        self._integers["configuration"].extend([configuration[key] for key in keys])
+        self._integers["is_k1"].extend(map(int, trials["baseline"].to_pylist()))
+        self._integers["actor"].extend([self._code("actor", actor) for actor in columns["actor"]])
+        self._integers["documents"].extend(trials["documents"].to_pylist())
+        for name, column in self._floats.items():
+            column.extend(trials[name].to_pylist())
 
     def _code(self, kind: str, value: object) -> int:
         codes = self._codes.setdefault(kind, {})

@@ -1,18 +1,16 @@
 """How far a sweep is and how fast its documents arrive: from its folder, and while it runs."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.core.configuration import Configuration
-from orchestrator.core.totals import COLUMNS, KEYS, RunningTotals, Sums, TaskConfiguration, Totals, trial_sums
+from orchestrator.core.totals import COLUMNS, RunningTotals, Sums, TaskConfiguration, Totals, trial_sums
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.store import Store
-from orchestrator.store.compaction import SUMS
 from orchestrator.store.trial_files import TOTALS_KEY
 
 TrialFacts = Mapping[str, Mapping[str, Any]]  # each trial.json, by trial id
@@ -68,24 +66,14 @@ def stored_sums(store: Store, trial_id: str, facts: Mapping[str, Any], wanted: S
     return trial_sums(rows)
 
 
-def compacted_sums(store: Store, trials: pa.Table) -> Iterator[tuple[TaskConfiguration, Sums]]:
-    """Sums over compacted trials (`store.compaction.TRIALS`): by task, configuration and repeat."""
-    known = trials.filter(pc.is_valid(trials["documents"]))
-    for trial_id in trials.filter(pc.is_null(trials["documents"]))["trial_id"].to_pylist():  # of an older version
+def add_compacted(totals: RunningTotals, store: Store, trials: pa.Table) -> None:
+    """Adds compacted trials (`store.compaction.TRIALS`); the rows of those without stored totals are read."""
+    stored = pc.is_valid(trials["documents"])
+    totals.add_trials(trials.filter(stored))
+    for trial_id in trials.filter(pc.invert(stored))["trial_id"].to_pylist():  # of an older version
         facts = store.trial(trial_id)
         assert facts is not None, trial_id
-        trial = Trial.from_dict(facts["trial"])
-        yield (trial.task, trial.configuration), stored_sums(store, trial_id, facts)
-    names = [*SUMS, "scored"]
-    grouped = known.group_by([*KEYS, "repeat"]).aggregate(
-        [(name, "max" if name == "baseline" else "sum") for name in names]
-    )
-    for line in grouped.to_pylist():
-        sums = {name: line[f"{name}_{'max' if name == 'baseline' else 'sum'}"] for name in SUMS}
-        yield (
-            (line["task"], Configuration.from_mapping(line)),
-            Sums(**sums, scored={line["repeat"]: line["scored_sum"]}),
-        )
+        totals.add_sums(Trial.from_dict(facts["trial"]), stored_sums(store, trial_id, facts))
 
 
 def stored_progress(sweep: str, trials: Sequence[Trial], wanted: WantedDocuments, store: Store) -> Progress:

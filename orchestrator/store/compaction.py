@@ -43,7 +43,7 @@ VALUES_METADATA_KEY = b"values"  # of that stream: values that many trials share
 SHARED_KEY = ""  # in a stored record: names of shared values and their places in that list
 OWN_KEYS = ("trial", TOTALS_KEY, "attempts")  # of trial.json: never shared
 IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
-SUM_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+SUM_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 SUMS = {name: SUM_TYPES[type(value)] for name in Sums.__slots__ if type(value := getattr(Sums(), name)) in SUM_TYPES}
 
 TRIALS = pa.schema(
