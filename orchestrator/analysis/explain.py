@@ -144,7 +144,8 @@ def fit_cost_model(rows: TaskRuns) -> CostModel | None:
 
 def _least_squares(design: Array, target: Array) -> tuple[Array, float, int, Array]:
     """Coefficients, sum of squared residuals, rank and the pseudo-inverse of the normal matrix."""
-    scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
+    largest = np.abs(design).max(axis=0)
+    scale = np.where(largest > 0, largest, 1.0)
     left, singular, right = np.linalg.svd(design / scale, full_matrices=False)
     kept = singular > 1e-7 * singular[0]
     inverse = (right[kept].T / singular[kept]) / scale[:, None]

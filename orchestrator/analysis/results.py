@@ -4,13 +4,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from orchestrator.analysis.accuracy import PairedDifference, mcnemar
 from orchestrator.analysis.details import Breakdown, Histogram, Regression, ShardRatio
 from orchestrator.analysis.explain import Explanation, ModelledSpeedup
 from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Bounds, Estimate, Levels
-from orchestrator.analysis.ranking import SPEED, Ranking
+from orchestrator.analysis.ranking import REFERENCE, SPEED, Ranking, family_order
 from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, TrialAttempt
 from orchestrator.analysis.speedups import MAX_LENGTH_CHANGE, NoiseFloor, Speedup, Throughput
 from orchestrator.analysis.verdicts import (
@@ -190,6 +191,48 @@ def best(results: Sequence[ConfigurationResult]) -> Best:
         accurate=max(results, key=lambda result: (result.accuracy.value, result.tokens_per_second)),
         fast=max(fast, key=lambda result: (result.tokens_per_second, result.accuracy.value)) if fast else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FamilyParallelism:
+    """How many tokens a family of policies reveals per forward pass, and at which accuracy."""
+
+    family: str
+    configurations: int
+    tokens_per_pass: float  # the highest of the family
+    area: float  # AUP, see `area_under_parallelism`
+
+
+def family_parallelism(task: TaskResult) -> list[FamilyParallelism]:
+    """Each policy family together with k=1 at the first decode settings, which every curve starts from."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for result in task.configurations:
+        passes = result.throughput.passes_per_token
+        if result.ranking is not None and passes:
+            points.setdefault(result.ranking.family, []).append((1 / passes, 100 * result.accuracy.value))
+    start = points.get(REFERENCE, [])
+    return [
+        FamilyParallelism(
+            family=family,
+            configurations=len(own),
+            tokens_per_pass=max(rate for rate, _ in own),
+            area=area_under_parallelism([*own, *(start if family != REFERENCE else ())]),
+        )
+        for family, own in sorted(points.items(), key=lambda item: family_order(item[0]))
+    ]
+
+
+def area_under_parallelism(points: Sequence[tuple[float, float]]) -> float:
+    """AUP: the area under accuracy (in percent) over tokens per forward pass, from 0 to the highest.
+
+    Up to the slowest point its accuracy counts; from there on, trapezoids between neighbours.
+    """
+    ordered = sorted(points)
+    (rate, accuracy), *_ = ordered
+    area = rate * accuracy
+    for (left, low), (right, high) in pairwise(ordered):
+        area += (right - left) * (low + high) / 2
+    return area
 
 
 def best_by_k(task: TaskResult) -> list[tuple[int | None, Best]]:

@@ -135,6 +135,7 @@ class NoiseFloor:
 
     labels: tuple[str, ...]
     spread: Estimate  # fastest ÷ slowest
+    speeds: tuple[float, ...] = ()  # of each run, relative to all of them together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -350,7 +351,11 @@ def measure_baseline(bootstrap: TimeBootstrap, runs: Array) -> BaselineRuns:
     ratios = sums.max(axis=1) / sums.min(axis=1)
     low, high = np.quantile(ratios[1:], [0.025, 0.975])
     labels = tuple(rows.run_label(int(run)) for run in runs)
-    floor = NoiseFloor(labels=labels, spread=around(float(ratios[0]), float(low), float(high)))
+    floor = NoiseFloor(
+        labels=labels,
+        spread=around(float(ratios[0]), float(low), float(high)),
+        speeds=tuple(float(speed) for speed in sums[0].mean() / sums[0]),
+    )
     return BaselineRuns(runs=runs, noise_floor=floor)
 
 

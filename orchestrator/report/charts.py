@@ -192,9 +192,35 @@ def plot_speed_over_time(timelines: Sequence[ActorTimeline]) -> Figure:
     return figure
 
 
+def plot_shard_ratios(
+    lines: Sequence[tuple[str, int | None, Sequence[tuple[float, float]]]], *, speedup: float
+) -> Figure:
+    """Speed-up of each shard over time, one row per configuration: (label, k, (seconds since the start, ratio))."""
+    figure = new_figure(7.2, 0.9 + 0.62 * len(lines))
+    rows = figure.subplots(len(lines), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    last = max((at for _, _, points in lines for at, _ in points), default=0.0)
+    unit, scale = _unit_of(last)
+    for axes, (label, k, points) in zip(rows, lines, strict=True):
+        starts, ratios = np.array([at for at, _ in points]) / scale, np.array([ratio for _, ratio in points])
+        axes.axhline(1, color=GRAY, linewidth=0.6)
+        axes.axhline(speedup, color=GRAY, linewidth=0.8, linestyle=(0, (4, 2)))
+        axes.plot(*_summarized(starts, ratios), **marker_style(k, "first"), markersize=3, linestyle="none")
+        axes.set_ylabel(label, rotation=0, ha="right", va="center")
+        axes.grid(True)
+    rows[0].set_yscale("log")
+    rows[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    rows[0].yaxis.set_minor_formatter(lambda *_: "")
+    rows[-1].set_xlabel(f"{unit} since the first trial")
+    return figure
+
+
+def _unit_of(seconds: float) -> tuple[str, float]:
+    return ("hours", 3600.0) if seconds > 2.5 * 3600 else ("minutes", 60.0) if seconds > 150 else ("seconds", 1.0)
+
+
 def _time_unit(timelines: Sequence[ActorTimeline]) -> tuple[str, float]:
     last = max((trial.start for timeline in timelines for trial in timeline.trials), default=0.0)
-    return ("hours", 3600.0) if last > 2.5 * 3600 else ("minutes", 60.0) if last > 150 else ("seconds", 1.0)
+    return _unit_of(last)
 
 
 def _draw_timeline(axes: Axes, timeline: ActorTimeline, scale: float) -> None:

@@ -21,13 +21,21 @@ from orchestrator.report.charts import (
     TimedTrial,
     plot_heatmap_row,
     plot_histograms,
+    plot_shard_ratios,
     plot_speed_over_time,
     plot_tall_heatmap,
 )
 from orchestrator.report.drawing import RenderedFigure, figure_style, render
 from orchestrator.report.parallel import Map, sequential_map
-from orchestrator.report.scatter import FamilyPoint, Point, plot_accuracy_differences, plot_pareto, plot_tradeoff
-from orchestrator.report.text import number, signed
+from orchestrator.report.scatter import (
+    FamilyPoint,
+    Point,
+    plot_accuracy_differences,
+    plot_forest,
+    plot_pareto,
+    plot_tradeoff,
+)
+from orchestrator.report.text import number, p_value, signed
 
 GENERATE = "generate"
 MAX_CONFIGURATIONS = 24  # in figures with one row per configuration
@@ -105,6 +113,70 @@ def _point(result: ConfigurationResult) -> Point:
         difference=result.comparison.difference.points,
         speedup=None if speedup is None else speedup.tokens,
         on_front=result.on_front,
+        difference_bounds=result.comparison.difference.bounds,
+        speedup_bounds=None if speedup is None else speedup.tokens_bounds,
+    )
+
+
+def _forest(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
+    """Forest plot, speed-ups of single shards over time, and what became of the documents."""
+    compared = [result for result in task.configurations if result.comparison is not None][:MAX_CONFIGURATIONS]
+    if not compared:
+        return
+    floors = [baseline.noise_floor for baseline in task.baselines if baseline.noise_floor is not None]
+    if task.kind == GENERATE:
+        yield render(
+            plot_forest(
+                [_point(result) for result in compared],
+                margin=criteria.margin,
+                speedup=criteria.speedup,
+                replicates=[speed for floor in floors[:1] for speed in floor.speeds],
+            ),
+            name=f"{prefix}forest",
+            title=f"{task.task}: speed-ups and accuracy differences",
+            caption="Thick: 95 % interval. Thin, with ends: the one-sided bounds that the verdict compares with the "
+            "declared values (dashed). The k=1 replicates are the same computation; their spread is noise.",
+        )
+        yield from _shards_over_time(task, compared, criteria, prefix)
+    yield _outcomes(task, compared, prefix)
+
+
+def _shards_over_time(
+    task: TaskResult, compared: Sequence[ConfigurationResult], criteria: Criteria, prefix: str
+) -> Iterator[RenderedFigure]:
+    shards = {r.label: r.comparison.shards for r in compared if r.comparison is not None and r.comparison.shards}
+    if not shards:
+        return
+    start = min(one.started_at for found in shards.values() for one in found)
+    k_by_label = {result.label: result.resolved.k for result in compared}
+    lines = [
+        (label, k_by_label[label], [(one.started_at - start, one.ratio) for one in found])
+        for label, found in shards.items()
+    ]
+    yield render(
+        plot_shard_ratios(lines, speedup=criteria.speedup),
+        name=f"{prefix}shards",
+        title=f"{task.task}: speed-up of each shard over time",
+        caption="Each marker is one shard of documents: this configuration against all k=1 runs on the same documents. "
+        "A trend, or one level that changes to another, means that the machine changed. Dashed: the declared speed-up.",
+    )
+
+
+def _outcomes(task: TaskResult, compared: Sequence[ConfigurationResult], prefix: str) -> RenderedFigure:
+    found = [r.comparison.difference for r in compared if r.comparison is not None]
+    counts = [[one.both_right, one.lost, one.won, one.both_wrong] for one in found]
+    heatmap = Heatmap(
+        rows=[result.label for result in compared],
+        columns=["both", "lost", "won", "neither"],
+        values=[[100 * count / one.documents for count in row] for row, one in zip(counts, found, strict=True)],
+        texts=[[str(count) for count in row] for row in counts],
+    )
+    return render(
+        plot_tall_heatmap(heatmap, note="documents; the color shows their share"),
+        name=f"{prefix}outcomes",
+        title=f"{task.task}: documents right with k=1 and with the policy",
+        caption="Both: right on both sides. Lost: right with k=1 only. Won: right with the policy only. Neither: wrong "
+        "on both sides. Lost plus won are the flips, of which the accuracy difference shows only the balance.",
     )
 
 
@@ -223,8 +295,19 @@ def _other_figures(task: TaskResult, criteria: Criteria, prefix: str) -> Iterato
                 name=f"{prefix}{word}s",
                 title=f"{task.task}: by {word}",
                 caption=f"Accuracy of k=1 and the difference from it for each {word}, with the number of documents. "
-                "The groups are small: read these numbers as a hint, they enter no verdict.",
+                f"The groups are small: read these numbers as a hint, they enter no verdict. {_tests(compared, word)}",
             )
+
+
+def _tests(compared: Sequence[ConfigurationResult], word: str) -> str:
+    """P-values of the hypothesis that the difference is the same in all groups."""
+    found = []
+    for result in compared:
+        parts = None if result.comparison is None else result.comparison.breakdown
+        p = None if parts is None else parts.subject_p if word == "subject" else parts.level_p
+        if p is not None:
+            found.append(f"{result.label} {p_value(p)}")
+    return f"Test of equal differences in all {word}s (p): {', '.join(found)}." if found else ""
 
 
 def _agreement(task: TaskResult, shown: Sequence[ConfigurationResult], prefix: str) -> RenderedFigure:
@@ -299,4 +382,4 @@ def _timelines(analysis: Analysis, startups: Mapping[str, ActorStartup]) -> Iter
         )
 
 
-TASK_FIGURES = (_tradeoff, _paretos, _grids, _other_figures)  # in reading order
+TASK_FIGURES = (_tradeoff, _forest, _paretos, _grids, _other_figures)  # in reading order

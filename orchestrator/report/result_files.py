@@ -18,6 +18,8 @@ from orchestrator.report.tables import (
     earlier_table,
     fastest_table,
     markdown_table,
+    parallelism_table,
+    pooled_table,
     ranking_table,
     speedup_cell,
 )
@@ -44,7 +46,10 @@ def _section(section: Section) -> Iterator[str]:
         f"{source}: a configuration succeeds if it is more than {criteria.speedup:g}× as fast as k=1 and loses less "
         f"than {criteria.margin:g} points of accuracy."
     )
-    yield "Differences and speed-ups are paired with the pooled k=1 runs on the same documents; intervals are 95 %."
+    yield (
+        "Differences and speed-ups are paired with the pooled k=1 runs on the same documents. Intervals in parentheses "
+        "are 95 %; verdicts use the verdict bounds. Flips are documents lost plus documents won."
+    )
     yield ""
     yield "## Verdict"
     yield ""
@@ -55,6 +60,7 @@ def _section(section: Section) -> Iterator[str]:
     yield ""
     for view in section.tasks:
         yield from _complete(view)
+    yield from _pooled(section)
     yield from _best(section)
     yield from _tradeoffs(section)
     yield from _policies_and_settings(section)
@@ -67,9 +73,27 @@ def _complete(view: TaskView) -> Iterator[str]:
     yield f"### {task.task} ({task.documents} documents, {task.primary or 'accuracy'})"
     yield ""
     yield from _table(markdown_table(view))
+    if view.bounds_note:
+        yield view.bounds_note
+        yield ""
+    if view.generates:
+        yield "AUP is the area under accuracy over tokens per forward pass, each family together with k=1."
+        yield ""
+        yield from _table(parallelism_table(view))
     if view.length_drifts:
         yield "Answers changed in length, so the speed-up per document is shown next to the speed-up in tokens/s."
         yield ""
+
+
+def _pooled(section: Section) -> Iterator[str]:
+    pooled = section.analysis.pooled
+    if pooled is None:
+        return
+    yield "### All tasks together"
+    yield ""
+    yield f"{', '.join(pooled.tasks)}, each with the same weight. {_escape(pooled.verdict.sentence)}"
+    yield ""
+    yield from _table(pooled_table(pooled))
 
 
 def _best(section: Section) -> Iterator[str]:
@@ -272,6 +296,12 @@ def _intervals(result: ConfigurationResult) -> dict[str, Any]:
     comparison = result.comparison
     if comparison is not None:
         found["accuracy_difference_points"] = comparison.difference.points
+        found["accuracy_difference_simultaneous"] = comparison.difference.simultaneous
+        found["accuracy_difference_bounds"] = comparison.difference.bounds
+        found["lost"], found["won"] = comparison.difference.lost, comparison.difference.won
+        found["speedup_modelled"] = comparison.modelled
+        found["speedup_bounds"] = None if comparison.speedup is None else comparison.speedup.tokens_bounds
+        found["speedup_documents_bounds"] = None if comparison.speedup is None else comparison.speedup.seconds_bounds
         found["p_mcnemar"], found["p_holm"] = comparison.difference.p_value, comparison.difference.p_holm
         found["speedup"] = None if comparison.speedup is None else comparison.speedup.tokens
         found["speedup_documents"] = None if comparison.speedup is None else comparison.speedup.seconds

@@ -1,5 +1,6 @@
 """Scatter plots of accuracy against speed, and of accuracy differences alone."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.intervals import Bounds, Estimate
 from orchestrator.analysis.ranking import family_order
 from orchestrator.report.drawing import (
     BLACK,
@@ -63,6 +64,8 @@ class Point:
     difference: Estimate  # of accuracy, in points; negative is worse
     speedup: Estimate | None
     on_front: bool = False
+    difference_bounds: Bounds | None = None  # what the verdict used
+    speedup_bounds: Bounds | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +180,43 @@ def plot_accuracy_differences(points: Sequence[Point], *, margin: float) -> Figu
     axes.set_xlabel(f"accuracy difference from k=1 (points); hatched: within the margin of {margin:g} points")
     axes.grid(True, axis="x")
     return figure
+
+
+def plot_forest(points: Sequence[Point], *, margin: float, speedup: float, replicates: Sequence[float]) -> Figure:
+    """One row per configuration: speed-up and accuracy difference, with 95 % intervals and the verdict's bounds.
+
+    `replicates` are the speeds of the k=1 runs relative to all of them; they have a row of their own.
+    """
+    figure = new_figure(7.2, 1.25 + 0.29 * (len(points) + bool(replicates)))
+    speed_axes, accuracy_axes = figure.subplots(1, 2, sharey=True)
+    labels = [point.label for point in points]
+    for row, point in enumerate(points):
+        if point.speedup is not None:
+            _forest_row(speed_axes, row, point, point.speedup, point.speedup_bounds)
+        _forest_row(accuracy_axes, row, point, point.difference, point.difference_bounds)
+    if replicates:
+        style = marker_style(1, "last") | {"markersize": 5, "linestyle": "none"}
+        speed_axes.plot(replicates, [len(points)] * len(replicates), **style)
+        labels.append("k=1 replicates")
+    for axes, declared, neutral in ((speed_axes, speedup, 1.0), (accuracy_axes, -margin, 0.0)):
+        axes.axvline(declared, color=SUCCESS_EDGE_COLOR, linewidth=1.1, linestyle=(0, (4, 2)), zorder=1)
+        axes.axvline(neutral, color=GRAY, linewidth=0.6, zorder=1)
+        axes.grid(True, axis="x")
+        axes.tick_params(axis="y", length=0)
+    speed_axes.set_yticks(range(len(labels)), labels)
+    speed_axes.set_ylim(len(labels) - 0.4, -0.6)
+    speed_axes.set_xlabel(f"speed-up (declared: {speedup:g}×)")
+    accuracy_axes.set_xlabel(f"accuracy difference, points (margin: {margin:g})")
+    return figure
+
+
+def _forest_row(axes: Axes, row: int, point: Point, value: Estimate, bounds: Bounds | None) -> None:
+    color = color_for(point.k)
+    if bounds is not None and all(math.isfinite(end) for end in (bounds.low, bounds.high)):
+        axes.plot([bounds.low, bounds.high], [row, row], color=color, linewidth=0.8, marker="|", markersize=7, zorder=2)
+    ends = finite_ends(value)
+    axes.plot([ends[0], ends[-1]], [row, row], color=color, linewidth=2.6, solid_capstyle="butt", zorder=2.5)
+    axes.plot(value.value, row, **marker_style(point.k, point.subset), markersize=6, linestyle="none", zorder=3)
 
 
 def plot_pareto(points: Sequence[FamilyPoint], *, axis: str, margin: float) -> Figure:

@@ -6,7 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.analysis import Analysis, analyse
+from orchestrator.analysis.accuracy import documents_needed
 from orchestrator.analysis.explain import Explanation, flops_per_token
+from orchestrator.analysis.intervals import Levels
 from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fastest_within_margin
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
 from orchestrator.analysis.trial_facts import (
@@ -66,6 +68,7 @@ class TaskView:
     task: TaskResult
     figures: tuple[RenderedFigure, ...]
     configurations: tuple[ConfigurationView, ...]
+    margin: float
 
     @property
     def generates(self) -> bool:
@@ -78,10 +81,31 @@ class TaskView:
         return any(c.speedup is not None and c.speedup.length_changed for c in compared)
 
     @property
+    def bounds_note(self) -> str:
+        """The levels of the one-sided bounds that decide; empty if nothing is compared."""
+        compared = (r.comparison.difference.bounds for r in self.task.configurations if r.comparison is not None)
+        bounds = next(compared, None)
+        if bounds is None:
+            return ""
+        levels = (bounds.low_level, bounds.high_level, bounds.joint_level)
+        low, high, joint = (f"{100 * level:.4g} %" for level in levels)
+        return (
+            f"Verdict bounds are one-sided: the low end at {low}, which confirms, the high end at {high}, which "
+            f"rejects a single configuration. All are rejected together at {joint}, since each of them must fail."
+        )
+
+    @property
+    def documents_for_margin(self) -> int | None:
+        """Documents that show non-inferiority with 80 % power, if 10 % of the answers change and nothing is lost."""
+        levels = Levels(comparisons=self.task.comparisons)
+        return documents_needed(0.1, 0.0, self.margin, levels)
+
+    @property
     def reason(self) -> str:
         """The verdict's sentence without task and outcome."""
         verdict = self.task.verdict
         reason = verdict.sentence.removeprefix(f"{self.task.task} is {verdict.outcome}: ")
+        reason = reason.removeprefix(f"{self.task.task} has no verdict yet, because ")
         return reason[:1].upper() + reason[1:]
 
     @property
@@ -139,9 +163,13 @@ class Section:
 
     @property
     def verdicts(self) -> list[str]:
-        """A sentence per task."""
+        """A sentence per task, and one on all tasks together."""
         prefix = "Exploratory: " if self.criteria.exploratory else ""
-        return [f"{prefix}{view.task.verdict.sentence}" for view in self.tasks]
+        sentences = [f"{prefix}{view.task.verdict.sentence}" for view in self.tasks]
+        pooled = self.analysis.pooled
+        if pooled is not None:
+            sentences.append(f"{'' if pooled.declared and not prefix else 'Exploratory: '}{pooled.verdict.sentence}")
+        return sentences
 
     @cached_property
     def gates(self) -> list[GateSummary]:
@@ -278,7 +306,15 @@ def build_section(
             )
             for result in task.configurations
         )
-        views.append(TaskView(task=task, figures=by_task.get(task.task, ()), configurations=configurations))
+        figures_of_task = by_task.get(task.task, ())
+        views.append(
+            TaskView(
+                task=task,
+                figures=figures_of_task,
+                configurations=configurations,
+                margin=analysis.criteria.margin,
+            )
+        )
     return Section(
         prefix=prefix,
         request=data.request,

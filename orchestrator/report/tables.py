@@ -8,38 +8,30 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.intervals import Bounds, Estimate
 from orchestrator.analysis.ranking import AXES, SPEED, Ranking
-from orchestrator.analysis.results import ConfigurationResult
+from orchestrator.analysis.results import ConfigurationResult, PooledResult, family_parallelism
 from orchestrator.analysis.speedups import Speedup
 from orchestrator.report.earlier import EarlierResult, EarlierTaskResults
 from orchestrator.report.examples import Examples
 from orchestrator.report.section import ConfigurationView, Section, TaskView
 from orchestrator.report.text import (
     NONE,
+    Cell,
+    estimate_cell,
     hours,
     interval,
     layer_ranges,
     number,
+    number_cell,
     p_value,
     percent,
     signed,
     size,
+    text_cell,
     whole,
     with_prefix,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    text: str
-    detail: str = ""  # an interval, for instance: a second line in the page, in parentheses in Markdown
-    sort: float | str | None = None  # the number to sort by, "" if it is missing; None sorts by text
-    badge: bool = False
-
-    @property
-    def markdown(self) -> str:
-        return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +60,6 @@ class Table:
     def text_columns(self) -> list[bool]:
         """Which columns hold text; the others hold numbers."""
         return [bool(self.rows) and self.rows[0].cells[column].sort is None for column in range(len(self.titles))]
-
-
-def text_cell(text: str) -> Cell:
-    return Cell(text=text)
-
-
-def number_cell(value: float | None, places: int = 1, scale: float = 1.0, unit: str = "") -> Cell:
-    if value is None:
-        return Cell(text=NONE, sort="")
-    return Cell(text=number(value * scale, places) + unit, sort=value)
-
-
-def estimate_cell(
-    value: Estimate | None, places: int = 1, scale: float = 1.0, unit: str = "", *, sign: bool = False
-) -> Cell:
-    """A value with its interval."""
-    if value is None:
-        return Cell(text=NONE, sort="")
-    shown = signed(value.value * scale, places) if sign else number(value.value * scale, places)
-    return Cell(text=shown + unit, detail=interval(value, places, scale, sign=sign), sort=value.value)
 
 
 def configuration_table(
@@ -154,6 +126,49 @@ def _replayed_cell(row: ConfigurationView) -> Cell:
     return number_cell((sums["replayed"] or 0) / passes if passes else None, 0, 100, " %")
 
 
+def _flips_cell(row: ConfigurationView) -> Cell:
+    comparison = row.result.comparison
+    if comparison is None:
+        return Cell(text=NONE, sort="")
+    own = comparison.difference
+    return Cell(text=whole(own.flips), detail=f"{own.lost} lost, {own.won} won", sort=own.flips)
+
+
+def _bounds_cell(bounds: Bounds | None, places: int, *, sign: bool = False) -> Cell:
+    """The one-sided bounds that the verdict compared with the declared values."""
+    if bounds is None:
+        return Cell(text=NONE, sort="")
+    show = signed if sign else number
+    return Cell(text=f"{show(bounds.low, places)} to {show(bounds.high, places)}", sort=bounds.low)
+
+
+def _accuracy_bounds_cell(row: ConfigurationView) -> Cell:
+    comparison = row.result.comparison
+    return _bounds_cell(None if comparison is None else comparison.difference.bounds, 1, sign=True)
+
+
+def _speed_bounds_cell(row: ConfigurationView) -> Cell:
+    speedup = _speedup(row.result)
+    return _bounds_cell(None if speedup is None else speedup.tokens_bounds, 2)
+
+
+def _modelled_cell(row: ConfigurationView) -> Cell:
+    comparison = row.result.comparison
+    modelled = None if comparison is None else comparison.modelled
+    return estimate_cell(None if modelled is None else modelled.tokens, 2, unit="×")
+
+
+def _lack_of_fit_cell(row: ConfigurationView) -> Cell:
+    comparison = row.result.comparison
+    p = None if comparison is None or comparison.modelled is None else comparison.modelled.lack_of_fit
+    return Cell(text=NONE, sort="") if p is None else Cell(text=p_value(p), sort=p)
+
+
+def _tokens_per_pass_cell(row: ConfigurationView) -> Cell:
+    passes = row.result.throughput.passes_per_token
+    return number_cell(1 / passes if passes else None, 2)
+
+
 GENERATES = attrgetter("generates")
 LENGTH_DRIFTS = attrgetter("length_drifts")
 CONFIGURATION = Column("configuration", lambda row: text_cell(row.result.label))
@@ -163,9 +178,12 @@ RESULT_COLUMNS: tuple[Column, ...] = (
     Column("verdict", _verdict_cell),
     Column("accuracy %", lambda row: estimate_cell(row.result.accuracy, 1, 100)),
     Column("difference, points", lambda row: estimate_cell(_difference(row.result), 1, sign=True)),
+    Column("verdict bounds, points", _accuracy_bounds_cell),
+    Column("flips", _flips_cell),
     Column("p (Holm)", _p_value_cell),
     Column("tokens/s", lambda row: estimate_cell(row.result.throughput.tokens_per_second), shown=GENERATES),
     Column("speed-up", lambda row: speedup_cell(row.result), shown=GENERATES),
+    Column("verdict bounds, speed-up", _speed_bounds_cell, shown=GENERATES),
     Column(
         "s/document",
         lambda row: estimate_cell(row.result.throughput.seconds_per_document, row.seconds_places),
@@ -204,6 +222,7 @@ WORK_COLUMNS: tuple[Column, ...] = (
     Column("small passes", lambda row: number_cell(row.per_document("passes_small"))),
     Column("commit passes", lambda row: number_cell(row.per_document("passes_commit"))),
     Column("replayed", _replayed_cell),
+    Column("tokens/pass", _tokens_per_pass_cell, shown=GENERATES),
     Column("passes/token", lambda row: number_cell(row.result.throughput.passes_per_token, 2), shown=GENERATES),
     Column("layers/token", lambda row: number_cell(row.result.throughput.layers_per_token), shown=GENERATES),
     Column(
@@ -227,6 +246,7 @@ MARKDOWN_COLUMNS: tuple[Column, ...] = (
     Column("Throughput (tokens/s)", lambda row: estimate_cell(row.result.throughput.tokens_per_second, 2)),
     Column("Total Time (h)", lambda row: text_cell(hours(row.result.throughput.seconds))),
     Column("Accuracy Drop", lambda row: drop_cell(row.result)),
+    Column("Flips", _flips_cell),
     Column("Speed-up", lambda row: speedup_cell(row.result)),
     Column(
         "Seconds per Document",
@@ -239,6 +259,8 @@ MARKDOWN_COLUMNS: tuple[Column, ...] = (
         shown=LENGTH_DRIFTS,
     ),
     Column("Notes", lambda row: _notes_cell(row.result)),
+    Column("Verdict Bounds, Drop", _accuracy_bounds_cell),
+    Column("Verdict Bounds, Speed-up", _speed_bounds_cell, shown=GENERATES),
 )
 
 
@@ -283,6 +305,8 @@ EXPLANATION_COLUMNS: tuple[Column, ...] = (
     Column("× unexplained", lambda row: _explained(row, "unexplained")),
     Column("from layer executions", lambda row: _explained(row, "from_executions", "×")),
     Column("from layer-positions", lambda row: _explained(row, "from_positions", "×")),
+    Column("modelled", _modelled_cell),
+    Column("lack of fit, p", _lack_of_fit_cell),
 )
 
 
@@ -340,6 +364,43 @@ def ranking_table(view: TaskView) -> Table:
                 cells += [_gain_cell(ranking, axis), text_cell(beaten_by or "on the front")]
             rows.append(cells)
     return _table(f"Policies and decode settings: {view.task.task}", titles, rows)
+
+
+def pooled_table(pooled: PooledResult) -> Table:
+    """All tasks together, each with the same weight."""
+    rows = []
+    for one in pooled.comparisons:
+        speed, difference = one.speedup, one.difference
+        flips = f"{difference.lost} lost, {difference.won} won"
+        rows.append(
+            [
+                text_cell(one.label),
+                Cell(text=one.verdict.outcome, badge=True),
+                estimate_cell(difference.points, 1, sign=True),
+                _bounds_cell(difference.bounds, 1, sign=True),
+                Cell(text=whole(difference.flips), detail=flips, sort=difference.flips),
+                estimate_cell(None if speed is None else speed.tokens, 2, unit="×"),
+                _bounds_cell(None if speed is None else speed.tokens_bounds, 2),
+            ]
+        )
+    titles = ["configuration", "verdict", "difference, points", "verdict bounds, points", "flips", "speed-up"]
+    return _table("All tasks", [*titles, "verdict bounds, speed-up"], rows)
+
+
+def parallelism_table(view: TaskView) -> Table:
+    """Tokens per forward pass and the area under accuracy over it, by policy family."""
+    rows = [
+        (
+            text_cell(one.family),
+            number_cell(one.configurations, 0),
+            number_cell(one.tokens_per_pass, 2),
+            number_cell(one.area, 1),
+        )
+        for one in family_parallelism(view.task)
+    ]
+    return _table(
+        f"Parallel decoding: {view.task.task}", ("policy family", "configurations", "tokens/pass", "AUP"), rows
+    )
 
 
 def regressions_table(groups: Sequence[Examples]) -> Table:

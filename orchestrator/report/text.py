@@ -1,4 +1,4 @@
-"""Numbers as people read them (the same in the page, in Markdown and in figures), and what failed gates mean."""
+"""Numbers and table cells as people read them, the same in the page, in Markdown and in figures; failed gates too."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -99,6 +99,38 @@ def layer_ranges(indices: tuple[int, ...]) -> str:
 
 def counted(count: int, noun: str) -> str:
     return f"{whole(count)} {noun}{'' if count == 1 else 's'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    text: str
+    detail: str = ""  # an interval, for instance: a second line in the page, in parentheses in Markdown
+    sort: float | str | None = None  # the number to sort by, "" if it is missing; None sorts by text
+    badge: bool = False
+
+    @property
+    def markdown(self) -> str:
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+def text_cell(text: str) -> Cell:
+    return Cell(text=text)
+
+
+def number_cell(value: float | None, places: int = 1, scale: float = 1.0, unit: str = "") -> Cell:
+    if value is None:
+        return Cell(text=NONE, sort="")
+    return Cell(text=number(value * scale, places) + unit, sort=value)
+
+
+def estimate_cell(
+    value: Estimate | None, places: int = 1, scale: float = 1.0, unit: str = "", *, sign: bool = False
+) -> Cell:
+    """A value with its interval."""
+    if value is None:
+        return Cell(text=NONE, sort="")
+    shown = signed(value.value * scale, places) if sign else number(value.value * scale, places)
+    return Cell(text=shown + unit, detail=interval(value, places, scale, sign=sign), sort=value.value)
 
 
 PASSED, WARNING, FAILED = "passed", "warning", "failed"
