@@ -26,6 +26,7 @@ from orchestrator.report.sweeps import check_files, corruption_notice, open_swee
 from orchestrator.report.write import write_all
 from orchestrator.store import Store
 from sampler.errors import InputError
+from tasks.catalog import LOGLIKELIHOOD
 from tasks.documents import Document, TaskOptions
 from tasks.task import Task, open_task
 
@@ -238,8 +239,9 @@ def _prompt(task: Task, row: Row) -> PromptParts:
         raise InputError(f"{row['doc_id']} of subtask {row['subtask']} is not among the documents of {task.name}")
     content = subtask.task_docs[document.index]
     requests = task.requests(document, None)
-    if row["scores"] and len(row["scores"]) != len(requests):
-        raise InputError(f"{row['doc_id']} has {len(row['scores'])} scores for {len(requests)} options")
+    expected = len(requests) if task.kind == LOGLIKELIHOOD else 0
+    if len(row["scores"]) != expected:
+        raise InputError(f"{row['doc_id']} must have {expected} scores, one for each option (got {len(row['scores'])})")
     for request, response in zip(requests, row["scores"] or [row["text"] or ""], strict=True):
         request.resps = [(response, None) if row["scores"] else response]
     subtask._instances = requests  # the only way to run lm-eval's filters on a single document

@@ -240,8 +240,8 @@ TRIAL_RECORD = {
     "tally": optional(
         {
             "baseline": flag,
-            **{name: optional(number) for name in ("correct", "tokens", "seconds", "work", "layer_positions")},
-            "documents": optional(whole()),
+            **{name: optional(whole()) for name in ("documents", "correct", "tokens", "layer_positions")},
+            **{name: optional(number) for name in ("seconds", "work")},
             "scored": each(whole(), lambda key: None if key.isdecimal() and len(key) < 10 else "numbers"),
         }
     ),
@@ -326,6 +326,9 @@ def trial_record_problem(record: Mapping[str, Any], trial_id: str) -> str | None
         return problem
     if record["status"] == "finished" and record.get("rows") is None:
         return "calls the trial finished, but does not state its number of rows"
+    totals = record.get("tally") or {}
+    if (totals.get("correct") or 0) > sum((totals.get("scored") or {}).values()):
+        return "counts more correct documents than it has"
     return None if record["trial"]["trial_id"] == trial_id else f"describes the trial {record['trial']['trial_id']}"
 
 
