@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -137,7 +138,8 @@ def numeric_flags() -> Iterator[dict[str, Any]]:
         for name in before:
             _, write, value = _FLAGS[name]
             write(value)
-        yield {name: _FLAGS[name][0]() for name in before}
+        values = {name: _FLAGS[name][0]() for name in before}
+        yield {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     finally:
         for name, value in before.items():
             _FLAGS[name][1](value)
@@ -203,3 +205,40 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.views += 1
         else:
             self.kernels[name] += 1
+
+
+# Functions and operations that make the host wait for the device.
+WAITING_FUNCTIONS = {"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"}
+WAITING_OPERATIONS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero"}
+
+
+class SynchronisationError(RuntimeError):
+    """The host waited for the device inside a pass or a decision."""
+
+
+class _FunctionGuard(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in WAITING_FUNCTIONS:
+            raise SynchronisationError(f"it calls Tensor.{func.__name__}, which waits for the device")
+        return func(*args, **kwargs or {})
+
+
+class _OperationGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in WAITING_OPERATIONS:
+            raise SynchronisationError(f"it runs {func.overloadpacket.__name__}, which waits for the device")
+        return func(*args, **kwargs or {})
+
+
+@contextmanager
+def forbid_synchronisation(device: torch.device) -> Iterator[None]:
+    """Raises where the host would wait for the device; on a CPU, where it would wait if it were another device."""
+    before = torch.cuda.get_sync_debug_mode() if device.type == "cuda" else 0
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        with _FunctionGuard(), _OperationGuard():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode(before)

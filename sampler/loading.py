@@ -86,16 +86,20 @@ def load_model(
     chosen_device = pick_device(device)
     chosen_dtype = pick_dtype(dtype, chosen_device)
     files = source if isinstance(source, ModelFiles) else find_model(source)
-    read_tensor = _open_checkpoint(files.folder, files.config)
+    read_tensor = open_checkpoint(files.folder, files.config)
     network = build_transformer(read_tensor, files.config, dtype=chosen_dtype, device=chosen_device, compiled=compiled)
     return LoadedModel(
         source=files.source, revision=files.revision, folder=files.folder, config=files.config, network=network
     )
 
 
-def find_model(source: str, *, weights: bool = True, clock: Clock = time) -> ModelFiles:
-    """Locates the model's files, downloading them if needed, and reads its configuration."""
-    folder, revision = _find_folder(source, FILES if weights else METADATA_FILES, clock)
+def find_model(source: str, *, weights: bool = True, code: bool = False, clock: Clock = time) -> ModelFiles:
+    """Locates the model's files, downloading them if needed, and reads its configuration.
+
+    With `code`, also its Python files, which this package never runs: see `sampler.parity`.
+    """
+    files = [*(FILES if weights else METADATA_FILES), *(["*.py"] if code else [])]
+    folder, revision = _find_folder(source, files, clock)
     config = read_config(folder, cache(lambda: tokenizer_ids(folder)))
     return ModelFiles(source=source, revision=revision, folder=folder, config=config)
 
@@ -242,7 +246,7 @@ def _reorder(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
     return tensor
 
 
-def _open_checkpoint(folder: Path, config: ModelConfig) -> Callable[[str], Tensor]:
+def open_checkpoint(folder: Path, config: ModelConfig) -> Callable[[str], Tensor]:
     """A function that reads a tensor by name. Names and shapes in all files are checked before any tensor is read."""
     paths = [folder / WEIGHTS_FILE] if (folder / WEIGHTS_FILE).is_file() else _shards(folder)
     files: dict[str, Path] = {}

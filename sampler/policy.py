@@ -106,6 +106,19 @@ class ReusePolicy:
         return indices
 
 
+def policy_examples() -> list[str]:
+    """A policy of every rule, including rules that were added to this package."""
+    names = ["k1", "k2_middle", "k3_last.output", "k2_first.small"]
+    for word in RULES:
+        for name in (f"{word}=0.2_middle", f"{word}=2_middle", f"{word}_middle", f"{word}=2"):
+            try:
+                names.append(str(ReusePolicy.parse(name)))
+                break
+            except InputError:
+                continue
+    return names
+
+
 def _subset_layers(name: str, depth: int, size: int) -> range:
     """`first` starts at layer 1: layer 0 turns embeddings into states, so there is no earlier state to reuse."""
     start = {"first": 1, "middle": (depth - size) // 2, "last": depth - size}

@@ -27,7 +27,7 @@ from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prom
 from sampler.config import read_config
 from sampler.decode import Step
 from sampler.device import numeric_flags, pick_device, pick_dtype
-from sampler.loading import _open_checkpoint, build_transformer
+from sampler.loading import build_transformer, open_checkpoint
 
 CUDA = torch.device("cuda")
 # What a child process runs before everything else: a machine with one GPU, whose memory costs a CUDA context to read.
@@ -218,7 +218,7 @@ def test_weights_are_moved_before_they_are_converted() -> None:
     """The meta device takes the GPU's place; reading and viewing are all that happens on the CPU."""
     folder = shallow_folder()
     config = read_config(folder, dict)
-    read = _open_checkpoint(folder, config)
+    read = open_checkpoint(folder, config)
     with Conversions() as seen:
         network = build_transformer(read, config, dtype=torch.float16, device=torch.device("meta"))
     assert (network.dtype, network.device.type) == (torch.float16, "meta")

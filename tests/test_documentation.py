@@ -26,7 +26,7 @@ from tasks.documents import TaskOptions
 from tasks.task import open_task
 from tools import settings_page
 
-ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status")  # need the Hub, or a submitted job
+ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status", "--device cuda")  # need what is not here
 LONG = ("reuse-sweep bench", "tools.")  # take minutes, or change the project's files
 SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, as `.ci/run` does
 RAY_WITH_TOKEN = "RAY_AUTH_MODE=token ray "  # tests/test_dashboard.py runs these during a sweep
@@ -35,6 +35,7 @@ OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's
 OTHERS |= {"--index-url", "--require-hashes", "--no-deps", "--head"}  # of pip and ray start
 PROGRAMS = {
     *("sweep", "status", "report", "export", "tasks", "tasks run", "generate", "score", "profile", "bench"),
+    *("check", "parity"),
     *("bench sweep", "slurm submit", "slurm status", "tools.bundled.documents", "tools.bundled.training_lines"),
     *("tools.cold", "tools.faults", "tools.scale", "tools.tiny.train", "tools.tiny.evaluate", "tools.settings_page"),
 }

@@ -18,7 +18,7 @@ POLICY = '''"""`rest_layers`: skips the layers from the third pass of a block on
 from dataclasses import dataclass
 
 from sampler.plan import SKIP, LayerPlan, StepContext, in_layers
-from sampler.policies.skip import SkipRule
+from sampler.policies.periodic import SkipRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,8 @@ EXTENSIONS = {  # what is added: per file, the text to find and what replaces it
     "policy": {
         "sampler/policies/rest.py": ("", POLICY),
         "sampler/policies/__init__.py": (
-            "from sampler.policies.skip import SkipRule\n",
-            "from sampler.policies.rest import RestRule\nfrom sampler.policies.skip import SkipRule\n",
+            "import HalfRule, PeriodicRule, SkipRule, StaleRule\n",
+            "import HalfRule, PeriodicRule, SkipRule, StaleRule\nfrom sampler.policies.rest import RestRule\n",
             '    "skip": SkipRule.parse,\n',
             '    "skip": SkipRule.parse,\n    "rest": RestRule.parse,\n',
         ),

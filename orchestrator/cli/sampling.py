@@ -1,13 +1,15 @@
 """`reuse-sweep generate`, `score` and `profile`: one model, JSON lines in and out, no Ray."""
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.cli.console import Line, Parser, read_lines, write_in_order
-from orchestrator.cli.flags import parse_values
+from orchestrator.cli.flags import parse_options, parse_values
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.planning.fields import setting, settings_of, shared
 from orchestrator.planning.settings import SweepSettings, single_value
@@ -31,6 +33,15 @@ SCORE_EXAMPLES = """examples:
   echo '{"id": 1, "prefix": "The capital of France is", "target": " Paris"}' |
     reuse-sweep score --model Efficient-Large-Model/Fast_dLLM_v2_7B --policy k2_middle
   reuse-sweep score --model DIR --ids --scoring reference --batch-size 8 < pairs.jsonl
+"""
+CHECK_EXAMPLES = """examples:
+  reuse-sweep check --device cuda                     the first command on a new GPU
+  reuse-sweep check --device cuda --model Efficient-Large-Model/Fast_dLLM_v2_7B
+  reuse-sweep check --device cpu --json
+"""
+PARITY_EXAMPLES = """examples:
+  reuse-sweep parity --model DIR --python ENV/bin/python
+  reuse-sweep parity --model Efficient-Large-Model/Fast_dLLM_v2_1.5B --python ENV/bin/python --device cuda
 """
 PROFILE_EXAMPLES = """examples:
   reuse-sweep profile --model tiny --figure drift.svg < prompts.jsonl
@@ -76,6 +87,23 @@ class ScoreOptions(PolicyOptions):
         choices=("chain", "reference"),
         help="chain scores all tokens of the target, reference only the first",
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckOptions:
+    device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
+    model: str = setting("tiny", verbatim=True, metavar="MODEL", help=MODEL_HELP)
+    dtype: str = shared(SweepSettings, "dtype")
+    out: Path = setting(Path("check.json"), metavar="FILE", help="write the results to this file, for a bug report")
+    json: bool = setting(False, help="print the results as JSON instead of a table")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParityOptions:
+    model: str = setting(verbatim=True, metavar="MODEL", help="a directory with its own modelling code, or a Hub id")
+    python: Path = setting(metavar="FILE", help="the Python of an environment with the packages that the code needs")
+    device: str = setting("cpu", metavar="DEVICE", help="cpu, cuda, cuda:N or auto; both run in float32")
+    json: bool = setting(False, help="print the result as JSON")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +203,93 @@ def score(arguments: Sequence[str]) -> None:
         on_failure=_raise_with_line(lines),
     )
     write_in_order(((index, _scored_json(lines[index], scored)) for index, scored in results), len(lines))
+
+
+def check(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep check",
+        description="Verifies that a device computes what it should, in the model's dtype, and how fast. "
+        "Exit code: 0 if all checks passed, 1 if one failed.",
+        examples=CHECK_EXAMPLES,
+    )
+    options = parse_options(parser, CheckOptions, arguments)
+    if not options.out.absolute().parent.is_dir():
+        raise InputError(f"--out {options.out} is in a directory that does not exist")
+    import torch
+
+    from orchestrator.core import hardware, provenance
+    from orchestrator.planning.estimate import memory_needed
+    from sampler.check import BATCH, Memory, run_checks
+    from sampler.device import numeric_flags, pick_device, pick_dtype
+    from sampler.loading import find_model, load_model
+
+    device = pick_device(options.device)
+    dtype = str(pick_dtype(options.dtype, device)).removeprefix("torch.")
+    files = find_model(options.model)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else hardware.free_memory()
+    memory = Memory(free=free, needed=memory_needed(files.config, dtype, batch_size=BATCH))
+    model = load_model(files, dtype=dtype, device=options.device)
+    about = hardware.describe_device(device.type, device.index)
+    if not options.json:
+        print(f"{options.model} in {dtype} on {about['name']}, torch {torch.__version__}", flush=True)
+    results = []
+    for result in run_checks(model, memory):
+        results.append(result)
+        if not options.json:
+            state = {None: "-", True: "pass", False: "FAIL"}[result.passed]
+            print(f"{state:5} {result.name:16} {result.detail}", flush=True)
+    with numeric_flags() as flags:
+        found = {
+            "passed": all(result.passed is not False for result in results),
+            "checks": [result.as_json() for result in results],
+            "model": {"source": options.model, "revision": files.revision, "dtype": dtype},
+            "device": about,
+            "numeric_flags": flags,
+            "packages": provenance.package_versions(),
+            "code": provenance.code_version(),
+        }
+    text = json.dumps(found, indent=1)
+    options.out.write_text(text + "\n", encoding="utf-8")
+    failed = [result.name for result in results if result.passed is False]
+    if options.json:
+        print(text)
+    else:
+        told = f"{len(failed)} of {len(results)} checks failed: {', '.join(failed)}" if failed else "all checks passed"
+        print(f"{told}; {options.out} has the details for a bug report")
+    if failed:
+        sys.exit(1)
+
+
+def parity(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep parity",
+        description="Runs the checkpoint's own Python code (as trust_remote_code does) with another interpreter and "
+        "compares its logits and tokens with those of this package, step by step. Only run it for code that you trust. "
+        "Exit code: 0 if they agree, 1 if they differ.",
+        examples=PARITY_EXAMPLES,
+    )
+    options = parse_options(parser, ParityOptions, arguments)
+    if not os.access(options.python, os.X_OK) or options.python.is_dir():
+        raise InputError(f"--python {options.python} is not an interpreter; give a path such as ENV/bin/python")
+    from sampler.loading import find_model, load_model
+    from sampler.parity import code_files, compare
+
+    files = find_model(options.model, code=True)
+    scripts = code_files(files.folder)
+    listed = ", ".join(f"{name} (sha256 {digest}…)" for name, digest in scripts.items())
+    print(f"running {listed} of {files.folder} with {options.python}", file=sys.stderr, flush=True)
+    found = compare(load_model(files, dtype="float32", device=options.device), options.python.absolute())
+    versions = ", ".join(f"{name} {value}" for name, value in found.child.items())
+    if options.json:
+        print(json.dumps({"agrees": not found.differences, "code": scripts, **asdict(found)}, indent=1))
+    else:
+        print(f"{found.states} steps compared with {versions}; logits differ by at most {found.largest:.2g}")
+    if found.differences:
+        if not options.json:
+            print(f"{len(found.differences)} steps differ, first at {found.differences[0]}")
+        sys.exit(1)
+    if not options.json:
+        print("all logits and tokens agree")
 
 
 def profile(arguments: Sequence[str]) -> None:

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-from sampler.policies.adaptive import AdaptiveRule
+from sampler.policies.adaptive import AdaptiveRule, TrimRule
 from sampler.policies.base import Rule
-from sampler.policies.periodic import HalfRule, PeriodicRule, StaleRule
-from sampler.policies.skip import SkipRule
-from sampler.policies.trim import TrimRule
+from sampler.policies.periodic import HalfRule, PeriodicRule, SkipRule, StaleRule
 
 RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # functions of the value and the options in the name
     "k": PeriodicRule.parse,

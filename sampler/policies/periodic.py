@@ -15,6 +15,11 @@ Source: FORA caches both halves of a layer; Pyramid Attention Broadcast (Zhao et
 output hides everything before it, so the pass only reveals one more token from stale logits (same tokens as `.output`).
 It is a control: a policy that is no better than revealing more tokens per pass gains nothing from its layers.
 Source: the same experiment, whose accuracy did not depend on the span (73.69 / 73.62 / 73.77 %).
+
+`skip_layers` leaves the layers out on every pass of a block except the first and passes their input on unchanged.
+Idea: a lower bound. It saves as much as the most aggressive replay of the same layers and uses nothing cached. A replay
+that is no better carries no information, and layers that can be skipped need no policy.
+Source: layer pruning, for example "The Unreasonable Ineffectiveness of the Deeper Layers" (Gromov et al., 2024).
 """
 
 from collections.abc import Callable
@@ -26,6 +31,7 @@ from sampler.plan import (
     REPLAY,
     REPLAY_ATTENTION,
     REPLAY_MLP,
+    SKIP,
     BoundPolicy,
     CacheSpec,
     LayerPlan,
@@ -35,7 +41,7 @@ from sampler.plan import (
     compute_all,
     in_layers,
 )
-from sampler.policies.base import Rule, parse_period, refuse_options
+from sampler.policies.base import PlanningRule, Rule, parse_period, refuse_options
 
 OPTIONS = ("output", "small")
 HALVES = {"mlp": (REPLAY_MLP, Unit.MLP), "attn": (REPLAY_ATTENTION, Unit.ATTENTION)}
@@ -160,3 +166,26 @@ class StaleRule(Rule):
     def bind(self, layers: tuple[int, ...], depth: int) -> BoundPolicy:
         assert not layers
         return repeat_logits(self.period, depth)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkipRule(PlanningRule):
+    mode: ClassVar[str] = "skip"
+    period: ClassVar[int | None] = 2  # all passes after the first are alike, so scoring needs two passes at most
+
+    @classmethod
+    def parse(cls, value: str, options: list[str]) -> Rule:
+        if value:
+            raise InputError(f"skip takes no number (got {value!r}); write skip_middle")
+        refuse_options(options)
+        return cls()
+
+    def __str__(self) -> str:
+        return "skip"
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        return CacheSpec()
+
+    def plan(self, context: StepContext) -> LayerPlan:
+        return in_layers(SKIP, self.layers if context.step else (), self.depth)

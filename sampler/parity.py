@@ -1,0 +1,378 @@
+"""Compares a model with other implementations of it: a plain float32 forward, and the checkpoint's own modelling code.
+
+The checkpoint's code runs in a child process with another interpreter, whose environment has the package versions that
+the code needs and no secrets. It forwards the states of a decoding, whole sequences with masks, and its logits and the
+tokens they reveal are compared with ours.
+"""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from sampler.config import EMBEDDING, ModelConfig
+from sampler.decode import Prediction, Step, decode_prompts, reveal
+from sampler.engine import Engine, Pass, Prefill, Row
+from sampler.errors import InputError
+from sampler.loading import LoadedModel
+from sampler.plan import CacheSpec, PassKind, compute_all
+from sampler.policy import ReusePolicy
+from sampler.records import DecodeSettings, Prompt
+from sampler.text import encode
+
+TEXTS = (
+    "Tom has 3 boxes with 12 pencils each and gives away 7 pencils. How many pencils does he have left?",
+    "The capital of France is",
+    "def add(a, b):\n    return a + b\n\n\ndef multiply(a, b):\n",
+)
+NEW_TOKENS = 40
+TOP = 5  # logits that are compared at each position: the largest ones
+TOLERANCE = 2e-4  # relative difference of logits, both in float32
+CHILD_TIMEOUT_SECONDS = 3600.0
+KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+CHILD = """
+import json, sys
+import torch, transformers
+with open(sys.argv[1]) as file:
+    request = json.load(file)
+model = transformers.AutoModelForCausalLM.from_pretrained(request["folder"], trust_remote_code=True)
+model = model.float().to(request["device"]).eval()
+answers = []
+with torch.inference_mode():
+    for state in request["states"]:
+        tokens = torch.tensor([state["tokens"]], device=request["device"])
+        rows = model(input_ids=tokens).logits[0].float()[state["reads"]]
+        top = rows.topk(request["top"])
+        ours = rows.gather(1, torch.tensor(state["ids"], device=rows.device))
+        answers.append(
+            {
+                "ids": top.indices.tolist(),
+                "logits": top.values.tolist(),
+                "total": rows.logsumexp(-1).tolist(),
+                "ours": ours.tolist(),
+            }
+        )
+found = {"answers": answers, "torch": torch.__version__, "transformers": transformers.__version__}
+with open(sys.argv[2], "w") as file:
+    json.dump({**found, "class": type(model).__name__}, file)
+"""
+
+
+def fixed_tokens(config: ModelConfig, number: int, count: int) -> tuple[int, ...]:
+    """Tokens without special ones; they differ by `number`."""
+    special = {config.mask_token_id, config.pad_token_id, *config.eos_token_ids}
+    plain = [token for token in range(min(config.vocab_size, 4096)) if token not in special]
+    generator = torch.Generator().manual_seed(number)
+    return tuple(plain[i] for i in torch.randint(len(plain), (count,), generator=generator).tolist())
+
+
+def reference_states(
+    read: Callable[[str], Tensor], config: ModelConfig, tokens: Sequence[int], device: torch.device
+) -> Iterator[tuple[Tensor, float]]:
+    """Per layer: its output in float32 for a block-causal forward, and the largest activation inside it.
+
+    Unlike the model it fuses, reorders and caches nothing; it holds one tensor of the checkpoint at a time.
+    """
+
+    def weight(name: str) -> Tensor:
+        return read(name).to(device).float()
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.rms_norm_eps) * weight(name)
+
+    count, groups = len(tokens), config.num_heads // config.num_kv_heads
+    position = torch.arange(count, device=device)
+    frequency = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, device=device) / config.head_dim)
+    angle = torch.outer(position.float(), frequency).repeat(1, 2)[:, None]
+    hidden = position[:, None] // config.block_size < position // config.block_size
+
+    def rotate(x: Tensor) -> Tensor:
+        left, right = x.chunk(2, -1)
+        return x * angle.cos() + torch.cat((-right, left), -1) * angle.sin()
+
+    x = read(EMBEDDING)[list(tokens)].to(device).float()
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        h = norm(x, prefix + "input_layernorm.weight")
+        q, k, v = (
+            linear(h, weight(f"{prefix}self_attn.{n}_proj.weight"), weight(f"{prefix}self_attn.{n}_proj.bias"))
+            for n in "qkv"
+        )
+        q, k = rotate(q.view(count, -1, config.head_dim)), rotate(k.view(count, -1, config.head_dim))
+        k, v = (t.view(count, -1, config.head_dim).repeat_interleave(groups, 1) for t in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(config.head_dim)
+        share = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        mixed = torch.einsum("hqk,khd->qhd", share, v).reshape(count, -1)
+        x = x + linear(mixed, weight(prefix + "self_attn.o_proj.weight"))
+        h = norm(x, prefix + "post_attention_layernorm.weight")
+        gate = linear(h, weight(prefix + "mlp.gate_proj.weight"))
+        product = silu(gate) * linear(h, weight(prefix + "mlp.up_proj.weight"))
+        x = x + linear(product, weight(prefix + "mlp.down_proj.weight"))
+        yield x, max(float(t.abs().max()) for t in (q, k, v, gate, product, x))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """A sequence before a denoising pass, the positions whose logits are read, and what the pass revealed."""
+
+    prompt: int
+    block: int
+    step: int
+    start: int  # of the block
+    tokens: tuple[int, ...]
+    reads: tuple[int, ...]
+    revealed: Mapping[int, int]  # tokens by position
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogits:
+    """The largest logits at one position, and the logarithm of the sum of all exponentials."""
+
+    ids: tuple[int, ...]
+    logits: tuple[float, ...]
+    total: float
+
+    def prediction(self, mask_token_id: int) -> Prediction:
+        place = next(n for n, token in enumerate(self.ids) if token != mask_token_id)
+        return Prediction(self.ids[place], math.exp(self.logits[place] - self.total))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parity:
+    """The outcome of a comparison; `differences` explains each state that differs, in the order of decoding."""
+
+    states: int
+    largest: float  # difference of two logits
+    differences: tuple[str, ...]
+    child: Mapping[str, Any]  # versions of the other environment
+
+
+def code_files(folder: Path) -> dict[str, str]:
+    """The checkpoint's Python files with a short hash of each; InputError if config.json refers to none."""
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in sorted(folder.glob("*.py"))}
+    if "AutoModelForCausalLM" not in (raw.get("auto_map") or {}) or not files:
+        raise InputError(f"{folder} has no modelling code of its own: there is nothing to compare with")
+    return files
+
+
+def compare(model: LoadedModel, python: Path) -> Parity:
+    """Decodes a few prompts and compares every step with the checkpoint's own code; `model` is in float32."""
+    settings = DecodeSettings(
+        max_new_tokens=NEW_TOKENS, small_block=math.gcd(8, model.config.block_size), block_cache=False
+    )
+    states = list(decoding_states(model, parity_prompts(model), settings))
+    ours = own_logits(model, states)
+    child = run_child(model, python, states, ours)
+    differences, largest = [], 0.0
+    for state, mine, answer in zip(states, ours, child["answers"], strict=True):
+        rows = zip(answer["ids"], answer["logits"], answer["total"], strict=True)
+        theirs = [TopLogits(tuple(ids), tuple(logits), total) for ids, logits, total in rows]
+        gaps = [
+            max(abs(a - b) if math.isfinite(b) else math.inf for a, b in zip(one.logits, same, strict=True))
+            for one, same in zip(mine, answer["ours"], strict=True)
+        ]
+        largest = max(largest, *gaps)
+        text = _explain(model, state, mine, theirs, gaps, answer["ours"], settings.threshold)
+        if text is not None:
+            differences.append(text)
+    return Parity(
+        states=len(states),
+        largest=largest,
+        differences=tuple(differences),
+        child={name: value for name, value in child.items() if name != "answers"},
+    )
+
+
+def _explain(
+    model: LoadedModel,
+    state: State,
+    ours: Sequence[TopLogits],
+    theirs: Sequence[TopLogits],
+    gaps: Sequence[float],
+    at_ours: Sequence[Sequence[float]],
+    threshold: float,
+) -> str | None:
+    """What differs at a state: a logit, or the tokens that the pass reveals."""
+    mask = model.config.mask_token_id
+    where = f"prompt {state.prompt}, block {state.block}, step {state.step}"
+    one, other = ([row.prediction(mask) for row in rows] for rows in (ours, theirs))
+    for read, mine, gap, same, a, b in zip(state.reads, ours, gaps, at_ours, one, other, strict=True):
+        place = max(range(TOP), key=lambda n: abs(mine.logits[n] - same[n]))
+        if gap > TOLERANCE * max(1.0, abs(mine.logits[place])):
+            return (
+                f"{where}, position {read + 1}: the logit of token {mine.ids[place]} is {mine.logits[place]:.6g} here "
+                f"and {same[place]:.6g} there; the prediction is token {a.token} ({a.probability:.3f}) here and token "
+                f"{b.token} ({b.probability:.3f}) there"
+            )
+    found = _revealed(state, other, threshold)
+    if found != dict(state.revealed):
+        return f"{where}: reveals {dict(state.revealed)} here and {found} there, with the same logits (a near tie)"
+    return None
+
+
+def _revealed(state: State, predictions: Sequence[Prediction], threshold: float) -> dict[int, int]:
+    """Tokens by position that these predictions reveal; the first position of a block is always revealed."""
+    found = {}
+    if state.reads[0] < state.start:
+        found[state.start] = predictions[0].token
+        predictions = predictions[1:]
+    reads = state.reads[-len(predictions) :]
+    return found | {reads[i] + 1: predictions[i].token for i in reveal(predictions, threshold)}
+
+
+def parity_prompts(model: LoadedModel) -> list[Prompt]:
+    """Texts if there is a tokenizer; one prompt ends with a block, so that the prefill predicts a token."""
+    config = model.config
+    prompts = [fixed_tokens(config, 0, 2 * config.block_size)]
+    if model.has_tokenizer:
+        prompts += [encode(model.tokenizer, text) for text in TEXTS]
+    else:
+        prompts += [fixed_tokens(config, number, 20 * number) for number in (1, 2)]
+    return [Prompt(ids=ids) for ids in prompts]
+
+
+def decoding_states(model: LoadedModel, prompts: Sequence[Prompt], settings: DecodeSettings) -> Iterator[State]:
+    """Decodes with k1 and full passes only, so that every pass sees what one forward of the sequence would see."""
+    steps: list[Step] = []
+    k1 = ReusePolicy.parse("k1")
+    list(decode_prompts(model, prompts, policy=k1, settings=settings, with_text=False, on_step=steps.append))
+    size, mask = model.config.block_size, model.config.mask_token_id
+    for document, of_document in groupby(steps, key=lambda step: step.document):
+        prompt = prompts[document].ids
+        before = prompt[: len(prompt) // size * size]  # all blocks before the current one
+        for block, of_block in groupby(of_document, key=lambda step: step.block):
+            start = block * size
+            for step in of_block:
+                known = zip(step.tokens, step.context.revealed_at, strict=True)
+                tokens = tuple(mask if at is None else token for token, at in known)
+                first = step.small_block * settings.small_block
+                masked = [p for p in range(first, first + settings.small_block) if tokens[p] == mask]
+                revealed = {start + p: step.tokens[p] for p in masked if step.tokens[p] != mask}
+                reads = [start + p - 1 for p in masked]
+                if step.context.step == 0 and start and start >= len(prompt):  # prefill or commit gave the first token
+                    reads, revealed = [start - 1, *reads], {start: tokens[0], **revealed}
+                yield State(
+                    prompt=document,
+                    block=block,
+                    step=step.context.step,
+                    start=start,
+                    tokens=(*before, *tokens),
+                    reads=tuple(reads),
+                    revealed=revealed,
+                )
+            before = (*before, *step.tokens)
+
+
+class _TopReader:
+    """Reads the largest logits of each row."""
+
+    def pack(self, queries: Sequence[Any]) -> Sequence[int]:
+        del queries
+        return ()
+
+    def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
+        del packed
+        top = logits_PV.topk(TOP)
+        return torch.cat(
+            (top.indices.double(), top.values.double(), logits_PV.logsumexp(-1, True).double()), 1
+        ).flatten()
+
+    def unpack(self, numbers: Sequence[float], queries: Sequence[Any]) -> list[TopLogits]:
+        width = 2 * TOP + 1
+        rows = [numbers[n * width : (n + 1) * width] for n in range(len(queries))]
+        return [TopLogits(tuple(map(int, row[:TOP])), tuple(row[TOP:-1]), row[-1]) for row in rows]
+
+
+def own_logits(model: LoadedModel, states: Sequence[State]) -> list[list[TopLogits]]:
+    """Our logits at the positions that each state reads, from the same passes as in decoding."""
+    config = model.config
+    found: dict[int, list[TopLogits]] = {}
+    engine: Engine[None] = Engine(
+        model.network,
+        cache_spec=CacheSpec(),
+        slots=1,
+        capacity=max(len(state.tokens) for state in states),
+        reader=_TopReader(),
+        reads=config.block_size,
+    )
+
+    def row(numbers: Sequence[int]) -> Row[None]:
+        first = states[numbers[0]]
+        handed = first.reads[0] < first.start
+        before: list[TopLogits] = []
+        if first.start:
+            before = yield Prefill(tokens=first.tokens[: first.start], queries=(None,) if handed else ())
+        for number in numbers:
+            state = states[number]
+            reads = tuple(read - state.start for read in state.reads if read >= state.start)
+            answers = yield Pass(
+                kind=PassKind.FULL,
+                start=state.start,
+                tokens=state.tokens[state.start :],
+                plan=compute_all(config.num_layers),
+                read=reads,
+                queries=(None,) * len(reads),
+            )
+            found[number] = [*(before if number == numbers[0] else ()), *answers]
+
+    blocks = groupby(range(len(states)), key=lambda number: (states[number].prompt, states[number].block))
+    for _ in engine.run(row(list(numbers)) for _, numbers in blocks):
+        pass
+    return [found[number] for number in range(len(states))]
+
+
+def run_child(
+    model: LoadedModel, python: Path, states: Sequence[State], ours: Sequence[Sequence[TopLogits]]
+) -> dict[str, Any]:
+    """Forwards the states with the checkpoint's own code; its answers, and the versions of its environment."""
+    request = {
+        "folder": str(model.folder),
+        "device": str(model.device),
+        "top": TOP,
+        "states": [
+            {"tokens": state.tokens, "reads": state.reads, "ids": [row.ids for row in rows]}
+            for state, rows in zip(states, ours, strict=True)
+        ],
+    }
+    with tempfile.TemporaryDirectory(prefix="reuse-parity-") as folder:
+        asked, answered = Path(folder, "request.json"), Path(folder, "answers.json")
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        try:
+            ended = subprocess.run(
+                [str(python), "-I", "-B", "-c", CHILD, str(asked), str(answered)],
+                cwd=folder,
+                env=child_environment(folder),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CHILD_TIMEOUT_SECONDS,
+            )
+        except OSError as error:
+            raise InputError(f"--python {python} cannot be started ({error.strerror})") from None
+        except subprocess.TimeoutExpired:
+            raise InputError(f"the checkpoint's code has not ended after {CHILD_TIMEOUT_SECONDS:.0f} seconds") from None
+        if ended.returncode:
+            reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+            raise InputError(f"the checkpoint's code failed with {python}: {reason}")
+        found: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
+    return found
+
+
+def child_environment(folder: str) -> dict[str, str]:
+    """Only variables that are known to hold no secret; home and caches are an empty folder, and the Hub is off."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {**kept, **offline, "HOME": folder, "TMPDIR": folder, "HF_HOME": folder}
