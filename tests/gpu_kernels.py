@@ -1,6 +1,6 @@
 """Stand-ins on the CPU for what a GPU has: its attention kernels, and products whose rounding depends on their size."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -72,24 +72,37 @@ class SplitLinear:
         return residual_NM + self(x_NK)
 
 
+class Float32Sums:
+    """A product in half precision that is summed in float32 and rounded once, as by a GPU's tensor cores."""
+
+    def __init__(self, inner: Any) -> None:
+        self.weight_KM = inner.weight_KM.float()
+        self.bias_M = torch.zeros(()) if inner.bias_M is None else inner.bias_M.float()
+
+    def __call__(self, x_NK: Tensor) -> Tensor:
+        return (x_NK.float() @ self.weight_KM + self.bias_M).to(x_NK.dtype)
+
+    def add_to(self, residual_NM: Tensor, x_NK: Tensor) -> Tensor:
+        return (residual_NM.float() + x_NK.float() @ self.weight_KM).to(x_NK.dtype)
+
+
 def with_execution(model: LoadedModel, backend: Backend, *, padded: bool = True, compiled: bool = False) -> LoadedModel:
     execution = Execution(backend=backend, padded=padded, compiled=compiled)
     return replace(model, network=replace(model.network, execution=execution))
 
 
-def with_split_products(model: LoadedModel) -> LoadedModel:
-    def split(linear: Linear) -> Linear:
-        return SplitLinear(linear)
+def with_products(model: LoadedModel, product: Callable[[Linear], Linear]) -> LoadedModel:
+    """The model with other matrix products."""
 
     def layer(one: Layer) -> Layer:
         return replace(
             one,
-            qkv=split(one.qkv),
-            attention_out=split(one.attention_out),
-            gate_up=split(one.gate_up),
-            down=split(one.down),
+            qkv=product(one.qkv),
+            attention_out=product(one.attention_out),
+            gate_up=product(one.gate_up),
+            down=product(one.down),
         )
 
     network = model.network
     layers = [layer(one) for one in network.layers]
-    return replace(model, network=replace(network, layers=layers, head=split(network.head)))
+    return replace(model, network=replace(network, layers=layers, head=product(network.head)))

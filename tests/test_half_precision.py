@@ -9,16 +9,20 @@ import pytest
 import torch
 from folders import qwen2, tensors, write_model
 from golden_cases import model_folder
-from gpu_kernels import attention_kernels, with_execution
+from gpu_kernels import Float32Sums, attention_kernels, with_execution, with_products
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from sampler import LoadedModel
+from sampler import DecodeSettings, LoadedModel, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.attention import Backend
 from sampler.loading import BUNDLED_FOLDER, build_transformer, find_model
 from sampler.passes import PassRunner, PassSegment
 from sampler.plan import CacheSpec, PassKind, compute_all
+from sampler.text import encode
+from tasks.documents import TaskOptions
+from tasks.evaluate import chat_renderer
+from tasks.task import open_task
 
 torch.set_num_threads(1)
 
@@ -109,3 +113,21 @@ def test_logits_are_as_close_to_float64_as_those_of_transformers(name: str, dtyp
     mean = float(sum(theirs)) / 4
     assert 0 < float(sum(ours)) / 4 <= MAX_ERROR_RATIO * mean
     assert mean < float(exact.abs().mean())  # the comparison means something
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_bundled_model_gives_the_same_answers_in_float16(count: int) -> None:
+    exact = load_model("tiny", device="cpu")
+    rounded = with_products(load(BUNDLED_FOLDER, torch.float16, Backend.REFERENCE), Float32Sums)
+    task = open_task("gsm8k", TaskOptions(data="bundled"))
+    template = chat_renderer(exact.tokenizer)
+    texts = [task.requests(document, template)[0].args[0] for document in task.documents[:count]]
+    prompts = [Prompt(ids=encode(exact.tokenizer, text)) for text in texts]
+    answers = []
+    for model in (exact, rounded):
+        settings = DecodeSettings(max_new_tokens=128)
+        k1 = ReusePolicy.parse("k1")
+        decoded = dict(decode_prompts(model, prompts, policy=k1, settings=settings, batch_size=8, with_text=False))
+        answers.append([decoded[index].ids for index in range(len(prompts))])
+    assert len(prompts) == count
+    assert sum(a == b for a, b in zip(*answers, strict=True)) >= 0.95 * count

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_kernels import attention_kernels, with_execution, with_split_products
+from gpu_kernels import SplitLinear, attention_kernels, with_execution, with_products
 from small_models import shallow, shallow_folder
 
 from sampler import DecodeSettings, LoadedModel, Prompt, ReusePolicy, decode_prompts, load_model, score_pairs
 from sampler.attention import Backend
 from sampler.passes import PassRunner
 from sampler.records import Pair
-from sampler.text import encode
 
 torch.set_num_threads(1)
 
@@ -83,7 +82,7 @@ def test_padded_passes_give_the_same_scores(policy: str, backend: Backend) -> No
 @cache
 def rounding_model() -> LoadedModel:
     """In bfloat16, with products that are summed in another order for another number of rows."""
-    model = with_split_products(load_model(str(shallow_folder()), dtype="bfloat16", device="cpu"))
+    model = with_products(load_model(str(shallow_folder()), dtype="bfloat16", device="cpu"), SplitLinear)
     assert model.network.execution.padded
     return with_execution(model, Backend.VARLEN)
 
@@ -140,20 +139,18 @@ def test_one_graph_per_plan_and_bucket(backend: Backend, monkeypatch: pytest.Mon
 
 @pytest.mark.slow  # compiles for minutes
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own code
-def test_compiled_passes_give_the_same_tokens_as_the_bundled_model() -> None:
+@pytest.mark.parametrize(("source", "policy"), [("tiny", "k1"), ("shallow", "k2_middle")])
+def test_inductor_gives_the_same_tokens(source: str, policy: str) -> None:
     torch.compiler.reset()
-    plain, compiled = load_model("tiny", device="cpu"), load_model("tiny", device="cpu", compiled=True)
-    ids = [
-        encode(plain.tokenizer, text) for text in ("What is 3 + 4?", "Tom has 12 apples and eats 5. How many are left?")
-    ]
     found = []
-    for model in (plain, compiled):
+    for compiled in (False, True):
         decoded = decode_prompts(
-            model,
-            [Prompt(ids=one) for one in ids],
-            policy=ReusePolicy.parse("k2_middle"),
-            settings=DecodeSettings(max_new_tokens=40),
+            load_model(str(shallow_folder()) if source == "shallow" else source, device="cpu", compiled=compiled),
+            [Prompt(ids=(5, 17, 80, 3, 29)), Prompt(ids=(7,) * 40)],
+            policy=ReusePolicy.parse(policy),
+            settings=DecodeSettings(threshold=0.7, max_new_tokens=40),
             batch_size=2,
+            with_text=False,
         )
         found.append({index: (one.ids, one.counters) for index, one in decoded})
     assert found[0] == found[1]
