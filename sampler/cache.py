@@ -269,11 +269,31 @@ class CachePool:
 
 def rotary_factors(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
     """Complex factors at each position: for queries, for keys, and for values (whose factor is 1)."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
-    angle_Cd = torch.outer(torch.arange(positions, device=device).float(), config.rope_theta**-half)
-    factor_Cd = torch.polar(torch.ones_like(angle_Cd), angle_Cd)
+    frequency_d, scale = _rotary_frequencies(config, device)
+    angle_Cd = torch.outer(torch.arange(positions, device=device).float(), frequency_d)
+    factor_Cd = torch.polar(torch.full_like(angle_Cd, scale), angle_Cd)
     keys = factor_Cd.repeat(1, config.num_kv_heads)
     return torch.cat((factor_Cd.repeat(1, config.num_heads), keys, torch.ones_like(keys)), -1)
+
+
+def _rotary_frequencies(config: ModelConfig, device: torch.device) -> tuple[Tensor, float]:
+    """The frequency of each rotated pair, and what queries and keys are multiplied by (llama3 and yarn scaling)."""
+    if not config.rope_scaling:
+        half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+        return config.rope_theta**-half, 1.0
+    from transformers import LlamaConfig  # slow to import, and rarely needed
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_theta": config.rope_theta, **dict(config.rope_scaling)}
+    described = LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_positions,
+        rope_parameters=rope,
+    )
+    frequency_d, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](described, device)
+    return frequency_d, float(scale)
 
 
 def _l1_norms(*tensors_ND: Tensor) -> Tensor:

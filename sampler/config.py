@@ -1,17 +1,24 @@
-"""Reads a checkpoint's config.json as a Qwen2 configuration, whatever its model_type. Does not import torch."""
+"""Reads a checkpoint's config.json as a dense transformer of one of the model families. Does not import torch."""
 
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sampler.errors import InputError
+from sampler.families import FAST_DLLM_V2, ModelFamily, find_family
+from sampler.records import DecodeSettings
 
-# The values of Fast-dLLM v2 checkpoints that neither config.json nor the tokenizer may state.
-FAST_DLLM_V2 = {"bd_size": 32, "mask_token_id": 151665, "eos_token_id": 151645, "pad_token_id": 151645}
 BUNDLED_MODEL = "tiny"  # its files are in sampler/tiny; tools/tiny trains it
+BLOCK_SIZE_KEYS = ("bd_size", "block_size", "block_length")
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+ROPE_TYPES = {  # with the parameters that each needs
+    "default": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 Shapes = dict[str, tuple[int, ...]]
@@ -19,7 +26,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """The shape of a Qwen2-style block-diffusion model and its special token ids."""
+    """The shape of a dense block-diffusion model, its family and its special token ids."""
 
     num_layers: int
     hidden_size: int
@@ -36,6 +43,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     max_positions: int = 32_768  # the longest sequence
+    family: ModelFamily = FAST_DLLM_V2
+    rope_scaling: tuple[tuple[str, Any], ...] = ()  # rope_parameters other than the default's, sorted
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -50,6 +59,24 @@ class ModelConfig:
                 raise InputError(f"config.json: token id {token} is outside the vocabulary of {self.vocab_size}")
         if self.mask_token_id in self.eos_token_ids:
             raise InputError(f"config.json: token id {self.mask_token_id} is both the mask and a stop token")
+
+    def predicted_at(self, position: int) -> int:
+        """The position whose logits predict this one."""
+        return position - self.family.token_shift
+
+    @property
+    def decode_defaults(self) -> dict[str, Any]:
+        """The decode settings whose defaults depend on the model."""
+        return {
+            "threshold": self.family.threshold,
+            "small_block": self.family.default_small_block(self.block_size),
+        }
+
+    def decode_settings(self, given: Mapping[str, Any], **more: Any) -> DecodeSettings:
+        """Decode settings; values that are not given, or None, have the model's defaults."""
+        return DecodeSettings(
+            **self.decode_defaults | {name: value for name, value in given.items() if value is not None} | more
+        )
 
     @property
     def layer_weights(self) -> tuple[int, int]:
@@ -69,7 +96,10 @@ def expected_shapes(config: ModelConfig) -> Shapes:
         layer = f"model.layers.{index}."
         for name, rows in (("q", queries), ("k", keys), ("v", keys)):
             shapes[f"{layer}self_attn.{name}_proj.weight"] = (rows, hidden)
-            shapes[f"{layer}self_attn.{name}_proj.bias"] = (rows,)
+            if config.family.qkv_bias:
+                shapes[f"{layer}self_attn.{name}_proj.bias"] = (rows,)
+        if config.family.qk_norm:
+            shapes[f"{layer}self_attn.q_norm.weight"] = shapes[f"{layer}self_attn.k_norm.weight"] = (config.head_dim,)
         shapes[f"{layer}self_attn.o_proj.weight"] = (hidden, queries)
         shapes[f"{layer}mlp.gate_proj.weight"] = shapes[f"{layer}mlp.up_proj.weight"] = (ffn, hidden)
         shapes[f"{layer}mlp.down_proj.weight"] = (hidden, ffn)
@@ -77,8 +107,17 @@ def expected_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def read_config(folder: Path, tokenizer_ids: Callable[[], Mapping[str, int | None]]) -> ModelConfig:
-    """`tokenizer_ids` loads the tokenizer, so it is only called for ids that config.json does not give."""
+def read_config(
+    folder: Path,
+    tokenizer_ids: Callable[[], Mapping[str, int | None]],
+    *,
+    family: str | None = None,
+    block_size: int | None = None,
+) -> ModelConfig:
+    """The configuration, with `family` and `block_size` in place of what config.json states or implies.
+
+    `tokenizer_ids` loads the tokenizer, so it is only called for ids that config.json does not give.
+    """
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +129,18 @@ def read_config(folder: Path, tokenizer_ids: Callable[[], Mapping[str, int | Non
         raise InputError(f"{path} is not valid JSON ({error}); download it again") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path} is not a JSON object; download it again")
-    return _Fields(path, raw, tokenizer_ids).config()
+    names = " ".join([*_names(raw.get("architectures")), str(raw.get("model_type"))])
+    if "moe" in names.lower() or any(raw.get(key) for key in EXPERT_KEYS):
+        raise InputError(f"{path}: mixture-of-experts models ({names}) are not supported; use a dense checkpoint")
+    try:
+        found = find_family(family, _names(raw.get("architectures")), raw.get("model_type"))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return _Fields(path, raw, tokenizer_ids, found).config(block_size)
+
+
+def _names(value: object) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +148,14 @@ class _Fields:
     path: Path
     raw: dict[str, Any]
     tokenizer_ids: Callable[[], Mapping[str, int | None]]
+    family: ModelFamily
 
-    def config(self) -> ModelConfig:
+    def config(self, block_size: int | None) -> ModelConfig:
         self._check_supported()
         hidden, heads = self._positive_int("hidden_size"), self._positive_int("num_attention_heads")
         if self.raw.get("head_dim") is None and hidden % heads:
             raise InputError(f"{self.path}: hidden size {hidden} is not a multiple of {heads} attention heads")
-        eos = self._token_ids("eos_token_id", self._value_or_fallback("eos_token_id"))
+        eos = self._stop_ids()
         return ModelConfig(
             num_layers=self._positive_int("num_hidden_layers"),
             hidden_size=hidden,
@@ -116,25 +167,63 @@ class _Fields:
             rms_norm_eps=self._positive_float("rms_norm_eps", self.raw.get("rms_norm_eps", 1e-6)),
             rope_theta=self._positive_float("rope_theta", self._rope().get("rope_theta", 10000.0)),
             tied_embeddings=self._flag("tie_word_embeddings"),
-            block_size=self._positive_int("bd_size", self._value_or_fallback("bd_size")),
-            mask_token_id=self._token_id("mask_token_id", self._value_or_fallback("mask_token_id")),
+            block_size=block_size or self._block_size(),
+            mask_token_id=self._token_id("mask_token_id", self.family.mask_token_id),
             eos_token_ids=eos,
-            pad_token_id=self._token_id("pad_token_id", self._value_or_fallback("pad_token_id", eos[0])),
+            pad_token_id=self._token_id("pad_token_id", eos[0]),
             max_positions=self._positive_int("max_position_embeddings", 32_768),
+            family=self._family_of_checkpoint(),
+            rope_scaling=self._rope_scaling(),
         )
 
     def _check_supported(self) -> None:
-        rope, layers = self._rope().get("rope_type", "default"), self.raw.get("layer_types") or []
+        layers = self.raw.get("layer_types") or []
         supported = {
             "hidden_act": (self.raw.get("hidden_act", "silu"), "silu"),
             "use_sliding_window": (self._flag("use_sliding_window"), False),
             "layer_types": (layers, ["full_attention"] * len(layers) if isinstance(layers, list) else []),
-            "rope_type": (rope, "default"),
             "quantization_config": (self.raw.get("quantization_config"), None),
+            "attention_bias": (self._flag("attention_bias") and not self.family.qkv_bias, False),
+            "mlp_bias": (self._flag("mlp_bias"), False),
         }
         for key, (value, only) in supported.items():
             if value != only:
                 raise InputError(f"{self.path}: {key} {value!r} is not supported")
+        rope = self._rope()
+        if (kind := rope.get("rope_type", "default")) not in ROPE_TYPES:
+            raise InputError(f"{self.path}: rope_type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        for key in ROPE_TYPES[kind]:
+            self._positive_float(f"{kind} rope {key}", rope.get(key))
+
+    def _family_of_checkpoint(self) -> ModelFamily:
+        """The family, with this checkpoint's own token shift if config.json states it."""
+        if self.raw.get("token_shift") is None:
+            return self.family
+        return replace(self.family, token_shift=self._flag("token_shift"))
+
+    def _block_size(self) -> int:
+        for key in BLOCK_SIZE_KEYS:
+            if self.raw.get(key) is not None:
+                return self._positive_int(key)
+        if self.family.block_size is None:
+            raise InputError(
+                f"{self.path} has no block size ({', '.join(BLOCK_SIZE_KEYS)}): give --block-size if this is a "
+                f"block-diffusion checkpoint"
+            )
+        return self.family.block_size
+
+    def _stop_ids(self) -> tuple[int, ...]:
+        """Those in config.json, and the tokenizer's: of a chat model, the end of a turn."""
+        given, family = self.raw.get("eos_token_id"), self.family
+        if family.stop_token_id is not None:
+            return self._token_ids("eos_token_id", self._value_or_fallback("eos_token_id", family.stop_token_id))
+        ids = [self.tokenizer_ids().get("eos_token_id"), *(given if isinstance(given, list) else [given])]
+        found = list(dict.fromkeys(token for token in ids if token is not None))
+        return self._token_ids("eos_token_id", found or self._value_or_fallback("eos_token_id", None))
+
+    def _rope_scaling(self) -> tuple[tuple[str, Any], ...]:
+        rope = self._rope()
+        return () if rope.get("rope_type", "default") == "default" else tuple(sorted(rope.items()))
 
     def _rope(self) -> dict[str, Any]:
         """Rotary settings: rope_theta and rope_scaling, or rope_parameters as written by transformers 5."""
@@ -164,13 +253,11 @@ class _Fields:
             raise InputError(f"{self.path}: {key} must be true or false (got {value!r})")
         return bool(value)
 
-    def _value_or_fallback(self, key: str, default: int | None = None) -> Any:
-        """From config.json, else from the tokenizer, else Fast-dLLM v2's value if this is one of its checkpoints."""
+    def _value_or_fallback(self, key: str, default: int | None) -> Any:
+        """From config.json, else from the tokenizer, else the default."""
         value = self.raw.get(key)
-        if value is None and key != "bd_size":
+        if value is None:
             value = self.tokenizer_ids().get(key)
-        if value is None and "fast_dllm" in f"{self.raw.get('model_type')} {self.raw.get('architectures')}".lower():
-            value = FAST_DLLM_V2[key]
         value = default if value is None else value
         if value is None:
             raise InputError(f"{self.path} has no {key}, and neither has the tokenizer; add it to config.json")
@@ -181,9 +268,12 @@ class _Fields:
         ids = tuple(value) if isinstance(value, list) else (value,)
         if not ids:
             raise InputError(f"{self.path}: {key} must not be an empty list")
-        return tuple(self._token_id(key, i) for i in ids)
+        return tuple(self._check_id(key, i) for i in ids)
 
-    def _token_id(self, key: str, value: object) -> int:
+    def _token_id(self, key: str, default: int | None) -> int:
+        return self._check_id(key, self._value_or_fallback(key, default))
+
+    def _check_id(self, key: str, value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InputError(f"{self.path}: {key} must be a token id (got {value!r})")
         return value

@@ -236,7 +236,7 @@ class _Sequence:
         size = self.config.block_size
         start = self.prompt_length // size * size
         if start:
-            predictions = 1 if start == self.prompt_length else 0
+            predictions = self._handed_over(start) if start == self.prompt_length else 0
             answer = yield Prefill(tokens=self.tokens[:start], queries=self._uniforms(predictions))
             self._append(self._finite(answer, start - size, "prefill"))
         while not self._finished():
@@ -244,13 +244,14 @@ class _Sequence:
             yield from self._denoise_block(start)
             if self._finished():
                 break
+            predictions = self._handed_over(start + size)
             commit = Pass(
                 kind=PassKind.COMMIT,
                 start=start,
                 tokens=self.tokens[start:],
                 plan=compute_all(self.config.num_layers),
-                read=(size - 1,),
-                queries=self._uniforms(1),
+                read=(size - 1,) * predictions,
+                queries=self._uniforms(predictions),
             )
             self._append(self._finite((yield commit), start, "commit pass"))
             start += size
@@ -283,7 +284,7 @@ class _Sequence:
                     plan=executed,
                     opens_block=step == 0,
                     eligible=requested.replays,
-                    read=tuple(position - 1 - begin for position in masked),
+                    read=tuple(self.config.predicted_at(position) - begin for position in masked),
                     queries=self._uniforms(len(masked)),
                 )
                 done = PastPass(window=context.window, plan=executed, measured=(yield GetMeasurements()))
@@ -308,9 +309,14 @@ class _Sequence:
                     )
 
     def _pass_kind(self, step: int, first: int) -> PassKind:
-        """A full pass if the block has no keys yet, or if the logit before a masked first position is needed."""
-        needs_block = step == 0 or self.tokens[first] == self.config.mask_token_id
+        """A full pass if the block has no keys yet, or if a masked first position is predicted before the window."""
+        masked_first = self.tokens[first] == self.config.mask_token_id
+        needs_block = step == 0 or (masked_first and self._handed_over(first))
         return PassKind.FULL if needs_block or not self.settings.block_cache else PassKind.SMALL
+
+    def _handed_over(self, first: int) -> int:
+        """1 if the position before `first` predicts it (token shift), else 0."""
+        return first - self.config.predicted_at(first)
 
     def _masked(self, begin: int, end: int) -> list[int]:
         return [position for position in range(begin, end) if self.tokens[position] == self.config.mask_token_id]

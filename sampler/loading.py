@@ -29,7 +29,7 @@ from sampler.config import BUNDLED_MODEL, EMBEDDING, FINAL_NORM, HEAD, ModelConf
 from sampler.device import pick_device, pick_dtype
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, hub_problem, retry_hub
-from sampler.model import Layer, Norm, Transformer, make_linear, pick_execution
+from sampler.model import HeadNorm, Layer, Norm, Transformer, make_linear, pick_execution
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 
 STORED_DTYPES = ("F32", "BF16", "F16", "F64")
@@ -93,14 +93,24 @@ def load_model(
     )
 
 
-def find_model(source: str, *, weights: bool = True, code: bool = False, clock: Clock = time) -> ModelFiles:
+def find_model(
+    source: str,
+    *,
+    family: str | None = None,
+    block_size: int | None = None,
+    weights: bool = True,
+    code: bool = False,
+    clock: Clock = time,
+) -> ModelFiles:
     """Locates the model's files, downloading them if needed, and reads its configuration.
 
-    With `code`, also its Python files, which this package never runs: see `sampler.parity`.
+    `family` and `block_size` override what config.json states or implies. With `code`, also its Python files are
+    located, which this package never runs: see `sampler.parity`.
     """
     files = [*(FILES if weights else METADATA_FILES), *(["*.py"] if code else [])]
     folder, revision = _find_folder(source, files, clock)
-    config = read_config(folder, cache(lambda: tokenizer_ids(folder)))
+    ids = cache(lambda: tokenizer_ids(folder))
+    config = read_config(folder, ids, family=family, block_size=block_size)
     return ModelFiles(source=source, revision=revision, folder=folder, config=config)
 
 
@@ -176,7 +186,7 @@ def build_transformer(
     device: torch.device,
     compiled: bool = False,
 ) -> Transformer:
-    """Reads each tensor once, by its Qwen2 name, straight into the fused matrix it belongs to."""
+    """Reads each tensor once, by its name in transformers, straight into the fused matrix it belongs to."""
     fold = dtype is torch.float32 and device.type == "cpu"  # in half precision, folding would round the weights again
     linear = partial(make_linear, packed=not compiled)  # a packed weight cannot be part of a compiled graph
 
@@ -189,6 +199,11 @@ def build_transformer(
     def norm(weight: Tensor, folded: bool = fold) -> Norm:
         return Norm(config.hidden_size, config.rms_norm_eps, None if folded else weight)
 
+    def head_norm(prefix: str) -> HeadNorm:
+        query_d, key_d = (fused([f"{prefix}self_attn.{name}_norm.weight"]) for name in "qk")
+        weight_Hd = torch.cat((query_d.expand(config.num_heads, -1), key_d.expand(config.num_kv_heads, -1)))
+        return HeadNorm(weight_Hd, config.rms_norm_eps)
+
     def layer(index: int) -> Layer:
         prefix = f"model.layers.{index}."
         before_attention = fused([prefix + "input_layernorm.weight"])
@@ -199,8 +214,9 @@ def build_transformer(
             attention_norm=norm(before_attention),
             qkv=linear(
                 fused([f"{name}.weight" for name in qkv], before_attention),
-                fused([f"{name}.bias" for name in qkv]),
+                fused([f"{name}.bias" for name in qkv]) if config.family.qkv_bias else None,
             ),
+            qk_norm=head_norm(prefix) if config.family.qk_norm else None,
             qkv_pairs=(config.num_heads * config.head_dim // 2, config.num_kv_heads * config.head_dim),
             attention_out=linear(fused([prefix + "self_attn.o_proj.weight"])),
             mlp_norm=norm(before_mlp),
@@ -222,7 +238,7 @@ def build_transformer(
 
 
 def _reorder(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
-    """Reorders the rows of an attention projection (weight or bias), so that no pass has to copy them.
+    """Reorders the rows of an attention projection (weight, bias or norm), so that no pass has to copy them.
 
     The two halves of each query and key head are interleaved: a rotated pair is adjacent and can be viewed as a complex
     number, and the products of queries and keys do not change. Query heads are ordered by their position in the group
@@ -239,7 +255,7 @@ def _reorder(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
 
     if "q_proj" in name:
         return group_heads(interleave_halves(tensor))
-    if "k_proj" in name:
+    if "k_proj" in name or "q_norm" in name or "k_norm" in name:
         return interleave_halves(tensor)
     if "o_proj" in name:
         return group_heads(tensor.t()).t()
@@ -274,9 +290,14 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Callable[[str], Tensor
 def _check_shapes(folder: Path, expected: Shapes, found: Shapes) -> None:
     missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing:
-        raise InputError(f"{folder}: tensor {missing[0]} is missing ({len(missing)} in all); download it again")
+        raise InputError(
+            f"{folder}: tensor {missing[0]} is missing ({len(missing)} in all); download it again, or check --family"
+        )
     if unexpected:
-        raise InputError(f"{folder}: tensor {unexpected[0]} ({len(unexpected)} in all) is not part of a Qwen2 model")
+        raise InputError(
+            f"{folder}: tensor {unexpected[0]} ({len(unexpected)} in all) is not part of a model of this family; "
+            f"check config.json and --family"
+        )
     for name, shape in expected.items():
         if found[name] != shape:
             raise InputError(f"{folder}: tensor {name} has shape {found[name]}, but config.json requires {shape}")

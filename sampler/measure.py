@@ -19,14 +19,14 @@ from sampler.cache import ReuseCache, Rows
 from sampler.config import HEAD, ModelConfig, expected_shapes
 from sampler.decode import Predictor, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
+from sampler.families import SDAR
 from sampler.loading import LoadedModel, build_transformer
 from sampler.passes import PassRunner, PassSegment
 from sampler.plan import PARTIAL, WATCHED_INPUT, CacheSpec, LayerPlan, PassKind, PastPass, StepContext, compute_all
 from sampler.policy import ReusePolicy
-from sampler.records import Counters, DecodeSettings, Pair, Prompt, Scored
+from sampler.records import Counters, Pair, Prompt, Scored
 from sampler.scoring import score_pairs
 
-SETTINGS = DecodeSettings()
 PROMPT_TOKENS = 200
 LATE_STEP = 16  # the step at which deciding is timed: few blocks take more
 UNCOUNTED_ROUNDS = 3
@@ -66,7 +66,7 @@ MID = replace(
     eos_token_ids=(31_998,),
     pad_token_id=31_997,
 )
-SHAPES = {"tiny": TINY, "mid": MID}
+SHAPES = {"tiny": TINY, "mid": MID, "mid-qwen3": replace(MID, family=SDAR)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +138,7 @@ def settled(rounds: list[float]) -> bool:
 def _warm_up_row(config: ModelConfig, blocks: int, replay: LayerPlan) -> Row[None]:
     """One sequence through one block: prefill, denoising with and without replay, commit."""
     size = config.block_size
-    small = SETTINGS.small_block if size % SETTINGS.small_block == 0 else size
+    small = config.decode_defaults["small_block"]
     start = blocks * size
     special = (config.mask_token_id, *config.eos_token_ids)
     token = next(token for token in range(config.vocab_size) if token not in special)
@@ -184,15 +184,17 @@ class Bench:
         self.rounds, self.new_tokens, self.questions = rounds, new_tokens, questions
         self.start = PROMPT_TOKENS // self.config.block_size * self.config.block_size  # of the denoised block
         self.end = self.start + self.config.block_size
+        self.small: int = self.config.decode_defaults["small_block"]
+        self.small_start = PROMPT_TOKENS // self.small * self.small
         self.predictor = Predictor(mask_token_id=self.config.mask_token_id)
 
     def pass_times(self, kind: PassKind, batch: int = 1, policy: str = "k1") -> PassTimes:
         """A denoising pass right after the prompt, with one position of its small block revealed."""
         bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
         begin, width = (
-            (PROMPT_TOKENS, SETTINGS.small_block) if kind is PassKind.SMALL else (self.start, self.config.block_size)
+            (self.small_start, self.small) if kind is PassKind.SMALL else (self.start, self.config.block_size)
         )
-        read = tuple(range(PROMPT_TOKENS - begin, PROMPT_TOKENS - begin + SETTINGS.small_block - 1))
+        read = tuple(range(self.small_start - begin, self.small_start - begin + self.small - 1))
         plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(self.context(kind))}
         parts = self._parts(rows=batch * width, predictions=batch * len(read))
         runner = PassRunner(
@@ -201,7 +203,7 @@ class Bench:
             slots=batch,
             capacity=self.end,
             reader=self.predictor,
-            reads=SETTINGS.small_block,
+            reads=self.small,
         )
         tokens = [self._tokens(number, self.end) for number in range(batch)]
         opening = [PassSegment(slot=row, start=self.start, tokens=t[self.start :]) for row, t in enumerate(tokens)]
@@ -230,7 +232,7 @@ class Bench:
 
     def context(self, kind: PassKind) -> StepContext:
         """The state before the second pass of a block, when the first has revealed one token."""
-        first, block = PROMPT_TOKENS - self.start, self.config.block_size
+        first, block = self.small_start - self.start, self.config.block_size
         norms = torch.rand((block, 2), generator=torch.Generator().manual_seed(0)).tolist()
         opening = PastPass(
             window=range(block), plan=compute_all(self.config.num_layers), measured={WATCHED_INPUT: norms}
@@ -238,7 +240,7 @@ class Bench:
         return StepContext(
             step=1,
             kind=kind,
-            window=range(first, first + SETTINGS.small_block) if kind is PassKind.SMALL else range(block),
+            window=range(first, first + self.small) if kind is PassKind.SMALL else range(block),
             revealed_at=(*[-1] * first, 0, *[None] * (block - first - 1)),
             past=(opening,),
         )
@@ -289,7 +291,7 @@ class Bench:
     def decode(self, documents: int, batch: int = 1, policy: str = "k1") -> tuple[float, Counters]:
         """Tokens per second, and the work done."""
         prompts = [Prompt(ids=tuple(self._tokens(number, PROMPT_TOKENS))) for number in range(documents)]
-        settings = replace(SETTINGS, max_new_tokens=self.new_tokens)
+        settings = self.config.decode_settings({}, max_new_tokens=self.new_tokens)
         results = [
             generated
             for _, generated in decode_prompts(

@@ -101,6 +101,19 @@ class Norm:
         return x_ND / torch.hypot(torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True), self.floor_11)
 
 
+class HeadNorm:
+    """RMS normalisation of each query and key head, in place, before the rotation (Qwen3)."""
+
+    def __init__(self, weight_Hd: Tensor, eps: float) -> None:
+        self.weight_Hd, self.eps = weight_Hd, eps
+        self.width = weight_Hd.numel()
+
+    def __call__(self, y_NM: Tensor) -> None:
+        """Normalises the queries and keys in the output of the fused projection; values stay as they are."""
+        heads_NHd = y_NM[:, : self.width].view(-1, *self.weight_Hd.shape)
+        heads_NHd.copy_(rms_norm(heads_NHd, self.weight_Hd.shape[1:], None, self.eps) * self.weight_Hd)
+
+
 def rotate(y_NM: Tensor, factors: tuple[Tensor, ...], pairs: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Splits the output of the fused projection into rotated queries, and rotated keys with values."""
     if len(factors) == 1:  # all in one product, in float32
@@ -135,6 +148,7 @@ class Layer:
     index: int
     attention_norm: Norm
     qkv: Linear
+    qk_norm: HeadNorm | None
     qkv_pairs: tuple[int, int]  # number of rotated pairs of queries, and of keys with values
     attention_out: Linear
     mlp_norm: Norm
@@ -143,7 +157,10 @@ class Layer:
     down: Linear
 
     def attention(self, x_ND: Tensor, keys_values: KeyValueView) -> Tensor:
-        q_NM, kv_NM = rotate(self.qkv(self.attention_norm(x_ND)), keys_values.factors, self.qkv_pairs)
+        qkv_NM = self.qkv(self.attention_norm(x_ND))
+        if self.qk_norm is not None:
+            self.qk_norm(qkv_NM)
+        q_NM, kv_NM = rotate(qkv_NM, keys_values.factors, self.qkv_pairs)
         keys_values.write(self.index, kv_NM)
         return self.attention_out.add_to(x_ND, keys_values.attention.attend(self.index, q_NM))
 
@@ -231,7 +248,7 @@ class Transformer:
         return self.embedding_VD.dtype
 
     def logits(self, states_ND: Tensor) -> Tensor:
-        """Next-token logits in float32: those at a position predict the position after it."""
+        """Logits in float32: which position they predict is a fact of the family, see `ModelConfig.predicted_at`."""
         return self.head(self.final_norm(states_ND)).float()
 
     def forward(

@@ -165,7 +165,7 @@ class _Question:
     def score(self) -> Row[list[_TargetScore]]:
         """Prefills the prefix, then scores each group of targets that start from the same state."""
         start = len(self.prefix) // self.size * self.size
-        at_border = start == len(self.prefix)
+        at_border = self.config.predicted_at(len(self.prefix)) < start  # prefill predicts the first token
         firsts = tuple(sorted({target[0] for target in self.targets}))
         answers: list[Answer] = []
         groups = self._groups()
@@ -229,13 +229,14 @@ class _Question:
             if branch.saved is not None:
                 yield RestoreBlock(position // self.size * self.size, branch.saved)
             queried = tuple(sorted({self.targets[index][branch.token] for index in branch.members}))
-            if position % self.size:
-                (answer,) = yield self._pass(branch.tokens, position, branch.step, queried)
-                step, place = branch.step + 1, f"step {branch.step} (full pass)"
-            else:
-                (answer,) = yield self._commit(branch.tokens, position - self.size, queried)
-                step, place = 0, "commit pass"
-            self._record(branch.members, branch.token, answer, place)
+            answers, step, place = [], branch.step, "commit pass"
+            if branch.token and position % self.size == 0:  # the target enters a new block
+                answers = yield self._commit(branch.tokens, position - self.size, queried)
+                step = 0
+            if not answers:
+                answers = yield self._pass(branch.tokens, position, step, queried)
+                step, place = step + 1, f"step {step} (full pass)"
+            self._record(branch.members, branch.token, answers[0], place)
             forks = self._branches(branch.members, branch.tokens, branch.token, step)
             if len(forks) > 1 and self.policy.cache_spec != CacheSpec() and (position + 1) % self.size and step:
                 saved = yield SaveBlock(position // self.size * self.size)
@@ -268,7 +269,7 @@ class _Question:
         return requested, resolve(requested, context, self.config.num_layers)
 
     def _pass(self, tokens: list[int], position: int, step: int, queried: tuple[int, ...] = ()) -> Pass:
-        """A full pass over the block of `position`; its token is predicted at the position before it."""
+        """A full pass over the block of `position`, which reads where its token is predicted."""
         start = position // self.size * self.size
         requested, executed = self._plan(tokens, position, step)
         return Pass(
@@ -278,25 +279,28 @@ class _Question:
             plan=executed,
             opens_block=step == 0,
             eligible=requested.replays,
-            read=(position - 1 - start,) if queried else (),
+            read=(self.config.predicted_at(position) - start,) if queried else (),
             queries=(queried,) if queried else (),
         )
 
     def _commit(self, tokens: list[int], start: int, queried: tuple[int, ...]) -> Pass:
+        """Commits a block. If tokens are shifted, its last position predicts the first token of the next block."""
+        border = start + self.size
+        handed_over = border - self.config.predicted_at(border)
         return Pass(
             kind=PassKind.COMMIT,
             start=start,
             tokens=tokens[start : start + self.size],
             plan=compute_all(self.config.num_layers),
-            read=(self.size - 1,),
-            queries=(queried,),
+            read=(self.size - 1,) * handed_over,
+            queries=(queried,) * handed_over,
         )
 
     def _record(self, members: Sequence[int], token: int, answer: Answer, place: str) -> None:
         logs, best = answer
         for value in logs.values():
             if not math.isfinite(value):
-                block = (len(self.prefix) + token - 1) // self.size  # the logits are at the position before the token
+                block = self.config.predicted_at(len(self.prefix) + token) // self.size
                 raise NonFiniteError(self.document, block, place, f"a log-likelihood of {value}")
         for index in members:
             wanted = self.targets[index][token]

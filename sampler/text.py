@@ -44,16 +44,23 @@ def tokenizer_ids(folder: Path) -> Mapping[str, int | None]:
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-    """Messages formatted with the model's chat template, up to the start of its answer."""
+    """Messages formatted with the model's chat template (without a thinking mode), up to the start of its answer."""
     from jinja2 import TemplateError  # comes with transformers, and only chats need it
 
     if not tokenizer.chat_template:
         raise InputError("the model's tokenizer has no chat template; give a prompt instead of messages")
     try:
-        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=False, **thinking_mode(tokenizer, on=False)
+        )
     except (TemplateError, ValueError, TypeError) as error:
         raise InputError(f"the model's chat template rejects these messages ({error})") from None
     return encode(tokenizer, text)
+
+
+def thinking_mode(tokenizer: Any, *, on: bool) -> dict[str, bool]:
+    """The argument that switches the thinking mode of a chat template (Qwen3) on or off; empty if it has none."""
+    return {"enable_thinking": on} if "enable_thinking" in str(tokenizer.chat_template) else {}
 
 
 def encode(tokenizer: Any, text: str) -> tuple[int, ...]:

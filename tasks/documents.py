@@ -21,6 +21,7 @@ class TaskOptions:
     seed: int = 0
     fewshot: int | None = None
     chat_template: bool = True
+    thinking: bool = False  # of chat templates that have such a mode
     max_new_tokens: int | None = None
     allow_code_execution: bool = False
     unsafe_code_execution: bool = False

@@ -24,7 +24,7 @@ from sampler import (
 from sampler.engine import OnFailure
 from sampler.errors import NonFiniteError
 from sampler.records import document_seed
-from sampler.text import encode, encode_pair
+from sampler.text import encode, encode_pair, thinking_mode
 from tasks.documents import Document
 from tasks.task import ChatTemplate, Metrics, Task
 
@@ -98,8 +98,11 @@ class ModelDecoder:
         )
 
 
-def chat_renderer(tokenizer: Any) -> ChatTemplate:
-    """A function that renders messages with the tokenizer's chat template, as lm-eval calls it."""
+def chat_renderer(tokenizer: Any, thinking: bool = False) -> ChatTemplate:
+    """A function that renders messages with the tokenizer's chat template, as lm-eval calls it.
+
+    Templates without a thinking mode ignore `thinking`.
+    """
     if getattr(tokenizer, "chat_template", None) is None:
         raise InputError("the model's tokenizer has no chat template; use --no-chat-template for plain-text prompts")
 
@@ -108,6 +111,7 @@ def chat_renderer(tokenizer: Any) -> ChatTemplate:
             list(messages),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
+            **thinking_mode(tokenizer, on=thinking),
             continue_final_message=not add_generation_prompt,
         )
         return text
@@ -218,7 +222,7 @@ def evaluate(
 
     A document that the model cannot compute is given to `on_failure` once for each of its requests and has no result.
     """
-    template = chat_renderer(decoder.tokenizer) if task.options.chat_template else None
+    template = chat_renderer(decoder.tokenizer, task.options.thinking) if task.options.chat_template else None
     remaining = iter(documents)
     while chunk := list(islice(remaining, DOCUMENTS_PER_CHUNK)):
         pending = []

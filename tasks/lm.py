@@ -19,15 +19,15 @@ DEFAULTS = DecodeSettings()
 
 @register_model("reuse-sweep")
 class ReuseLM(LM):  # type: ignore[misc]
-    """`decoder` replaces the model and all of its settings."""
+    """`decoder` replaces the model and all of its settings. None: the model family's default."""
 
     def __init__(
         self,
         model: str = "",
         policy: str = "k1",
         *,
-        threshold: float = DEFAULTS.threshold,
-        small_block: int = DEFAULTS.small_block,
+        threshold: float | None = None,
+        small_block: int | None = None,
         block_cache: bool = DEFAULTS.block_cache,
         max_new_tokens: int = 2048,
         batch_size: int | str = 1,
@@ -40,15 +40,14 @@ class ReuseLM(LM):  # type: ignore[misc]
         super().__init__()
         del max_batch_size  # lm-eval always passes it
         if decoder is None:
-            settings = DecodeSettings(
-                threshold=threshold, small_block=small_block, block_cache=block_cache, max_new_tokens=max_new_tokens
-            )
             if not str(batch_size).isdigit():
                 raise InputError(f"batch_size must be a whole number (got {batch_size!r})")
+            loaded = load_model(model, dtype=dtype, device=device or "auto")
+            given = {"threshold": threshold, "small_block": small_block}
             decoder = ModelDecoder(
                 policy=ReusePolicy.parse(policy),
-                model=load_model(model, dtype=dtype, device=device or "auto"),
-                settings=settings,
+                model=loaded,
+                settings=loaded.config.decode_settings(given, block_cache=block_cache, max_new_tokens=max_new_tokens),
                 batch_size=int(batch_size),
                 subset_size=subset_size,
             )

@@ -67,10 +67,10 @@ def config_of(folder: Path, **changes: Any) -> ModelConfig:
 
 
 def two_blocks(model: LoadedModel, ids: Tensor) -> Tensor:
-    """Our logits of two clean blocks; the second sees the first."""
+    """Our logits of clean blocks; each sees those before it."""
     network = model.network
-    cache = KeyValueCache(model.config, 1, 64, dtype=network.dtype, device=network.device)
-    window = cache.view(Rows([0], [range(64)]))
+    cache = KeyValueCache(model.config, 1, len(ids), dtype=network.dtype, device=network.device)
+    window = cache.view(Rows([0], [range(len(ids))]))
     states, _ = network.forward(ids, window, compute_all(model.config.num_layers))
     return network.logits(states)
 
@@ -142,7 +142,7 @@ def test_untied_head_that_is_missing_is_named(tmp_path: Path, weights: dict[str,
 
 def test_unexpected_tensor_is_named(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     weights["model.layers.2.mlp.up_proj.weight"] = torch.zeros(48, 32)
-    refused(write_model(tmp_path, weights), "model.layers.2.mlp.up_proj.weight", "not part of a Qwen2 model")
+    refused(write_model(tmp_path, weights), "model.layers.2.mlp.up_proj.weight", "not part of a model of this family")
 
 
 def test_tensor_of_another_shape_is_named(tmp_path: Path, weights: dict[str, Tensor]) -> None:
@@ -290,9 +290,11 @@ def test_key_that_is_missing_is_named(tmp_path: Path, key: str) -> None:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"type": "yarn"}}, "yarn rope factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "linear"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "llama3"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "llama3 rope factor"),
+        ({"model_type": "llada2_moe"}, "mixture-of-experts"),
+        ({"num_experts": 128}, "mixture-of-experts"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     ],
 )

@@ -18,8 +18,8 @@ from sampler import InputError
 
 FROZEN = {
     "Grid": "tasks k subsets reuse policies threshold small-block block-cache",
-    "Model and data": "model data limit sample fewshot chat-template no-chat-template subset-size dtype batch-size "
-    "max-new-tokens repeats seed shard-size",
+    "Model and data": "model family block-size data limit sample fewshot chat-template no-chat-template thinking "
+    "subset-size dtype batch-size max-new-tokens repeats seed shard-size",
     "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
     "wait-for-nodes dashboard no-dashboard worker-timeout callback",
     "Run": "out name upload skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet config "
@@ -32,6 +32,8 @@ OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typ
     "small-block": ("4,8", (4, 8)),
     "block-cache": ("on,off", (True, False)),
     "model": ("owner/name@main", "owner/name@main"),
+    "family": ("sdar", "sdar"),
+    "block-size": ("16", 16),
     "data": ("bundled", "bundled"),
     "limit": ("5", 5),
     "sample": ("6", 6),

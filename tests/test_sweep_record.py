@@ -11,7 +11,7 @@ from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import FIXED, adopt_resolved, combine, describe_extension, new_record
 from sampler import InputError
 
-SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1", "k2_middle"), limit=100)
+SETTINGS = SweepSettings(tasks=("gsm8k",), policies=("k1", "k2_middle"), threshold=(0.95,), small_block=(8,), limit=100)
 FACTS = {"kind": "generate", "primary": "exact_match", "documents": 100, "fewshot": 0, "source": "hub", "datasets": {}}
 ONE = replace(IDENTITY, datasets={"gsm8k": IDENTITY.datasets["gsm8k"]})
 OTHER = {
@@ -27,6 +27,9 @@ OTHER = {
     "max_new_tokens": 3,
     "batch_size": 2,
     "shard_size": 3,
+    "family": "sdar",
+    "block_size": 4,
+    "thinking": True,
 }
 
 

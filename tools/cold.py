@@ -124,8 +124,8 @@ def process_command(settings: SweepSettings, task: str, policy: str, output: Pat
         "dtype": settings.dtype,
         "batch-size": settings.batch_size,
         "max-new-tokens": settings.max_new_tokens,
-        "threshold": settings.threshold[0],
-        "small-block": settings.small_block[0],
+        "threshold": settings.threshold and settings.threshold[0],
+        "small-block": settings.small_block and settings.small_block[0],
         "out": output,
     }
     flags = [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]

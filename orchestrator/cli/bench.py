@@ -56,7 +56,9 @@ TIMELINE_PARTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassesOptions:
-    shape: str = setting("tiny", metavar="SHAPE", help="tiny or mid (random weights), a directory or a Hub id")
+    shape: str = setting(
+        "tiny", metavar="SHAPE", help="tiny, mid or mid-qwen3 (random weights), a directory or a Hub id"
+    )
     threads: int = setting(1, minimum=1, help="CPU threads")
     batch: tuple[int, ...] = setting((1, 4, 8), metavar="N,N", minimum=1, help="batch sizes")
     policies: tuple[str, ...] = setting(

@@ -15,7 +15,7 @@ from orchestrator.planning.fields import setting, settings_of, shared
 from orchestrator.planning.settings import SweepSettings, single_value
 from sampler.errors import InputError, NonFiniteError
 from sampler.policy import GRAMMAR, ReusePolicy
-from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
+from sampler.records import Generated, Pair, Prompt, Scored, document_seed
 
 if TYPE_CHECKING:
     from sampler.drift import Profile
@@ -54,6 +54,8 @@ class ModelOptions:
     """A model and the device it runs on."""
 
     model: str = setting(verbatim=True, help=MODEL_HELP)
+    family: str | None = shared(SweepSettings, "family")
+    block_size: int | None = shared(SweepSettings, "block_size")
     dtype: str = shared(SweepSettings, "dtype")
     device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
     batch_size: int = shared(SweepSettings, "batch_size")
@@ -131,9 +133,6 @@ def generate(arguments: Sequence[str]) -> None:
     )
     options, decode = parse_decoding(parser, GenerateOptions, arguments)
     policy = ReusePolicy.parse(options.policy)
-    settings = DecodeSettings(
-        **decode, max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_p=options.top_p
-    )
     from sampler.decode import check_prompts, decode_prompts
     from sampler.device import pick_device, pick_dtype
     from sampler.loading import find_model, load_model
@@ -142,7 +141,10 @@ def generate(arguments: Sequence[str]) -> None:
     check_stop(options.stop)
     pick_dtype(options.dtype, pick_device(options.device))
     lines = read_lines()
-    files = find_model(options.model)
+    files = find_model(options.model, family=options.family, block_size=options.block_size)
+    settings = files.config.decode_settings(
+        decode, max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_p=options.top_p
+    )
     policy.bind(files.config.num_layers, options.subset_size)
     check_prompts([], settings, files.config)
     if options.stop or (lines and not options.ids):
@@ -184,7 +186,7 @@ def score(arguments: Sequence[str]) -> None:
 
     pick_dtype(options.dtype, pick_device(options.device))
     lines = read_lines()
-    files = find_model(options.model)
+    files = find_model(options.model, family=options.family, block_size=options.block_size)
     policy.bind(files.config.num_layers, options.subset_size)
     if lines and not options.ids:
         _ = files.tokenizer  # raises if there is none, before the weights are read
@@ -300,7 +302,6 @@ def profile(arguments: Sequence[str]) -> None:
         examples=PROFILE_EXAMPLES,
     )
     options, decode = parse_decoding(parser, ProfileOptions, arguments)
-    settings = DecodeSettings(**decode, max_new_tokens=options.max_new_tokens)
     from sampler import drift
     from sampler.decode import check_prompts
     from sampler.device import pick_device, pick_dtype
@@ -311,7 +312,8 @@ def profile(arguments: Sequence[str]) -> None:
     if options.figure is not None:
         drift.check_path(options.figure)
     lines = read_lines()
-    files = find_model(options.model)
+    files = find_model(options.model, family=options.family, block_size=options.block_size)
+    settings = files.config.decode_settings(decode, max_new_tokens=options.max_new_tokens)
     size = resolve_subset_size(files.config.num_layers, options.size)
     check_prompts([], settings, files.config)
     prompts = []

@@ -15,7 +15,6 @@ from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
-from sampler.records import DecodeSettings
 
 if TYPE_CHECKING:
     from tasks.catalog import TaskSpec
@@ -52,6 +51,7 @@ class RunOptions(PolicyOptions):
     seed: int = shared(SweepSettings, "seed", help="seed of the random sample")
     fewshot: int | None = shared(SweepSettings, "fewshot")
     chat_template: bool = shared(SweepSettings, "chat_template")
+    thinking: bool = shared(SweepSettings, "thinking")
     max_new_tokens: int | None = shared(SweepSettings, "max_new_tokens")
     allow_code_execution: bool = shared(SweepSettings, "allow_code_execution")
     unsafe_code_execution: bool = shared(SweepSettings, "unsafe_code_execution")
@@ -148,7 +148,6 @@ def run_task(arguments: Sequence[str]) -> None:
     )
     options, decode = parse_decoding(parser, RunOptions, arguments)
     policy = ReusePolicy.parse(options.policy)
-    settings = DecodeSettings(**decode)
     from tqdm import tqdm
 
     from sampler.decode import check_prompts
@@ -163,7 +162,8 @@ def run_task(arguments: Sequence[str]) -> None:
     task = open_task(options.task, TaskOptions.from_settings(options, data=data))
     if task.kind != GENERATE:
         policy.check_scoring()
-    files = find_model(options.model)
+    files = find_model(options.model, family=options.family, block_size=options.block_size)
+    settings = files.config.decode_settings(decode)
     policy.bind(files.config.num_layers, options.subset_size)
     check_prompts((), settings, files.config)
     if options.chat_template:

@@ -18,6 +18,9 @@ from tasks.documents import Document
 SUBJECT_RUN_LENGTH = 8  # consecutive documents of one subject: they share few-shot examples, which are prefilled once
 Cut = tuple[int | None, int]  # documents below this index of their subject (None: all) fill this many shards in total
 
+# Not in format version 1: part of a trial's id only if set, so that the trials of existing sweeps keep their ids.
+LATER_IDENTITY = ("family", "block_size", "thinking")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepIdentity:
@@ -41,6 +44,9 @@ class SweepIdentity:
     batch_size: int
     shard_size: int  # documents per trial, at most; of the first command
     cuts: Mapping[str, Sequence[Cut]] | None = None  # by task; None in older sweeps: shards of exactly shard_size
+    family: str | None = None  # --family and --block-size, where config.json was overridden
+    block_size: int | None = None
+    thinking: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -61,6 +67,9 @@ class SweepIdentity:
         common = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in leave_out}
         if self.sample is None:
             del common["seed"]
+        for name in LATER_IDENTITY:
+            if not common[name]:
+                del common[name]
         return {**common, "task": task, "datasets": dict(self.datasets[task])}
 
 

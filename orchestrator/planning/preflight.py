@@ -56,6 +56,7 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
         settings = replace(settings, model=model, data=resolve_data(settings.data, model))
         notices += describe_auto_model(requested, settings, machine)
         files = _find_model(requested, settings, machine)
+        settings = with_model_defaults(settings, files.config)
     with problems.collect():
         placement = place(settings, machine)
     with problems.collect():
@@ -100,12 +101,20 @@ def sweep_folder(settings: SweepSettings, machine: Machine) -> Path:
 def _find_model(requested: SweepSettings, settings: SweepSettings, machine: Machine) -> ModelFiles:
     """If --model was not given, an error also explains why this model was chosen."""
     try:
-        return find_model(settings.model, weights=False)
+        return find_model(settings.model, family=settings.family, block_size=settings.block_size, weights=False)
     except InputError as error:
         if requested.model != "auto" or settings.model != FULL_MODEL:
             raise
         why = f"--model auto selected it ({gpus_of(machine, requested.address)})"
         raise InputError(f"{error}; {why}, --model tiny runs the small bundled model without a network") from None
+
+
+def with_model_defaults(settings: SweepSettings, config: ModelConfig) -> SweepSettings:
+    """Fills in the decode settings that were not given and depend on the model."""
+    missing: dict[str, Any] = {
+        name: (value,) for name, value in config.decode_defaults.items() if getattr(settings, name) is None
+    }
+    return replace(settings, **missing)
 
 
 def _with_absolute_paths(settings: SweepSettings) -> SweepSettings:
@@ -187,6 +196,9 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
         batch_size=settings.batch_size,
         shard_size=max(prepared.shard_size for prepared in opened.values()),
         cuts=None if cuts.keys() != opened.keys() else cuts,
+        family=settings.family,
+        block_size=settings.block_size,
+        thinking=settings.thinking,
     )
 
 
@@ -236,12 +248,12 @@ def check_model(
         with problems.collect():
             if scored:
                 _check_scoring(name, scored[0])
-    for size in settings.small_block:
+    for size in settings.small_block or ():
         with problems.collect():
             check_prompts((), DecodeSettings(small_block=size), config)
     with problems.collect():
         tokenizer = files.tokenizer
-        template = chat_renderer(tokenizer) if settings.chat_template else None
+        template = chat_renderer(tokenizer, settings.thinking) if settings.chat_template else None
         for task in tasks.values():
             with problems.collect():
                 _check_first_documents(task, config, tokenizer, template)

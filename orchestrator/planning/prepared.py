@@ -170,9 +170,12 @@ class PreparedSweep:
             "depth": self.identity.depth,
             "parameters": parameters(self.files.config),
             "layer_weights": list(self.files.config.layer_weights),  # of attention and of the MLP
+            "family": self.files.config.family.name,
+            "block_size": self.files.config.block_size,
         }
         facts = {name: task.facts() for name, task in self.tasks.items()}
-        requested = replace(self.requested, tasks=tuple(self.tasks), shard_size=self.identity.shard_size)
+        resolved = {name: getattr(self.settings, name) for name in self.files.config.decode_defaults}
+        requested = replace(self.requested, tasks=tuple(self.tasks), shard_size=self.identity.shard_size, **resolved)
         return new_record(settings=requested, identity=self.identity, model=model, tasks=facts)
 
 

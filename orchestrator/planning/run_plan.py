@@ -37,6 +37,8 @@ class WorkerSettings:
     options: TaskOptions
     calibration_task: str
     device: str = "auto"
+    family: str | None = None
+    block_size: int | None = None
     subset_size: int | None = None
     batch_size: int = 1
     compile: bool = False  # run passes through torch.compile
@@ -134,6 +136,8 @@ def worker_settings(prepared: "PreparedSweep", plan: RunPlan) -> WorkerSettings:
         model=prepared.model_source,
         revision=prepared.identity.model_revision,
         dtype=prepared.identity.dtype,
+        family=settings.family,
+        block_size=settings.block_size,
         options=prepared.options,
         calibration_task=plan.record["calibration_task"],
         device="auto" if prepared.placement.gpus_per_actor else "cpu",

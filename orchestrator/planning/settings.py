@@ -23,6 +23,7 @@ from orchestrator.planning.fields import (
     settings_of,
 )
 from sampler.errors import InputError
+from sampler.families import FAMILY_NAMES
 from sampler.policy import ReusePolicy
 
 GRID, MODEL, MACHINE, RUN = "Grid", "Model and data", "Machine", "Run"
@@ -96,6 +97,11 @@ class PolicyGrid:
 def _decode_axis(name: str, **declaration: Any) -> Any:
     """A decode setting with one or several values; the default is that of the configuration."""
     return setting((default_of(name),), **declaration)
+
+
+def _model_axis(name: str, **declaration: Any) -> Any:
+    """A decode setting whose default depends on the model, see `ModelConfig.decode_defaults`."""
+    return setting(None, default_text=f"{display(default_of(name))}, or the model family's", **declaration)
 
 
 def _check_policy(name: str) -> str | None:
@@ -178,20 +184,26 @@ class SweepSettings:
         default_text="",
         help="policies by name, such as k1,k2_middle, instead of --k, --subsets and --reuse",
     )
-    threshold: tuple[float, ...] = _decode_axis(
+    threshold: tuple[float, ...] | None = _model_axis(
         "threshold",
         metavar="T,T",
         above=0,
         maximum=1,
         help="confidence needed to reveal a token; 1 reveals one per pass",
     )
-    small_block: tuple[int, ...] = _decode_axis(
+    small_block: tuple[int, ...] | None = _model_axis(
         "small_block", metavar="N,N", minimum=1, help="positions that are denoised together; must divide the block size"
     )
     block_cache: tuple[bool, ...] = _decode_axis("block_cache", help="run passes on a small block alone where possible")
 
     model: str = setting(
         "auto", group=MODEL, help="directory or Hub id[@revision]; auto is the 7B model with a GPU, otherwise tiny"
+    )
+    family: str | None = setting(
+        None, choices=FAMILY_NAMES, default_text="from config.json", help="model family: " + ", ".join(FAMILY_NAMES)
+    )
+    block_size: int | None = setting(
+        None, minimum=1, cap=4096, default_text="from config.json", help="tokens per block of the model"
     )
     data: str = setting("auto", help="hub, bundled or a directory laid out like the Hub; auto matches the model")
     limit: int | None = setting(
@@ -209,6 +221,7 @@ class SweepSettings:
     chat_template: bool = setting(
         True, aliases=("apply-chat-template",), help="format prompts with the model's chat template"
     )
+    thinking: bool = setting(False, help="use the thinking mode of chat templates that have one (Qwen3)")
     subset_size: int | None = setting(
         None, minimum=1, default_text="12, or a third of the layers", help="number of layers in first, middle and last"
     )
@@ -312,7 +325,8 @@ class SweepSettings:
         if (twice := repeated(canonical)) is not None:
             raise InputError(f"--policies must not contain {twice} twice")
         object.__setattr__(self, "policies", canonical)
-        object.__setattr__(self, "threshold", tuple(float(value) for value in self.threshold))
+        if self.threshold is not None:
+            object.__setattr__(self, "threshold", tuple(float(value) for value in self.threshold))
 
     def _conflicts(self) -> Iterator[str]:
         if self.limit is not None and self.sample is not None:
@@ -353,7 +367,8 @@ ALL_SETTINGS: Mapping[str, Setting] = _all_settings()  # of the command line, in
 def single_value(name: str) -> Setting:
     """A decode setting, for commands that take one value of it."""
     axis = ALL_SETTINGS[name]
-    return replace(axis, many=False, default=axis.default[0], metavar=METAVARS[axis.kind], group=OPTIONS)
+    default = None if axis.default is None else axis.default[0]
+    return replace(axis, many=False, default=default, metavar=METAVARS[axis.kind], group=OPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

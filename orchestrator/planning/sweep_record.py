@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from orchestrator.core.configuration import DECODE_SETTINGS, default_of
@@ -29,6 +29,9 @@ FIXED = {  # identity values that a later command must repeat, and what a person
     "max_new_tokens": "--max-new-tokens",
     "batch_size": "--batch-size",
     "shard_size": "--shard-size",
+    "family": "--family",
+    "block_size": "--block-size",
+    "thinking": "--thinking",
 }
 
 
@@ -111,7 +114,7 @@ def combine(stored: SweepRecord | None, new: SweepRecord, *, folder: str = "the 
     before, now = stored["settings"], new["settings"]
     kept = {name: before[name] for name in ("model", "data", "dtype", "name", "seed") if name in before}
     settings = {**before, **now, **kept}
-    settings |= {name: _union(_stored_list(before, name), now[name]) for name in EXTENDABLE}
+    settings |= {name: _union(_values(before, name), _values(now, name)) for name in EXTENDABLE}
     settings["repeats"] = max(before["repeats"], now["repeats"])
     settings["limit"] = larger_limit(before["limit"], now["limit"])
     by_task = {
@@ -132,7 +135,7 @@ def describe_extension(stored: SweepRecord, combined: SweepRecord) -> list[str]:
     before, now = stored["settings"], combined["settings"]
     more = []
     for name in EXTENDABLE:
-        added = [_show(value) for value in now[name] if value not in _stored_list(before, name)]
+        added = [_show(value) for value in now[name] if value not in _values(before, name)]
         more += [f"{name.replace('_', ' ')} {', '.join(added)}"] if added else []
     more += [f"limit {now['limit'] or 'all'}"] if now["limit"] != before["limit"] else []
     more += [f"repeats {now['repeats']}"] if now["repeats"] != before["repeats"] else []
@@ -144,8 +147,9 @@ def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
     sampled = before["sample"] is not None and now["sample"] is not None
     free = {"shard_size"} if "cuts" in before else set()  # it then only concerns documents without a trial
     for key, name in FIXED.items():
-        if key not in free and before.get(key) != now.get(key) and (key != "seed" or sampled):
-            yield f"{name} {_show(before.get(key))} (now {_show(now.get(key))})"
+        old, current = (identity.get(key, _absent(key)) for identity in (before, now))
+        if key not in free and old != current and (key != "seed" or sampled):
+            yield f"{name} {_show(old)} (now {_show(current)})"
     for task in before["datasets"].keys() & now["datasets"].keys():
         for dataset in sorted(before["datasets"][task].keys() | now["datasets"][task].keys()):
             old, current = (identity["datasets"][task].get(dataset) for identity in (before, now))
@@ -159,6 +163,12 @@ def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
             yield f"--{key} {_show(stored.get(key))} (now {_show(new[key])})"
 
 
+def _absent(key: str) -> Any:
+    """The value of an identity that does not have the key because an earlier version wrote it."""
+    default = SweepIdentity.__dataclass_fields__[key].default
+    return None if default is MISSING else default
+
+
 def _task(stored: Mapping[str, Any], name: str, new: SweepRecord) -> dict[str, Any]:
     now = dict(new["tasks"][name])
     if name in stored:
@@ -166,9 +176,9 @@ def _task(stored: Mapping[str, Any], name: str, new: SweepRecord) -> dict[str, A
     return now
 
 
-def _stored_list(settings: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """A sweep made before a decode setting existed has its default."""
-    return settings[name] if name in settings else [default_of(name)]
+def _values(settings: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """A list of the settings. A sweep made before a decode setting existed has its default."""
+    return settings.get(name) or [default_of(name)]
 
 
 def _union(before: Sequence[Any], now: Sequence[Any]) -> list[Any]:

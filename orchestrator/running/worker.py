@@ -119,14 +119,18 @@ class Worker:
         if device.type == "cuda":
             seconds = FREE_MEMORY_TIMEOUT_SECONDS if settings.memory <= torch.cuda.mem_get_info(device)[1] else 0.0
             free = wait_for_memory(settings.memory, lambda: torch.cuda.mem_get_info(device)[0], seconds=seconds)
-        files = find_planned_model(settings.model, settings.revision)
+        files = find_planned_model(
+            settings.model, settings.revision, family=settings.family, block_size=settings.block_size
+        )
         with explain_out_of_memory(settings.memory, free):
             began = time.perf_counter()
             self.model = load_model(files, dtype=settings.dtype, device=settings.device, compiled=settings.compile)
             self._synchronize()
             self.load_seconds = time.perf_counter() - began
             with numeric_flags() as flags:
-                self._numeric_flags = flags
+                self._numeric_flags = {
+                    name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()
+                }
             self.warm_up = warm_up(self.model, batch_size=settings.batch_size)
         self._device = hardware.describe_device(self.model.device.type, self.model.device.index)
         self._provenance = {"packages": provenance.package_versions(), "code": provenance.code_version()}
@@ -208,6 +212,7 @@ class Worker:
             "max_new_tokens": task.options.max_new_tokens or task.spec.max_new_tokens or decode.max_new_tokens,
             "fewshot": task.fewshot,
             "chat_template": task.options.chat_template,
+            "thinking": task.options.thinking,
             "dtype": info.dtype,
             "batch_size": info.batch_size,
             "attention": self.model.network.execution.backend.value,
@@ -246,7 +251,7 @@ class Worker:
         """The first documents of the calibration task; a scored question is continued like any other text."""
         task, _ = self._opened(self.settings.calibration_task)
         tokenizer = self.model.tokenizer
-        template = chat_renderer(tokenizer) if task.options.chat_template else None
+        template = chat_renderer(tokenizer, task.options.thinking) if task.options.chat_template else None
         wanted = task.documents[: CALIBRATION_PARTS * self.settings.batch_size]
         contexts = [task.requests(document, template)[0].args[0] for document in wanted]
         longest = min(CALIBRATION_PROMPT_TOKENS, self.model.config.max_positions - CALIBRATION_TOKENS)
@@ -261,9 +266,7 @@ class Worker:
             self.model,
             [self._prompts[place % len(self._prompts)] for place in places],
             policy=ReusePolicy.parse("k1"),
-            settings=DecodeSettings(
-                small_block=math.gcd(8, self.model.config.block_size), max_new_tokens=CALIBRATION_TOKENS
-            ),
+            settings=DecodeSettings(**self.model.config.decode_defaults, max_new_tokens=CALIBRATION_TOKENS),
             batch_size=size,
             with_text=False,
             on_failure=lambda *_: None,  # trials report the documents that fail
@@ -277,11 +280,13 @@ class Worker:
             torch.cuda.synchronize(self.model.device)
 
 
-def find_planned_model(source: str, revision: str | None) -> ModelFiles:
+def find_planned_model(
+    source: str, revision: str | None, *, family: str | None = None, block_size: int | None = None
+) -> ModelFiles:
     """The model's files on this node. InputError if they are missing or differ from the planned `revision`."""
     if os.path.isabs(source) and not os.path.isdir(source):
         raise InputError(f"--model {source} is not a directory on this node: copy it to every node or use a Hub id")
-    files = find_model(source)
+    files = find_model(source, family=family, block_size=block_size)
     try:
         found = files.revision or folder_revision(files.folder)
     except OSError as error:

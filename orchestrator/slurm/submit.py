@@ -195,7 +195,7 @@ def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord |
     problems = Problems()
     if _is_local(model):
         with problems.collect():
-            find_model(model, weights=False)
+            find_model(model, family=adopted.family, block_size=adopted.block_size, weights=False)
     with problems.collect():
         choose_source(data)
     for name in () if settings.skip_unavailable else settings.tasks:

@@ -91,7 +91,7 @@ class Passes:
 
     def logits(self, position: int) -> Tensor:
         """The logits that predict `position`, from the last pass that computed them."""
-        return self.model.logits(self.state.final[position - 1])
+        return self.model.logits(self.state.final[position - self.model.shift])
 
     def _count(self, kind: PassKind, ran: Sequence[Fraction | int]) -> None:
         self.counts[kind.value] += 1
@@ -189,9 +189,11 @@ def reference_generate(
         return [guess(logits_V, model.mask, settings, u) for logits_V, u in zip(logits, draws, strict=True)]
 
     def hand_over(kind: PassKind) -> None:
-        [handed] = read([passes.clean(kind, tokens)])
-        tokens.append(handed.token)
-        margins.append(handed.margin)
+        """Passes over clean blocks; with token shift, their last position predicts the next block's first token."""
+        logits_V = passes.clean(kind, tokens)
+        for handed in read([logits_V] * model.shift):
+            tokens.append(handed.token)
+            margins.append(handed.margin)
 
     def end() -> int | None:
         """Position after a stop token with nothing masked before it, or the limit; None if decoding continues."""
@@ -212,7 +214,7 @@ def reference_generate(
         for first in block[:: settings.small_block]:
             small = range(first, first + settings.small_block)
             while (masked := [p for p in small if tokens[p] == model.mask]) and (whole_blocks or end() is None):
-                full = not settings.block_cache or step == 0 or tokens[first] == model.mask
+                full = not settings.block_cache or step == 0 or (model.shift == 1 and tokens[first] == model.mask)
                 kind, window = (PassKind.FULL, block) if full else (PassKind.SMALL, small)
                 passes.denoise(tokens, window, kind, step)
                 margin = reveal(tokens, masked, read([passes.logits(p) for p in masked]), settings)
@@ -276,8 +278,10 @@ def reference_score(
         handed_V = passes.clean(PassKind.PREFILL, text[: begin // model.block * model.block])
     for position in range(begin, stop if method == "chain" else begin + 1):
         start = position // model.block * model.block
-        if position == start:
-            step, logits_V = 0, handed_V if position == begin else passes.clean(PassKind.COMMIT, text[:start])
+        if position == start and position > begin:
+            step, handed_V = 0, passes.clean(PassKind.COMMIT, text[:start])
+        if position == start and model.shift:
+            logits_V = handed_V
         else:
             block = range(start, start + model.block)
             hidden = range(position, stop if method == "chain" else begin + 1)

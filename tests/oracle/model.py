@@ -1,4 +1,4 @@
-"""The reference transformer: Qwen2 in plain steps, without batches or a prefix cache, executing layer plans.
+"""The reference transformer (Qwen2, Qwen3, Llama) in plain steps: no batches, no prefix cache, executes layer plans.
 
 Every forward pass recomputes the whole prefix. Values that earlier passes over a block computed are kept in dicts by
 (layer, position). Positions are absolute, except those that a plan selects, which count from the start of the block.
@@ -40,7 +40,7 @@ class BlockState:
 
 
 class ReferenceModel:
-    """Qwen2 weights under their checkpoint names, and the two halves of a layer."""
+    """Weights under their checkpoint names, and the two halves of a layer. `shift` 1: position i predicts i + 1."""
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
         self.weights = weights
@@ -49,7 +49,8 @@ class ReferenceModel:
         self.kv_heads: int = config["num_key_value_heads"]
         self.eps: float = config["rms_norm_eps"]
         self.theta: float = (config.get("rope_parameters") or config)["rope_theta"]
-        self.block: int = config["bd_size"]
+        self.block: int = config.get("bd_size") or config["block_size"]
+        self.shift = int(config["model_type"] not in ("sdar", "qwen3", "llama"))
         self.mask: int = config["mask_token_id"]
         self.stop: int = config["eos_token_id"]
         assert isinstance(self.stop, int), "exactly one stop token is supported"
@@ -69,6 +70,11 @@ class ReferenceModel:
     def norm(self, name: str, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weights[f"{name}.weight"]
 
+    def head_norm(self, name: str, x_NM: Tensor, heads: int) -> Tensor:
+        """Splits into heads, and normalises each if the model has weights for that."""
+        x_NHE = x_NM.view(len(x_NM), heads, -1)
+        return self.norm(name, x_NHE) if f"{name}.weight" in self.weights else x_NHE
+
     def rotate(self, x_NHE: Tensor, positions: Tensor) -> Tensor:
         half = x_NHE.shape[-1] // 2
         frequencies = self.theta ** -(torch.arange(half, dtype=x_NHE.dtype) / half)
@@ -84,8 +90,8 @@ class ReferenceModel:
         name, N = f"model.layers.{layer}.self_attn", len(positions)
         at_N = torch.tensor(positions)
         x_ND = self.norm(f"model.layers.{layer}.input_layernorm", h_ND)
-        q_NHE = self.rotate(self.linear(f"{name}.q_proj", x_ND).view(N, self.heads, -1), at_N)
-        k_NGE = self.rotate(self.linear(f"{name}.k_proj", x_ND).view(N, self.kv_heads, -1), at_N)
+        q_NHE = self.rotate(self.head_norm(f"{name}.q_norm", self.linear(f"{name}.q_proj", x_ND), self.heads), at_N)
+        k_NGE = self.rotate(self.head_norm(f"{name}.k_norm", self.linear(f"{name}.k_proj", x_ND), self.kv_heads), at_N)
         v_NGE = self.linear(f"{name}.v_proj", x_ND).view(N, self.kv_heads, -1)
         _store(state.keys, layer, positions[start:], k_NGE[start:])
         _store(state.values, layer, positions[start:], v_NGE[start:])
