@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from sampler.cache import ReuseCache, Rows
-from sampler.config import HEAD, ModelConfig, expected_shapes
+from sampler.config import HEAD, SDAR, ModelConfig, expected_shapes
 from sampler.decode import Predictor, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
-from sampler.families import SDAR
 from sampler.loading import LoadedModel, build_transformer
 from sampler.passes import PassRunner, PassSegment
 from sampler.plan import PARTIAL, WATCHED_INPUT, CacheSpec, LayerPlan, PassKind, PastPass, StepContext, compute_all

@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from sampler import DecodeSettings, InputError, LoadedModel, Pair, Prompt, ReusePolicy, decode_prompts, load_model
-from sampler.config import ModelConfig, read_config
-from sampler.families import FAMILIES, FAMILY_NAMES
+from sampler.config import FAMILIES, FAMILY_NAMES, ModelConfig, read_config
 from sampler.loading import find_model
 from sampler.scoring import score_pairs
 

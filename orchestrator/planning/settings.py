@@ -22,8 +22,8 @@ from orchestrator.planning.fields import (
     setting,
     settings_of,
 )
+from sampler.config import FAMILY_NAMES
 from sampler.errors import InputError
-from sampler.families import FAMILY_NAMES
 from sampler.policy import ReusePolicy
 
 GRID, MODEL, MACHINE, RUN = "Grid", "Model and data", "Machine", "Run"
