@@ -219,6 +219,13 @@ def test_disagreement_between_devices_is_none(clean: pa.Table) -> None:
     assert "agreement at k=1" not in failures(check_gates(evidence(table)))
 
 
+def test_disagreement_between_batch_sizes_is_none(clean: pa.Table) -> None:
+    """Another batch size may round differently; that a sweep has two is reported by another gate."""
+    table = changed(clean, "batch_size", where(clean, "k1_middle"), 32)
+    table = changed(table, "token_ids", where(table, "k1_middle", 9), [1, 2, 3])
+    assert "agreement at k=1" not in failures(check_gates(evidence(table)))
+
+
 def test_disagreement_within_one_of_two_devices_is_reported(clean: pa.Table) -> None:
     """A cluster with two types of GPU: runs on the second must agree with each other."""
     table = changed(clean, "device", where(clean, "k1_middle") | where(clean, "k1_last"), "gpu")

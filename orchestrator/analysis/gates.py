@@ -20,7 +20,8 @@ from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, MAX_LENGTH_CHANG
 from orchestrator.analysis.trial_facts import describe_code
 from orchestrator.core.configuration import DECODE_SETTINGS
 
-SAME_ANSWER_KEYS = (*DECODE_SETTINGS, "device", "doc_id")  # runs at k=1 that share these give the same answer
+# Runs at k=1 that share these give the same answer. In half precision, another batch size may round differently.
+SAME_ANSWER_KEYS = (*DECODE_SETTINGS, "device", "batch_size", "doc_id")
 COLD_START_RATIO = 1.5  # of an actor's first trial to its peers
 MIN_PEERS = 2
 REPLICATE_P = 1e-3  # of the F test between runs at k=1, which are identical by definition
@@ -100,12 +101,12 @@ def replay(evidence: Evidence) -> Iterator[Finding]:
 
 
 def baseline_agreement(evidence: Evidence) -> Iterator[Finding]:
-    """Runs at k=1 give the same tokens (or choose the same option) on the same type of device."""
+    """Runs at k=1 give the same tokens (or choose the same option) on the same type of device, at one batch size."""
     for rows in evidence.tasks:
         places = np.flatnonzero(rows.columns["k"].astype(float) == 1)
         differing, documents = _differing_answers(rows, [], places)
         if len(differing):
-            text = f"runs at k=1 gave different answers to {documents} documents on the same type of device"
+            text = f"runs at k=1 gave different answers to {documents} documents, with the same device and batch size"
             yield _failed("agreement at k=1", rows, differing, text)
 
 
@@ -410,7 +411,10 @@ def metrics(evidence: Evidence) -> Iterator[Finding]:
 
 GATES: dict[str, tuple[Callable[[Evidence], Iterator[Finding]], str]] = {
     "replay": (replay, "Layers were replayed in every eligible pass, and never at k=1."),
-    "agreement at k=1": (baseline_agreement, "All runs at k=1 gave the same answers on the same type of device."),
+    "agreement at k=1": (
+        baseline_agreement,
+        "All runs at k=1 gave the same answers on the same type of device and at the same batch size.",
+    ),
     "output mode": (output_mode, "Output mode gave the same answers for every subset of layers, or was not used."),
     "one version": (one_version, "One version of the code and one revision of the model produced all rows."),
     "settings": (settings, "Effective threshold, dtype, batch size and device are recorded and as requested."),

@@ -141,7 +141,8 @@ WHY_A_GATE_MATTERS = {
         "bug in the program, not a problem of the machine: rows from before the fix cannot be used."
     ),
     "agreement at k=1": (
-        "All configurations at k=1 are the same computation. If their answers differ on the same type of device, "
+        "All configurations at k=1 are the same computation. If their answers differ on the same type of device and "
+        "at the same batch size, "
         "something other than the policy changes the results: a cache that outlives its document, state that leaks "
         "between batches, or arithmetic that is not reproducible. Differences between other configurations may have "
         "the same cause."
