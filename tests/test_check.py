@@ -114,7 +114,7 @@ def test_a_wrong_weight_in_memory_fails_at_its_layer() -> None:
     assert max(values["relative_errors"][:20]) < 1e-5 < values["relative_errors"][20]
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("value", [float("inf"), pytest.param(float("nan"), marks=pytest.mark.slow)])
 def test_an_injected_infinity_fails_at_its_layer_and_in_every_line_that_decodes(tmp_path: Path, value: float) -> None:
     folder = changed_copy(tmp_path / "model", lambda weight: weight[5, 7].fill_(value))
     model = load_model(str(folder), device="cpu")

@@ -159,6 +159,7 @@ def test_a_worker_returns_the_other_rows_and_the_reason(case: Path, task: str, b
     assert not worker.failed_documents, "they are of the current trial"
 
 
+@pytest.mark.slow
 def test_a_sweep_records_the_document_and_goes_on(case: Path, tmp_path: Path) -> None:
     flags = ("--tasks", "gsm8k,mmlu_anatomy", "--policies", "k1,k2_middle", "--max-new-tokens", "40", "--limit", "6")
     here = ("--shard-size", "3", "--batch-size", "2", "--actors", "2", "--no-dashboard")

@@ -150,7 +150,9 @@ def test_the_checkpoints_own_code_agrees_and_sees_no_secrets(tmp_path: Path, mon
     assert "class BlockForCausalLM" in ended.stdout
 
 
-@pytest.mark.parametrize("change", [{"theta": "10050.0"}, {"mask": CAUSAL}], ids=["another theta", "a causal mask"])
+@pytest.mark.parametrize(
+    "change", [{"mask": CAUSAL}, pytest.param({"theta": "10050.0"}, marks=pytest.mark.slow)], ids=["mask", "theta"]
+)
 def test_a_different_implementation_is_caught_and_explained(change: dict[str, str], tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", **change)
     found = compare(load_model(str(folder), dtype="float32", device="cpu"), Path(sys.executable))
@@ -162,6 +164,7 @@ def test_a_different_implementation_is_caught_and_explained(change: dict[str, st
         assert part in first
 
 
+@pytest.mark.slow
 def test_errors_of_the_other_environment_are_reported(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     ended = run(folder, python=str(tmp_path / "missing"))
