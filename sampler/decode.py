@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sampler.config import ModelConfig
-from sampler.engine import Engine, GetMeasurements, OnFailure, Pass, Prefill, Row, Stopwatch
+from sampler.engine import Engine, GetMeasurements, OnFailure, Pass, Prefill, Row, Stopwatch, slots_needed
 from sampler.errors import InputError, NonFiniteError
 from sampler.loading import LoadedModel
 from sampler.plan import BoundPolicy, LayerPlan, PassKind, PastPass, StepContext, compute_all, resolve
@@ -136,7 +136,7 @@ def decode_prompts(
     engine: Engine[_Continuation] = Engine(
         model.network,
         cache_spec=bound.cache_spec,
-        slots=min(batch_size, max(1, len(prompts))),
+        slots=slots_needed(model.network, batch_size, len(prompts)),
         capacity=-(-longest // config.block_size) * config.block_size,
         reader=predictor,
         on_failure=on_failure,

@@ -382,6 +382,11 @@ class Engine(Generic[Result]):
         return self.stopwatch.now()
 
 
+def slots_needed(network: Transformer, batch_size: int, rows: int) -> int:
+    """Padded passes have the shape of the whole batch, so that the last documents of a call are rounded like others."""
+    return batch_size if network.execution.padded else min(batch_size, max(1, rows))
+
+
 def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit: int) -> int:
     blocks = 0
     while blocks < limit and tuple(tokens[blocks * block :][:block]) == tuple(held[blocks * block :][:block]):

@@ -16,7 +16,17 @@ from torch import Tensor
 
 from sampler.config import ModelConfig
 from sampler.decode import check_batch_size, check_ids, check_length
-from sampler.engine import Engine, FinishedRow, OnFailure, Pass, Prefill, RestoreBlock, Row, SaveBlock
+from sampler.engine import (
+    Engine,
+    FinishedRow,
+    OnFailure,
+    Pass,
+    Prefill,
+    RestoreBlock,
+    Row,
+    SaveBlock,
+    slots_needed,
+)
 from sampler.errors import InputError, NonFiniteError
 from sampler.loading import LoadedModel
 from sampler.plan import BoundPolicy, CacheSpec, LayerPlan, PassKind, StepContext, compute_all, resolve
@@ -63,7 +73,7 @@ def score_pairs(
     engine: Engine[list[_TargetScore]] = Engine(
         model.network,
         cache_spec=bound.cache_spec,
-        slots=min(batch_size, max(1, len(questions))),
+        slots=slots_needed(model.network, batch_size, len(questions)),
         capacity=-(-longest // config.block_size) * config.block_size,
         reader=LogProbabilities(config.mask_token_id),
         reads=1,

@@ -94,6 +94,7 @@ def test_batch_mates_do_not_change_a_row(policy: str, monkeypatch: pytest.Monkey
     assert tokens(model, policy, batch_size=8) == alone
     # A resumed run: other documents are left, so that each has other batch mates.
     assert tokens(model, policy, batch_size=8, chosen=range(3, 9)) == alone[3:]
+    assert tokens(model, policy, batch_size=16, chosen=range(3, 9)) == tokens(model, policy, batch_size=16)[3:]
     if policy != "k1":
         return
     # With as many rows as the batch has, the same products give other tokens: the test above can fail.
