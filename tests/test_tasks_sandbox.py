@@ -299,6 +299,7 @@ SECRET = "hf_" + "secret" * 5
         f"open('/proc/{os.getpid()}/mem', 'rb').read(10).hex()",
         "ctypes.string_at(ctypes.pythonapi.environ).decode()",
     ],
+    ids=["environ", "all environments", "worker's environment", "worker's memory", "C environ"],
 )
 def test_token_is_out_of_reach(search: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
