@@ -128,7 +128,7 @@ class RunningTotals:
         self._times.add(trial, sums)
 
     def add_trials(self, trials: pa.Table) -> None:
-        """Sums of many trials that were not added before, as columns (see store.compaction.TRIALS)."""
+        """Sums of many trials that were not added before, as columns (see store.compaction.SUMMARY)."""
         names = [name for name in Sums.__slots__ if name not in ("actor", "baseline", "scored")]
         wanted = [("baseline", "max"), ("scored", "sum"), *((name, "sum") for name in names)]
         for line in trials.group_by([*KEYS, "repeat"]).aggregate(wanted).to_pylist():

@@ -67,7 +67,7 @@ def stored_sums(store: Store, trial_id: str, facts: Mapping[str, Any], wanted: S
 
 
 def add_compacted(totals: RunningTotals, store: Store, trials: pa.Table) -> None:
-    """Adds compacted trials (`store.compaction.TRIALS`); the rows of those without stored totals are read."""
+    """Adds compacted trials (`store.compaction.SUMMARY`); the rows of those without stored totals are read."""
     stored = pc.is_valid(trials["documents"])
     totals.add_trials(trials.filter(stored))
     for trial_id in trials.filter(pc.invert(stored))["trial_id"].to_pylist():  # of an older version

@@ -95,18 +95,20 @@ def _evenly_chosen(listed: Sequence[Regression], limit: int) -> list[Regression]
 
 
 def _read_answers(data: SweepData, wanted: Sequence[Regression]) -> Mapping[tuple[str, str], Answer]:
-    """By trial and document; each trial's file is opened once."""
-    by_trial: dict[str, set[str]] = defaultdict(set)
-    for one in wanted:
-        by_trial[one.baseline_trial].add(one.doc_id)
-        by_trial[one.trial].add(one.doc_id)
-    found: dict[tuple[str, str], Answer] = {}
-    for trial, documents in by_trial.items():
+    """By trial and document; each file is opened once."""
+    keys = {(trial, one.doc_id) for one in wanted for trial in (one.baseline_trial, one.trial)}
+    names: dict[int, dict[str, str]] = defaultdict(dict)  # by store: id there → trial
+    for trial, _ in keys:
         store, stored_id = data.origin[trial]
-        these = pc.field("doc_id").isin(pa.array(sorted(documents)))
-        rows = data.stores[store].rows([stored_id], ["doc_id", "text", "token_ids"], where=these, verify=False)
-        for row in rows.to_pylist():
-            found[trial, row["doc_id"]] = Answer(text=row["text"] or "", tokens=row["token_ids"])
+        names[store][stored_id] = trial
+    these = pc.field("doc_id").isin(pa.array(sorted({doc_id for _, doc_id in keys}), pa.string()))
+    columns = ["trial_id", "doc_id", "text", "token_ids"]
+    found: dict[tuple[str, str], Answer] = {}
+    for store, trials in names.items():
+        for rows in data.stores[store].tables(list(trials), columns, where=these, verify=False):
+            for row in rows.to_pylist():
+                if (key := (trials[row["trial_id"]], row["doc_id"])) in keys:
+                    found[key] = Answer(text=row["text"] or "", tokens=row["token_ids"])
     return found
 
 

@@ -3,6 +3,7 @@
 Only the columns that the analysis needs are loaded. Texts are read later, for the few documents that are shown.
 """
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,9 @@ def read_sweeps(
 def _read_sweep(folder: Path, parallel: Map, record: Mapping[str, Any] | None) -> SweepData:
     store, request = open_sweep(folder, record)
     parts = start_reading(store, parallel)
-    trials = store.trials()  # while other processes read rows
+    trials = store.trials(totals=False)  # while other processes read rows
     rows = join_parts(store, parts)
+    gc.freeze()  # 100,000 trials are millions of objects that stay: the garbage collector need not look at them again
     check_files(store, trials)
     if not rows.num_rows and store.corrupted:
         raise InputError(f"{next(iter(store.corrupted.values()))}, and {folder} has no other rows; continue the sweep")

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,43 +58,80 @@ TRIALS = pa.schema(
     ]
 )
 
-REQUIRED = ("trial_id", "task", "policy", "repeat", "shard", "rows", "record")
+SUMMARY = pa.schema([field for field in TRIALS if field.name != "record"])
+REQUIRED = ("trial_id", "task", "policy", "repeat", "shard", "rows")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompactedFile:
     path: Path
-    trials: pa.Table  # TRIALS
-    values: bytes  # JSON
+    trials: pa.Table  # TRIALS without `record`
+    stream: bytes  # of the whole table; records are only decoded when they are read
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each trial id with its trial.json. Values that trials share are the same object: do not change them."""
         try:
-            yield from self.parse(self.trials)
+            yield from self.parse()
         except CorruptedFile as error:
             raise InputError(f"{self.path} {error}; continue the sweep to run them again") from error
 
     def record(self, trial_id: str) -> dict[str, Any]:
-        place = self.trials["trial_id"].to_pylist().index(trial_id)
-        try:
-            return next(record for _, record in self.parse(self.trials.slice(place, 1)))
-        except CorruptedFile as error:
-            raise InputError(f"{self.path} {error}; continue the sweep to run them again") from error
+        return next(record for found, record in self.records() if found == trial_id)
 
-    def parse(self, trials: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Raises CorruptedFile if a record is not one of these trials."""
-        ids, texts = trials["trial_id"].to_pylist(), trials["record"].to_pylist()
+    def parse(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Raises CorruptedFile if the records are not those of the trials."""
+        ids = self.trials["trial_id"].to_pylist()
         try:
-            values = json.loads(self.values)
-            records = json.loads(f"[{','.join(texts)}]")  # at once: equal keys are then one object
+            table = pa.ipc.open_stream(self.stream).read_all().select(["record"])
+            stored = table.schema.metadata[VALUES_METADATA_KEY].decode()
+            text = f"[{','.join(table['record'].to_pylist())}]"
+            values, plain = json.loads(stored), _is_plain(text) and _is_plain(stored)
+            try:
+                records = json.loads(text, parse_int=_small_int, parse_float=_usual_float)  # equal keys: one object
+            except _UnusualNumber:
+                records, plain = json.loads(text), False
+            good: set[Hashable] = set()
             for trial_id, record in zip(ids, records, strict=True):
+                kind = _types(record)
                 for part in (record, *record["attempts"]):
                     part.update({name: values[place] for name, place in part.pop(SHARED_KEY, {}).items()})
-                if (problem := trial_record_problem(record, trial_id)) is not None:
-                    raise ValueError(problem)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+                wrong = record["trial"].get("trial_id") != trial_id or record["status"] != "finished"
+                if wrong or not plain or kind not in good:
+                    if (problem := trial_record_problem(record, trial_id)) is not None:
+                        raise ValueError(problem)
+                    good.add(kind)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, *DECODE_ERRORS) as error:
             raise CorruptedFile(f"has records of trials that cannot be used ({error})") from error
         yield from zip(ids, records, strict=True)
+
+
+class _UnusualNumber(Exception):
+    """A record has a number that few records have; each of them is then checked."""
+
+
+def _small_int(digits: str) -> int:
+    if len(digits) > 15 or digits[0] == "-":
+        raise _UnusualNumber
+    return int(digits)
+
+
+def _usual_float(digits: str) -> float:
+    value = float(digits)
+    if not 0 <= value < 1e300:
+        raise _UnusualNumber
+    return value
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a JSON text has only printable characters and no escapes."""
+    return text.isascii() and text.isprintable() and "\\" not in text and "NaN" not in text and "Infinity" not in text
+
+
+def _types(record: Mapping[str, Any]) -> Hashable:
+    """Equal for records with the same keys, types and shared values: in plain text, if one is good, all are."""
+    parts = (record, record["trial"], record.get(TOTALS_KEY) or {}, *record["attempts"])
+    shared = (tuple(part.get(SHARED_KEY, {}).items()) for part in (record, *record["attempts"]))
+    return (*((tuple(part), tuple(map(type, part.values()))) for part in parts), *shared)
 
 
 def read_trials_rows(
@@ -169,17 +206,19 @@ def read_compacted(path: Path) -> CompactedFile:
         digest, encoded = data[:64], data[64:]
         if hashlib.sha256(encoded).hexdigest().encode() != digest:
             raise CorruptedFile("does not match the checksum of its trials")
-        table = pa.ipc.open_stream(base64.b64decode(encoded)).read_all()
-        values = (table.schema.metadata or {})[VALUES_METADATA_KEY]
-        columns = [table[f.name] if f.name in table.column_names else pa.nulls(len(table), f.type) for f in TRIALS]
-        trials = pa.Table.from_arrays(columns, schema=TRIALS)
+        stream = base64.b64decode(encoded)
+        names = pa.ipc.open_stream(stream).schema.names
+        wanted = pa.ipc.IpcReadOptions(included_fields=[names.index(n) for n in names if n != "record"])
+        table = pa.ipc.open_stream(stream, options=wanted).read_all()
+        columns = [table[f.name] if f.name in names else pa.nulls(len(table), f.type) for f in SUMMARY]
+        trials = pa.Table.from_arrays(columns, schema=SUMMARY)
         trials.validate(full=True)
         if (
             any(trials[name].null_count for name in REQUIRED)
             or not pc.all(pc.utf8_is_alnum(trials["trial_id"])).as_py()
         ):
             raise CorruptedFile("lists trials without a name, a number of rows or a record")
-        return CompactedFile(path=path, trials=trials, values=values)
+        return CompactedFile(path=path, trials=trials, stream=stream)
     except FileNotFoundError:
         raise
     except (OSError, *DECODE_ERRORS) as error:
@@ -235,16 +274,16 @@ class CompactedFiles:
         return [groups[path] for path in sorted(groups)]
 
     def trials(self, without: Collection[str] = ()) -> pa.Table:
-        """TRIALS of all compacted trials but some, each once, without `record`."""
-        file_of, tables = self._state.file_of, [TRIALS.empty_table().drop_columns(["record"])]
+        """SUMMARY of all compacted trials but some, each once."""
+        file_of, tables = self._state.file_of, [SUMMARY.empty_table()]
         for file in self.files():
-            ids, trials = file.trials["trial_id"].to_pylist(), file.trials.drop_columns(["record"])
+            ids, trials = file.trials["trial_id"].to_pylist(), file.trials
             keep = [file_of.get(trial_id) is file and trial_id not in without for trial_id in ids]
             tables.append(trials if all(keep) else trials.filter(pa.array(keep, pa.bool_())))
         return pa.concat_tables(tables)
 
     def records(self, without: Collection[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each compacted trial's id and trial.json, one file at a time."""
+        """Each compacted trial's id and trial.json, one file at a time; `without`: not of these trials."""
         file_of = self._state.file_of
         for file in self.files():
             for trial_id, record in file.records():

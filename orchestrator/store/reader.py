@@ -48,6 +48,7 @@ from orchestrator.store.schema import (
 from orchestrator.store.trial_files import (
     READ_ATTEMPTS,
     ROWS_FILE,
+    TOTALS_KEY,
     TRIAL_FILE,
     Corruption,
     TrialRows,
@@ -143,10 +144,16 @@ class Store:
         assert trial_id.isalnum(), trial_id
         return self.folder / "trials" / trial_id
 
-    def trials(self) -> dict[str, dict[str, Any]]:
-        """The content of each trial.json, by trial id. Trials may share objects: do not change them."""
+    def trials(self, *, totals: bool = True) -> dict[str, dict[str, Any]]:
+        """The content of each trial.json, by trial id. Trials may share objects: do not change them.
+
+        Without `totals`, the totals of compacted trials are left out, which saves a quarter of the memory.
+        """
         found = dict(self.iter_trials())
-        found.update(self._compacted_now().records(without=found))
+        for trial_id, record in self._compacted_now().records(without=found):
+            if not totals:
+                record[TOTALS_KEY] = None
+            found[trial_id] = record
         return found
 
     def iter_trials(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,7 +171,7 @@ class Store:
         return set(self._compacted_now().trial_ids())
 
     def compacted_trials(self, without: Collection[str]) -> pa.Table:
-        """`compaction.TRIALS` of all compacted trials but those that `iter_trials` yielded before."""
+        """`compaction.SUMMARY` of all compacted trials but those that `iter_trials` yielded before."""
         return self._compacted_now().trials(without)
 
     def _compacted_now(self) -> CompactedFiles:
@@ -342,7 +349,7 @@ class Store:
         try:
             verify_table(path)
             compacted = read_compacted(path)
-            stated, _ = compacted.trials, list(compacted.parse(compacted.trials))
+            stated, _ = compacted.trials, list(compacted.parse())
             rows, _ = read_table(path, ROWS, verify=False)  # checks the values
         except FileNotFoundError:  # replaced meanwhile
             return []
