@@ -282,6 +282,7 @@ def test_machine_without_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "deed",
     ["os.kill(os.getppid(), 9)", "os.kill(0, 9)", "os.kill(-1, 9)", "os.killpg(0, 9)", f"os.kill({os.getpid()}, 9)"],
+    ids=["parent", "own group", "everybody", "killpg", "worker"],
 )
 def test_program_cannot_signal_other_processes(deed: str) -> None:
     assert attack(deed).reason.startswith("PermissionError")
