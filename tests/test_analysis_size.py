@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from analysis_tables import Truth, World, asked, described, draw, grid
-from simulated_sweep import Simulation, write_sweep
+from simulated_sweep import Simulation, write_compacted_sweep, write_sweep
 
 from orchestrator.store import Store
 from tools.scale.figures import measure_command
@@ -70,12 +70,16 @@ def test_a_million_rows(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.parametrize("shard_size", [50, 1000])  # 20,142 and 1,080 trials
+@pytest.mark.parametrize("shard_size", [10, 1000])  # 100,548 compacted trials, and 1,080 with files of their own
 def test_a_report_of_a_million_rows(tmp_path: Path, shard_size: int) -> None:
     """Three tasks in six repeats."""
     documents = {"gsm8k": 1_319, "minerva_math": 5_000, "mmlu": 12_300}
-    folder = write_sweep(tmp_path / "s", Simulation(documents=documents, repeats=6, shard_size=shard_size, actors=8))
+    write = write_compacted_sweep if shard_size < 1000 else write_sweep
+    folder = write(tmp_path / "s", Simulation(documents=documents, repeats=6, shard_size=shard_size, actors=8))
     assert Store(folder).rows(columns=["doc_id"], verify=False).num_rows == 1_005_426
+    spent = measure_command("orchestrator.status", [str(folder)])
+    print(spent)
+    assert spent.cpu_seconds < 2, spent
     spent = measure_command("orchestrator.report", [str(folder)])
     print(spent)
     assert spent.wall_seconds < 20, spent
