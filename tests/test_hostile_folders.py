@@ -1,18 +1,23 @@
 """A results folder from somebody else is only data: no command crashes on it, hangs, or writes outside its target."""
 
 import contextlib
+import hashlib
 import io
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from hostile_folders import OSC_52, Mutator
+from hostile_folders import OSC_52, Mutator, json_file
 from test_format_versions import extract
 
 from orchestrator.cli import run_sweep
@@ -22,6 +27,7 @@ from orchestrator.core.untrusted import UNPRINTABLE, path_below, printable
 from orchestrator.report.write import write_report
 from orchestrator.running import cluster
 from orchestrator.running.stop import Aborted
+from orchestrator.store.files import decode_json, encode_table
 from sampler.errors import InputError
 
 COMMAND_SECONDS = 900  # after which a command counts as hanging; usually it takes one
@@ -150,6 +156,30 @@ def test_a_sample_of_hostile_folders(tmp_path: Path, outside: Path) -> None:
 def test_two_hundred_hostile_folders(tmp_path: Path, outside: Path, part: int) -> None:
     size = len(ALL_SEEDS) // 4
     attack_all(tmp_path, outside, ALL_SEEDS[part * size : (part + 1) * size])
+
+
+@pytest.mark.slow
+def test_a_real_continuation_replaces_what_was_forged(tmp_path: Path) -> None:
+    """Ray included: forged files go to quarantine, their documents run again, and the sweep is complete."""
+    folder = extract("finished", tmp_path)
+    rows, records = sorted(folder.glob("trials/*/rows.parquet")), sorted(folder.glob("trials/*/trial.json"))
+    table = pq.read_table(rows[0])
+    place = table.column_names.index("policy")
+    names = pa.array(["../../planted"] * len(table))
+    rows[0].write_bytes(encode_table(table.set_column(place, table.schema.field(place), names)))
+    facts = decode_json(records[0].read_bytes())
+    records[0].write_bytes(json_file({**facts, "sha256": hashlib.sha256(rows[0].read_bytes()).hexdigest()}))
+    records[1].write_bytes(json_file({**decode_json(records[1].read_bytes()), "rows": "two"}))
+    (folder / "documents" / "mmlu.parquet").write_bytes(b"PAR1")
+    command = [sys.executable, "-m", "orchestrator.sweep", *SWEEP, "--out", str(tmp_path), "--name", folder.name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    code, output = run(["status", str(folder), "--json", "--check"])
+    status = json.loads(output)
+    assert (code, status["state"], status["damage"]) == (0, "complete", [])
+    quarantined = {path.name for path in (folder / "quarantine").rglob("*") if path.is_file()}
+    assert quarantined >= {"rows.parquet", "trial.json", "mmlu.parquet"}
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name}
 
 
 # The helpers
