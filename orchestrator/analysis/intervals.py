@@ -129,7 +129,7 @@ def accuracy_interval(scores: Array) -> Estimate:
     return Estimate(value=value, low=value - half, high=value + half)
 
 
-def tango_interval(lost: int, won: int, documents: int, level: float = CONFIDENCE) -> Estimate:
+def tango_interval(lost: float, won: float, documents: int, level: float = CONFIDENCE) -> Estimate:
     """Tango's score interval of a paired difference of shares, won minus lost (Statistics in Medicine 17, 1998)."""
     reach = float(special.ndtri((1 + level) / 2))
     value = (won - lost) / documents
@@ -138,7 +138,7 @@ def tango_interval(lost: int, won: int, documents: int, level: float = CONFIDENC
     return around(value, low, high, level)
 
 
-def _tango_end(lost: int, won: int, documents: int, score: float, below: float, above: float) -> float:
+def _tango_end(lost: float, won: float, documents: int, score: float, below: float, above: float) -> float:
     """The difference at which the score, which falls as the difference grows, has this value; by bisection."""
     while True:
         middle = (below + above) / 2
@@ -150,7 +150,7 @@ def _tango_end(lost: int, won: int, documents: int, score: float, below: float, 
             above = middle
 
 
-def _tango_score(lost: int, won: int, n: int, difference: float) -> float:
+def _tango_score(lost: float, won: float, n: int, difference: float) -> float:
     """(won − lost − n·difference) ÷ its standard error."""
     variance = tango_variance(lost / n, won / n, difference)
     distance = won - lost - n * difference
@@ -220,6 +220,16 @@ def join_small(strata: Array) -> tuple[Array, Array]:
 
 def degrees_of_freedom(sizes: Array) -> int:
     return max(1, int(sizes.sum()) - len(sizes))
+
+
+def scaled_percentiles(draws: Array, level: float, freedom: float) -> tuple[float, float]:
+    """Ends whose distances from the median are those of the 95 % percentiles, scaled to `level` by Student's t.
+
+    Far percentiles of a few thousand draws are their extremes, which few degrees of freedom would ask for.
+    """
+    low, middle, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, 0.5, (1 + CONFIDENCE) / 2])
+    scale = float(special.stdtrit(freedom, (1 + level) / 2) / special.ndtri((1 + CONFIDENCE) / 2))
+    return float(middle - scale * (middle - low)), float(middle + scale * (high - middle))
 
 
 def expanded_percentiles(draws: Array, level: float, freedom: float) -> tuple[float, float]:

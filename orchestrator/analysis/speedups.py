@@ -30,7 +30,7 @@ from orchestrator.analysis.intervals import (
     around,
     bootstrap_weights,
     degrees_of_freedom,
-    expanded_percentiles,
+    scaled_percentiles,
     unbounded,
     units_of,
 )
@@ -38,7 +38,8 @@ from orchestrator.analysis.runs import TaskRuns
 from orchestrator.core.speed import PRIOR_WEIGHT
 
 MAX_LENGTH_CHANGE = 0.10  # of the mean output length against k=1
-FREEDOM_DISCOUNT = 0.7  # fourth moments of few documents come out too low, and degrees of freedom too high
+FREEDOM_DISCOUNT = 0.7  # fourth moments come out too low, and degrees of freedom too high
+UNDISCOUNTED_FREEDOM = 10.0  # fewer are small enough as they are
 MAX_EXTRA_TRUNCATED = 0.01  # share of documents that hit the length limit, more than at k=1
 
 
@@ -174,7 +175,8 @@ class TimeBootstrap:
         kurtosis = 3 * _fourth_moment(weights[some])
         if influence is not None:
             kurtosis = max(kurtosis, _fourth_moment(np.bincount(self.clusters, weights=influence)[some]))
-        effective = FREEDOM_DISCOUNT * 2 * int(some.sum()) / (kurtosis - 1)
+        effective = 2 * int(some.sum()) / (kurtosis - 1)
+        effective = max(min(effective, UNDISCOUNTED_FREEDOM), FREEDOM_DISCOUNT * effective)
         return max(1.0, min(effective - len(self.units.sizes), degrees_of_freedom(self.units.sizes)))
 
     def estimate(self, draws: Array, level: float = CONFIDENCE, freedom: float | None = None) -> Estimate:
@@ -182,7 +184,7 @@ class TimeBootstrap:
         value = float(draws[0])
         if self.units.count < 2:
             return unbounded(value, level)
-        ends = expanded_percentiles(draws[1:], level, freedom or degrees_of_freedom(self.units.sizes))
+        ends = scaled_percentiles(draws[1:], level, freedom or degrees_of_freedom(self.units.sizes))
         return around(value, *ends, level)
 
 
