@@ -269,14 +269,14 @@ class CachePool:
 
 def rotary_factors(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
     """Complex factors at each position: for queries, for keys, and for values (whose factor is 1)."""
-    frequency_d, scale = _rotary_frequencies(config, device)
+    frequency_d, scale = rotary_frequencies(config, device)
     angle_Cd = torch.outer(torch.arange(positions, device=device).float(), frequency_d)
     factor_Cd = torch.polar(torch.full_like(angle_Cd, scale), angle_Cd)
     keys = factor_Cd.repeat(1, config.num_kv_heads)
     return torch.cat((factor_Cd.repeat(1, config.num_heads), keys, torch.ones_like(keys)), -1)
 
 
-def _rotary_frequencies(config: ModelConfig, device: torch.device) -> tuple[Tensor, float]:
+def rotary_frequencies(config: ModelConfig, device: torch.device) -> tuple[Tensor, float]:
     """The frequency of each rotated pair, and what queries and keys are multiplied by (llama3 and yarn scaling)."""
     if not config.rope_scaling:
         half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim

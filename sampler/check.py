@@ -5,7 +5,6 @@ is specific to CUDA except what torch offers there only, so that a CPU runs most
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -375,7 +374,7 @@ def _prompts(config: ModelConfig, count: int) -> list[Prompt]:
 def _decode(
     model: LoadedModel, policy: Any, prompts: Sequence[Prompt], *, batch_size: int = 1, tokens: int = NEW_TOKENS
 ) -> list[tuple[int, ...]]:
-    settings = DecodeSettings(max_new_tokens=tokens, small_block=math.gcd(8, model.config.block_size))
+    settings = model.config.decode_settings({}, max_new_tokens=tokens)
     bound = ReusePolicy.parse(policy) if isinstance(policy, str) else policy
     found = dict(
         decode_prompts(model, prompts, policy=bound, settings=settings, batch_size=batch_size, with_text=False)
@@ -410,7 +409,7 @@ def _run_pass(model: LoadedModel, kind: PassKind, batch: int, recorder: _Recorde
         if kind is not PassKind.PREFILL:
             yield _pass(model.config, tokens[start:])
             recording = True
-            width = math.gcd(8, size) if kind is PassKind.SMALL else size
+            width = model.config.decode_defaults["small_block"] if kind is PassKind.SMALL else size
             yield _pass(model.config, tokens[start : start + width], kind)
 
     list(_engine(watch_passes(model, watch).network, batch).run(row(number) for number in range(batch)))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+from sampler.cache import rotary_frequencies
 from sampler.config import EMBEDDING, ModelConfig
 from sampler.decode import Prediction, Step, decode_prompts, reveal
 from sampler.engine import Engine, Pass, Prefill, Row
@@ -93,24 +94,25 @@ def reference_states(
 
     count, groups = len(tokens), config.num_heads // config.num_kv_heads
     position = torch.arange(count, device=device)
-    frequency = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, device=device) / config.head_dim)
+    frequency, scale = rotary_frequencies(config, device)
     angle = torch.outer(position.float(), frequency).repeat(1, 2)[:, None]
     hidden = position[:, None] // config.block_size < position // config.block_size
 
     def rotate(x: Tensor) -> Tensor:
         left, right = x.chunk(2, -1)
-        return x * angle.cos() + torch.cat((-right, left), -1) * angle.sin()
+        return scale * (x * angle.cos() + torch.cat((-right, left), -1) * angle.sin())
+
+    def project(h: Tensor, name: str) -> Tensor:
+        bias = weight(f"{name}_proj.bias") if config.family.qkv_bias else None
+        heads = linear(h, weight(f"{name}_proj.weight"), bias).view(count, -1, config.head_dim)
+        return norm(heads, f"{name}_norm.weight") if config.family.qk_norm and name[-1] in "qk" else heads
 
     x = read(EMBEDDING)[list(tokens)].to(device).float()
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}."
         h = norm(x, prefix + "input_layernorm.weight")
-        q, k, v = (
-            linear(h, weight(f"{prefix}self_attn.{n}_proj.weight"), weight(f"{prefix}self_attn.{n}_proj.bias"))
-            for n in "qkv"
-        )
-        q, k = rotate(q.view(count, -1, config.head_dim)), rotate(k.view(count, -1, config.head_dim))
-        k, v = (t.view(count, -1, config.head_dim).repeat_interleave(groups, 1) for t in (k, v))
+        q, k, v = (project(h, f"{prefix}self_attn.{name}") for name in "qkv")
+        q, k, v = rotate(q), rotate(k).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(config.head_dim)
         share = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         mixed = torch.einsum("hqk,khd->qhd", share, v).reshape(count, -1)
@@ -124,14 +126,15 @@ def reference_states(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """A sequence before a denoising pass, the positions whose logits are read, and what the pass revealed."""
+    """A sequence before a denoising pass, the positions that are predicted, and what the pass revealed."""
 
     prompt: int
     block: int
     step: int
     start: int  # of the block
     tokens: tuple[int, ...]
-    reads: tuple[int, ...]
+    positions: tuple[int, ...]  # the first may be the block's own first: prefill or commit have predicted it
+    reads: tuple[int, ...]  # the positions whose logits predict them
     revealed: Mapping[int, int]  # tokens by position
 
 
@@ -169,9 +172,7 @@ def code_files(folder: Path) -> dict[str, str]:
 
 def compare(model: LoadedModel, python: Path) -> Parity:
     """Decodes a few prompts and compares every step with the checkpoint's own code; `model` is in float32."""
-    settings = DecodeSettings(
-        max_new_tokens=NEW_TOKENS, small_block=math.gcd(8, model.config.block_size), block_cache=False
-    )
+    settings = model.config.decode_settings({}, max_new_tokens=NEW_TOKENS, block_cache=False)
     states = list(decoding_states(model, parity_prompts(model), settings))
     ours = own_logits(model, states)
     child = run_child(model, python, states, ours)
@@ -208,11 +209,11 @@ def _explain(
     mask = model.config.mask_token_id
     where = f"prompt {state.prompt}, block {state.block}, step {state.step}"
     one, other = ([row.prediction(mask) for row in rows] for rows in (ours, theirs))
-    for read, mine, gap, same, a, b in zip(state.reads, ours, gaps, at_ours, one, other, strict=True):
+    for position, mine, gap, same, a, b in zip(state.positions, ours, gaps, at_ours, one, other, strict=True):
         place = max(range(TOP), key=lambda n: abs(mine.logits[n] - same[n]))
         if gap > TOLERANCE * max(1.0, abs(mine.logits[place])):
             return (
-                f"{where}, position {read + 1}: the logit of token {mine.ids[place]} is {mine.logits[place]:.6g} here "
+                f"{where}, position {position}: the logit of token {mine.ids[place]} is {mine.logits[place]:.6g} here "
                 f"and {same[place]:.6g} there; the prediction is token {a.token} ({a.probability:.3f}) here and token "
                 f"{b.token} ({b.probability:.3f}) there"
             )
@@ -224,12 +225,9 @@ def _explain(
 
 def _revealed(state: State, predictions: Sequence[Prediction], threshold: float) -> dict[int, int]:
     """Tokens by position that these predictions reveal; the first position of a block is always revealed."""
-    found = {}
-    if state.reads[0] < state.start:
-        found[state.start] = predictions[0].token
-        predictions = predictions[1:]
-    reads = state.reads[-len(predictions) :]
-    return found | {reads[i] + 1: predictions[i].token for i in reveal(predictions, threshold)}
+    handed = state.reads[0] < state.start
+    chosen = [n + handed for n in reveal(predictions[handed:], threshold)]
+    return {state.positions[n]: predictions[n].token for n in ([0] if handed else []) + chosen}
 
 
 def parity_prompts(model: LoadedModel) -> list[Prompt]:
@@ -248,7 +246,8 @@ def decoding_states(model: LoadedModel, prompts: Sequence[Prompt], settings: Dec
     steps: list[Step] = []
     k1 = ReusePolicy.parse("k1")
     list(decode_prompts(model, prompts, policy=k1, settings=settings, with_text=False, on_step=steps.append))
-    size, mask = model.config.block_size, model.config.mask_token_id
+    config = model.config
+    size, mask = config.block_size, config.mask_token_id
     for document, of_document in groupby(steps, key=lambda step: step.document):
         prompt = prompts[document].ids
         before = prompt[: len(prompt) // size * size]  # all blocks before the current one
@@ -259,18 +258,17 @@ def decoding_states(model: LoadedModel, prompts: Sequence[Prompt], settings: Dec
                 tokens = tuple(mask if at is None else token for token, at in known)
                 first = step.small_block * settings.small_block
                 masked = [p for p in range(first, first + settings.small_block) if tokens[p] == mask]
-                revealed = {start + p: step.tokens[p] for p in masked if step.tokens[p] != mask}
-                reads = [start + p - 1 for p in masked]
-                if step.context.step == 0 and start and start >= len(prompt):  # prefill or commit gave the first token
-                    reads, revealed = [start - 1, *reads], {start: tokens[0], **revealed}
+                handed = config.predicted_at(start) < start and step.context.step == 0 and 0 < start >= len(prompt)
+                positions = [start + p for p in ([0] if handed else []) + masked]
                 yield State(
                     prompt=document,
                     block=block,
                     step=step.context.step,
                     start=start,
                     tokens=(*before, *tokens),
-                    reads=tuple(reads),
-                    revealed=revealed,
+                    positions=tuple(positions),
+                    reads=tuple(map(config.predicted_at, positions)),
+                    revealed={p: step.tokens[p - start] for p in positions if step.tokens[p - start] != mask},
                 )
             before = (*before, *step.tokens)
 

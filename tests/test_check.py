@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from golden_cases import GOLDEN
 from safetensors.torch import load_file, save_file
 
 from orchestrator.cli.__main__ import dispatch
@@ -136,6 +137,14 @@ def test_activations_beyond_the_range_of_the_dtype_are_reported(tiny: LoadedMode
     passed, detail, values = check_layers(model)
     assert passed, detail
     assert 1e-4 < max(values["relative_errors"]) < 0.15
+
+
+def test_a_model_of_another_family_passes() -> None:
+    """Norms of heads, no bias, no token shift, blocks of four."""
+    model = load_model(str(GOLDEN / "noshift" / "q12b4"), device="cpu")
+    for run in (check_layers, check_batches, check_policies, check_attention):
+        passed, detail, _ = run(model)
+        assert passed, detail
 
 
 class SynchronisingRule(PeriodicRule):

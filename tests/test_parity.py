@@ -6,17 +6,28 @@ import sys
 from pathlib import Path
 
 import pytest
+from golden_cases import GOLDEN
 from tasks_model import write_model
 
 from sampler import InputError, load_model
-from sampler.parity import CHILD, KEPT_VARIABLES, child_environment, code_files, compare
+from sampler.parity import (
+    CHILD,
+    KEPT_VARIABLES,
+    _revealed,
+    child_environment,
+    code_files,
+    compare,
+    decoding_states,
+    own_logits,
+    parity_prompts,
+)
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = """
 from transformers import PretrainedConfig
 
 class BlockConfig(PretrainedConfig):
-    model_type = "block_qwen2"
+    model_type = "fast_dllm_block"
 """
 # A plain Qwen2 with block-causal attention, written for this test: one forward over the whole sequence, no cache.
 MODELLING = """
@@ -90,7 +101,7 @@ class Body(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, 1e-6)
 
-class BlockForCausalLM(PreTrainedModel):
+class FastDLLMForCausalLM(PreTrainedModel):
     config_class = BlockConfig
 
     def __init__(self, config):
@@ -120,11 +131,11 @@ def write_checkpoint(folder: Path, *, theta: str = "10000.0", mask: str = BLOCK_
     write_model(folder, layers=3)
     config = json.loads((folder / "config.json").read_text())
     config |= {
-        "model_type": "block_qwen2",
-        "architectures": ["BlockForCausalLM"],
+        "model_type": "fast_dllm_block",
+        "architectures": ["FastDLLMForCausalLM"],
         "auto_map": {
             "AutoConfig": "configuration_block.BlockConfig",
-            "AutoModelForCausalLM": "modeling_block.BlockForCausalLM",
+            "AutoModelForCausalLM": "modeling_block.FastDLLMForCausalLM",
         },
     }
     (folder / "config.json").write_text(json.dumps(config))
@@ -147,7 +158,7 @@ def test_the_checkpoints_own_code_agrees_and_sees_no_secrets(tmp_path: Path, mon
     assert "running configuration_block.py (sha256 " in ended.stderr, "what will run is printed before it runs"
     assert f"with {sys.executable}" in ended.stderr
     assert ended.stdout.splitlines()[-1] == "all logits and tokens agree"
-    assert "class BlockForCausalLM" in ended.stdout
+    assert "class FastDLLMForCausalLM" in ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -173,6 +184,18 @@ def test_errors_of_the_other_environment_are_reported(tmp_path: Path) -> None:
     (folder / "modeling_block.py").write_text("import a_package_that_is_missing")
     with pytest.raises(InputError, match=r"the checkpoint's code failed with .*a_package_that_is_missing"):
         compare(load_model(str(folder), dtype="float32", device="cpu"), Path(sys.executable))
+
+
+@pytest.mark.parametrize("name", ["m28", "noshift/q12b4"])
+def test_own_logits_reveal_what_was_decoded(name: str) -> None:
+    """With and without token shift; the passes are those of decoding, so nothing may differ."""
+    model = load_model(str(GOLDEN / name), device="cpu")
+    settings = model.config.decode_settings({}, max_new_tokens=20, block_cache=False)
+    states = list(decoding_states(model, parity_prompts(model), settings))
+    assert len({(state.prompt, state.block) for state in states}) > 3
+    for state, rows in zip(states, own_logits(model, states), strict=True):
+        predictions = [row.prediction(model.config.mask_token_id) for row in rows]
+        assert _revealed(state, predictions, settings.threshold) == dict(state.revealed)
 
 
 def test_a_checkpoint_without_code_is_refused(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ class ScoreOptions(PolicyOptions):
 class CheckOptions:
     device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
     model: str = setting("tiny", verbatim=True, metavar="MODEL", help=MODEL_HELP)
+    family: str | None = shared(SweepSettings, "family")
+    block_size: int | None = shared(SweepSettings, "block_size")
     dtype: str = shared(SweepSettings, "dtype")
     out: Path = setting(Path("check.json"), metavar="FILE", help="write the results to this file, for a bug report")
     json: bool = setting(False, help="print the results as JSON instead of a table")
@@ -103,6 +105,8 @@ class CheckOptions:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParityOptions:
     model: str = setting(verbatim=True, metavar="MODEL", help="a directory with its own modelling code, or a Hub id")
+    family: str | None = shared(SweepSettings, "family")
+    block_size: int | None = shared(SweepSettings, "block_size")
     python: Path = setting(metavar="FILE", help="the Python of an environment with the packages that the code needs")
     device: str = setting("cpu", metavar="DEVICE", help="cpu, cuda, cuda:N or auto; both run in float32")
     json: bool = setting(False, help="print the result as JSON")
@@ -227,7 +231,7 @@ def check(arguments: Sequence[str]) -> None:
 
     device = pick_device(options.device)
     dtype = str(pick_dtype(options.dtype, device)).removeprefix("torch.")
-    files = find_model(options.model)
+    files = find_model(options.model, family=options.family, block_size=options.block_size)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else hardware.free_memory()
     memory = Memory(free=free, needed=memory_needed(files.config, dtype, batch_size=BATCH))
     model = load_model(files, dtype=dtype, device=options.device)
@@ -276,7 +280,7 @@ def parity(arguments: Sequence[str]) -> None:
     from sampler.loading import find_model, load_model
     from sampler.parity import code_files, compare
 
-    files = find_model(options.model, code=True)
+    files = find_model(options.model, family=options.family, block_size=options.block_size, code=True)
     scripts = code_files(files.folder)
     listed = ", ".join(f"{name} (sha256 {digest}…)" for name, digest in scripts.items())
     print(f"running {listed} of {files.folder} with {options.python}", file=sys.stderr, flush=True)
