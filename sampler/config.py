@@ -271,9 +271,9 @@ class _Fields:
 
     def _family_of_checkpoint(self) -> ModelFamily:
         """The family, with this checkpoint's own token shift if config.json states it."""
-        if self.raw.get("token_shift") is None:
-            return self.family
-        return replace(self.family, token_shift=self._flag("token_shift"))
+        family = next(family for family in FAMILIES if family.name == self.family.name)
+        shift = family.token_shift if self.raw.get("token_shift") is None else self._flag("token_shift")
+        return replace(family, token_shift=shift)
 
     def _block_size(self) -> int:
         for key in BLOCK_SIZE_KEYS:

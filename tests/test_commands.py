@@ -178,7 +178,7 @@ def test_output_is_utf8_whatever_the_terminal(run: Run) -> None:
     assert '"é😀"' in outcome.out
 
 
-COMMON = "--model --family --block-size --policy --subset-size --batch-size --dtype --device --ids --help"
+COMMON = "--model --family --block-size --compile --policy --subset-size --batch-size --dtype --device --ids --help"
 BLOCKS = "--threshold --small-block --block-cache --no-block-cache --max-new-tokens --stop"
 DRAWING = "--temperature --top-p --seed"
 

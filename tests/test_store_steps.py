@@ -44,14 +44,14 @@ def test_rows_trial_records_and_documents_are_read_back(tmp_path: Path) -> None:
         writer.write_documents("gsm8k", documents)
         fill(writer, DOCS)
         assert len(writer.completed_documents(TRIAL)) == 4
-        writer.finish(TRIAL, {"peak_memory": 5, "tally": {"correct": 4}}, DOCS[::-1])
+        writer.finish(TRIAL, {"peak_memory": 5, "tally": {"documents": 4}}, DOCS[::-1])
         reader = Store(tmp_path)
         assert reader.documents("gsm8k").equals(documents, check_metadata=True)
         assert reader.read_sweep_record() == {"schema": 1, "sweep": "test"}
         facts = reader.trials()[TRIAL]
         assert facts["trial"] == spec()
         assert (facts["status"], facts["rows"]) == ("finished", 4)
-        assert (facts["settings"], facts["tally"]) == ({"threshold": 0.95}, {"correct": 4})
+        assert (facts["settings"], facts["tally"]) == ({"threshold": 0.95}, {"documents": 4})
         (attempt,) = facts["attempts"]
         assert (attempt["attempt"], attempt["actor"], attempt["peak_memory"]) == (0, "worker-1", 5)
         assert reader.rows(columns=["doc_id"])["doc_id"].to_pylist() == DOCS[::-1]

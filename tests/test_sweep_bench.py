@@ -80,9 +80,11 @@ def test_cold_processes_get_the_sweep_s_settings() -> None:
     command = cold.process_command(SETTINGS, "gsm8k", "k2_last", Path("out.jsonl"))
     flags = (
         "-m orchestrator.cli tasks run --task gsm8k --policy k2_last --model made --data auto --limit 2 --dtype auto "
-        "--batch-size 1 --threshold 0.95 --small-block 8 --out out.jsonl"
+        "--batch-size 1 --out out.jsonl"
     )
     assert command[1:] == flags.split()
+    given = replace(SETTINGS, threshold=(0.9,), small_block=(4,))
+    assert "--threshold 0.9 --small-block 4" in " ".join(cold.process_command(given, "gsm8k", "k1", Path("x")))
 
 
 def test_a_failing_cold_process_is_reported(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ FROZEN = {
     "Model and data": "model family block-size data limit sample fewshot chat-template no-chat-template thinking "
     "subset-size dtype batch-size max-new-tokens repeats seed shard-size",
     "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
-    "wait-for-nodes dashboard no-dashboard worker-timeout callback",
+    "compile wait-for-nodes dashboard no-dashboard worker-timeout callback",
     "Run": "out name upload skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet config "
     "save-config dry-run force",
 }

@@ -1,8 +1,10 @@
 """The network in training form against the sampler's own transformer, and against one attention mask for all."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,8 +46,14 @@ def shard_of(*examples: Example, size: int = 24) -> Shard:
 class Everything:
     """Reads whole rows of logits."""
 
-    def __call__(self, logits_NV: Tensor, asks: object) -> list[Tensor]:  # noqa: ARG002
-        return list(logits_NV)
+    def pack(self, queries: Sequence[Any]) -> Sequence[int]:  # noqa: ARG002
+        return ()
+
+    def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:  # noqa: ARG002
+        return logits_PV.flatten().double()
+
+    def unpack(self, numbers: Sequence[float], queries: Sequence[Any]) -> list[Tensor]:
+        return list(torch.tensor(numbers).view(len(queries), -1))
 
 
 def sampled(weights: Weights, before: list[int], block: list[int]) -> Tensor:
@@ -69,7 +77,7 @@ def sampled(weights: Weights, before: list[int], block: list[int]) -> Tensor:
         return torch.stack(rows)
 
     engine: Engine[Tensor] = Engine(
-        model.network, cache_spec=CacheSpec(), slots=1, capacity=len(before) + SIZE, reader=Everything()
+        model.network, cache_spec=CacheSpec(), slots=1, capacity=len(before) + SIZE, reader=Everything(), reads=SIZE
     )
     (done,) = engine.run([row()])
     return done.result

@@ -15,6 +15,7 @@ from sampler.errors import InputError
 SweepRecord = Mapping[str, Any]  # the content of sweep.json
 REQUIRED_SETTINGS = ("tasks", "policies", "model", "data", "limit", "repeats")
 EXTENDABLE = ("tasks", "policies", *DECODE_SETTINGS)  # lists that a later command may add to
+REQUIRED_IDENTITY = tuple(item.name for item in fields(SweepIdentity) if item.default is MISSING)
 FIXED = {  # identity values that a later command must repeat, and what a person calls them
     "model": "--model",
     "model_revision": "the model's revision",
@@ -80,7 +81,11 @@ def _has_commit(stored: SweepRecord) -> bool:
 def check_record(stored: SweepRecord) -> None:
     missing = [key for key in ("schema", "identity", "settings", "model", "tasks") if stored.get(key) is None]
     missing = missing or [
-        *(key for key in SweepIdentity.__dataclass_fields__ if key not in (*stored["identity"], "cuts")),
+        *(
+            item.name
+            for item in fields(SweepIdentity)
+            if item.default is MISSING and item.name not in stored["identity"]
+        ),
         *(key for key in REQUIRED_SETTINGS if key not in stored["settings"]),
         *(["source"] if "source" not in stored["model"] else []),
         *("documents" for facts in stored["tasks"].values() if "documents" not in facts),

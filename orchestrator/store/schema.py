@@ -275,7 +275,9 @@ _IDENTITY = {
     **{name: optional(whole()) for name in ("depth", "subset_size", "sample", "fewshot", "max_new_tokens")},
     **{name: optional(whole(1)) for name in ("batch_size", "shard_size")},
     "seed": optional(whole(-(2**53))),
-    "chat_template": optional(flag),
+    **{name: optional(flag) for name in ("chat_template", "thinking")},
+    "family": optional(line),
+    "block_size": optional(whole(1)),
     "datasets": each(each(optional(line)), file_name),
 }
 _SETTINGS = {
