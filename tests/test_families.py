@@ -158,7 +158,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, chang
 # The oracle
 
 
-@pytest.mark.parametrize("block", [4, 8, pytest.param(16, marks=SLOW), pytest.param(32, marks=SLOW)])
+@pytest.mark.parametrize("block", [4, *(pytest.param(block, marks=SLOW) for block in (8, 16, 32))])
 @pytest.mark.parametrize("model_type", BACKBONES)
 def test_decoding_equals_the_oracle_for_any_batch(folders: Path, model_type: str, block: int) -> None:
     folder = folders / f"{model_type}{block}"

@@ -31,7 +31,7 @@ from orchestrator.store.files import decode_json, encode_table
 from sampler.errors import InputError
 
 COMMAND_SECONDS = 900  # after which a command counts as hanging; usually it takes one
-QUICK_SEEDS, ALL_SEEDS = range(1000, 1016), range(200)
+QUICK_SEEDS, ALL_SEEDS = range(1000, 1008), range(200)
 SWEEP = ["--tasks", "gsm8k,mmlu", "--policies", "k1_first,k1_last,k2_middle", "--threshold", "0.9,0.95"]
 SWEEP += ["--limit", "2", "--seed", "3", "--actors", "1", "--no-dashboard", "--quiet"]
 STARTS_RAY = "this is where Ray would be started"
