@@ -1,6 +1,6 @@
 """Results folders as an attacker would write them: one or a few changes to a real sweep, drawn from a seed.
 
-Checksums are valid wherever the format allows it, since whoever writes a file can also compute its checksum.
+Checksums are valid wherever the format allows it, since anybody who writes a file can also compute its checksum.
 """
 
 import hashlib

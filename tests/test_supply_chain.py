@@ -65,7 +65,7 @@ def test_the_build_system_is_pinned(project: dict[str, Any]) -> None:
 
 
 def test_only_torch_comes_from_another_index(project: dict[str, Any]) -> None:
-    """A second index for everything would let whoever owns a name there replace any package."""
+    """A second index for everything would let the owner of a name there replace any package."""
     assert project["tool"]["uv"]["sources"] == {"torch": [{"index": "pytorch-cpu", "extra": "cpu"}]}
     (index,) = project["tool"]["uv"]["index"]
     assert index["explicit"] is True

@@ -68,7 +68,7 @@ def prepare(*, local: bool, token: bool = False) -> None:
 def private_token(note: Callable[[str], None]) -> None:
     """Makes sure that nobody else can read or replace the token of a cluster that this process starts.
 
-    Ray would create it readable for everybody. `note` is told if an existing one was.
+    Ray would create it readable for everybody. `note` reports if an existing one was.
     """
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
