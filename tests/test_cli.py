@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.__main__ import COMMANDS, dispatch
-from orchestrator.cli.console import Parser
-from orchestrator.cli.flags import parse_options
+from orchestrator.cli.console import Parser, parse_options
 from orchestrator.cli.sampling import parse_decoding
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.planning import settings as sweep_settings

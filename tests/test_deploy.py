@@ -12,7 +12,7 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.util import validate_config
 
-from orchestrator.cli.flags import parse_sweep
+from orchestrator.cli.sweep import parse_sweep
 from orchestrator.running.environment import OBJECT_STORE_BYTES
 
 ROOT = Path(__file__).parents[1]

@@ -17,8 +17,8 @@ from small_models import shallow, shallow_folder
 from sweep_cases import trial, worker_settings, write_case
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from orchestrator.core import hardware
-from orchestrator.core.hardware import devices_here, visible_devices
+from orchestrator.core import system
+from orchestrator.core.system import devices_here, visible_devices
 from orchestrator.planning.machine import Machine
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.settings import SweepSettings
@@ -97,7 +97,7 @@ def test_bfloat16_is_refused_before_ampere(capability: tuple[int, int], monkeypa
 
 def machine(*capabilities: tuple[int, int] | None) -> Machine:
     devices = tuple(
-        hardware.Device(name=f"GPU {n}", dtype="float32", free=1 << 40, total=1 << 40, capability=capability)
+        system.Device(name=f"GPU {n}", dtype="float32", free=1 << 40, total=1 << 40, capability=capability)
         for n, capability in enumerate(capabilities)
     )
     nodes = tuple(replace(node, resources={"CPU": 2, "GPU": len(devices)}) for node in Machine.here().nodes)
@@ -125,7 +125,7 @@ def test_planning_refuses_bfloat16_if_no_gpu_supports_it(
 def fake_gpu_in_child(folder: Path, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the child has the GPU's functions: the parent would fail if it asked for them."""
     (folder / "sitecustomize.py").write_text(FAKE_GPU.format(capability=capability))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), str(Path(hardware.__file__).parents[2]))))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), str(Path(system.__file__).parents[2]))))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
@@ -231,7 +231,7 @@ def test_the_command_reports_the_old_driver(tmp_path: Path) -> None:
         "import torch\ntorch.cuda.device_count = lambda: 1\ntorch.cuda.is_available = lambda: False\n"
         "torch.version.cuda = '13.0'\n"
     )
-    root = str(Path(hardware.__file__).parents[2])
+    root = str(Path(system.__file__).parents[2])
     command = [sys.executable, "-m", "orchestrator.cli", "sweep", "--dry-run", "--tasks", "gsm8k", "--out", "out"]
     ended = subprocess.run(
         command,

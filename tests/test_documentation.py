@@ -17,7 +17,8 @@ from simulated_sweep import Simulation, write_sweep
 from tasks_fakes import canned_for, run
 
 from orchestrator.cli.__main__ import dispatch
-from orchestrator.cli.flags import aliases, parse_sweep
+from orchestrator.cli.console import aliases
+from orchestrator.cli.sweep import parse_sweep
 from orchestrator.planning.settings import ALL_SETTINGS
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.policies import RULES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.running.nodes import MAX_FAILED_SETUPS, FailedSetup, Node, NodeHealth, WorkerCounts
+from orchestrator.running.scheduling import MAX_FAILED_SETUPS, FailedSetup, Node, NodeHealth, WorkerCounts
 from orchestrator.running.stop import Aborted
 
 A, B, C = (Node(node_id=name * 3, host=f"node-{name}") for name in "abc")

@@ -17,7 +17,7 @@ import json, sys
 from orchestrator.running.environment import prepare
 prepare(local=False)
 import ray
-from orchestrator.core.hardware import Device
+from orchestrator.core.system import Device
 from orchestrator.planning.machine import Placement
 from orchestrator.running.cluster import check_device_memory, probe_devices, choose_dtype
 from sampler import InputError

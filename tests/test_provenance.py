@@ -10,13 +10,13 @@ import pytest
 import ray
 import torch
 
-from orchestrator.core import hardware, provenance
+from orchestrator.core import system
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_packages_are_those_installed() -> None:
-    found = provenance.package_versions()
+    found = system.package_versions()
     assert (found["torch"], found["ray"]) == (torch.__version__, ray.__version__)
     assert {"python", "lm_eval", "pyarrow", "transformers"} <= found.keys()
 
@@ -25,13 +25,13 @@ def test_the_code_is_the_checkout_it_lies_in() -> None:
     head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode:
         pytest.skip("this is no checkout")
-    found = provenance.code_version()
+    found = system.code_version()
     assert found["commit"] == head.stdout.strip()
     assert found["dirty"] in (True, False)
 
 
 def test_only_changed_code_is_a_change(tmp_path: Path) -> None:
-    for name in ("orchestrator/__init__.py", "orchestrator/core/__init__.py", "orchestrator/core/provenance.py"):
+    for name in ("orchestrator/__init__.py", "orchestrator/core/__init__.py", "orchestrator/core/system.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     (tmp_path / "README.md").write_text("as it was")
@@ -46,20 +46,20 @@ def test_only_changed_code_is_a_change(tmp_path: Path) -> None:
 
 
 def changed_in(folder: Path) -> str:
-    asked = "from orchestrator.core import provenance; print(provenance.code_version()['dirty'])"
+    asked = "from orchestrator.core import system; print(system.code_version()['dirty'])"
     output = subprocess.run([sys.executable, "-c", asked], cwd=folder, capture_output=True, text=True, check=True)
     return output.stdout.strip()
 
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert provenance.code_version()["commit"] is None
+    assert system.code_version()["commit"] is None
 
 
 def test_the_device_has_a_name_and_memory_and_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_a-secret-that-nobody-may-see")
-    found = hardware.describe_device("cpu")
+    found = system.describe_device("cpu")
     assert found["name"]
     assert found["memory"] > 2**28
     assert found["cores"] == len(os.sched_getaffinity(0))
-    assert "secret" not in json.dumps([found, provenance.package_versions(), provenance.code_version()])
+    assert "secret" not in json.dumps([found, system.package_versions(), system.code_version()])

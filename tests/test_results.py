@@ -13,8 +13,8 @@ from sweep_cases import trial
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.progress import stored_progress
-from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
 from orchestrator.running.result_actor import KILLED_IN_SETUP, Results
+from orchestrator.running.scheduling import FailedSetup, Node, WorkerCounts
 from orchestrator.store import Store, StoreError, StoreWriter
 from orchestrator.store.lock import FolderInUse
 from orchestrator.store.schema import ROWS

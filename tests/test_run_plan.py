@@ -9,7 +9,7 @@ import pytest
 from made_rows import DEFAULTS
 from sweep_cases import DOCUMENTS, write_case
 
-from orchestrator.cli.flags import parse_sweep
+from orchestrator.cli.sweep import parse_sweep
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import folder_revision, prepare
 from orchestrator.planning.prepared import PreparedSweep

@@ -10,7 +10,7 @@ import pytest
 from sweep_cases import write_case
 from sweep_runs import Run
 
-from orchestrator.core import hardware
+from orchestrator.core import system
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def test_actors_get_their_share_of_the_gpus(
     assert len(given) == actors
     assert [len(gpus) for gpus in given.values()] == [1] * actors
     assert len(set(given.values())) == devices
-    assert {attempt["device"]["name"] for attempt in attempts} == {hardware.describe_device("cpu")["name"]}
+    assert {attempt["device"]["name"] for attempt in attempts} == {system.describe_device("cpu")["name"]}
 
 
 def test_actors_get_the_accelerator_and_the_resources_they_ask_for(case: Path, tmp_path: Path, address: str) -> None:

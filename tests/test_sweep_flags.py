@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import settings as run
 from hypothesis import strategies as st
 
-from orchestrator.cli import config_file
-from orchestrator.cli.console import run_command
-from orchestrator.cli.flags import aliases, combine, parse_sweep, sweep_parser, without_force
-from orchestrator.planning.settings import ALL_SETTINGS, SweepCommand, SweepSettings
+from orchestrator.cli.console import aliases, run_command
+from orchestrator.cli.sweep import SweepCommand, combine, parse_sweep, save_config, sweep_parser, without_force
+from orchestrator.planning.settings import ALL_SETTINGS, SweepSettings
 from sampler import InputError
 
 FROZEN = {
@@ -343,13 +342,13 @@ def test_a_saved_configuration_is_the_same_sweep(tmp_path: Path) -> None:
     words = [word for name, (typed, _) in OTHER.items() if name != "sample" for word in (f"--{name}", typed)]
     made = parse_sweep([*words, "--no-dashboard", "--skip-unavailable"]).settings
     path = tmp_path / "saved.yaml"
-    config_file.save(path, made)
+    save_config(path, made)
     assert parse_sweep(["--config", str(path)]).settings == made
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved.yaml"]
     with pytest.raises(InputError, match=r"--save-config .* cannot be written \(No such file or directory\)"):
-        config_file.save(tmp_path / "no" / "x.yaml", made)
+        save_config(tmp_path / "no" / "x.yaml", made)
     with pytest.raises(InputError, match=r"--save-config .* cannot be written \(Is a directory\)"):
-        config_file.save(tmp_path, made)
+        save_config(tmp_path, made)
     assert not list(tmp_path.parent.glob(f".{tmp_path.name}*")), "nothing is left of it"
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from orchestrator.core.errors import InputErrors
-from orchestrator.core.hardware import Device, common_dtype
+from orchestrator.core.system import Device, common_dtype
 from orchestrator.planning.machine import (
     FULL_MODEL,
     Growth,

@@ -14,7 +14,7 @@ from gpu_kernels import SplitLinear, with_products
 from sweep_cases import NEW_TOKENS, context, gsm8k_ids, mmlu_row, trial, worker_settings, write_case
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-from orchestrator.core import hardware
+from orchestrator.core import system
 from orchestrator.planning.preflight import folder_revision
 from orchestrator.running.rows import TrialTotals
 from orchestrator.running.worker import Worker, explain_out_of_memory, find_planned_model, wait_for_memory
@@ -60,7 +60,7 @@ def test_rows_say_what_the_sampler_did(worker: Worker, root: Path) -> None:
         assert (row["k"], row["subset"], row["mode"], row["layers"]) == (2, "middle", "residual", [2, 3])
         assert row["tokens"] == len(row["token_ids"]) <= NEW_TOKENS
         assert (row["actor"], row["dtype"]) == ("worker-1", "float32")
-        assert row["device"] == hardware.describe_device("cpu")["name"]
+        assert row["device"] == system.describe_device("cpu")["name"]
 
 
 def test_a_policy_without_layers_has_no_subset_and_no_mode(worker: Worker) -> None:

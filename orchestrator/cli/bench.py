@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.console import Parser
-from orchestrator.cli.flags import parse_options
+from orchestrator.cli.console import Parser, parse_options
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError

@@ -1,15 +1,19 @@
-"""What every command shares: the argument parser, errors and exit codes, JSON lines in and out."""
+"""What every command shares: flags from declared settings, errors and exit codes, JSON lines in and out."""
 
 import argparse
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
+from orchestrator.core.errors import Problems
 from orchestrator.core.untrusted import printable
+from orchestrator.planning.fields import OPTIONS, Setting, settings_of
 from sampler.errors import InputError
+
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,6 +30,85 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see --help)")
+
+
+def add_settings(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
+    """Adds a flag for each setting. The values stay text; a flag that is not given is absent from the namespace."""
+    groups: dict[str, Any] = {OPTIONS: parser}
+    for setting in settings.values():
+        if setting.group not in groups:
+            groups[setting.group] = parser.add_argument_group(setting.group)
+        group = groups[setting.group]
+        common: dict[str, Any] = {"help": setting.full_help.replace("%", "%%"), "default": argparse.SUPPRESS}
+        if setting.positional:
+            number = "+" if setting.many else None
+            group.add_argument(setting.name, metavar=setting.metavar, nargs=number, help=common["help"])
+        elif setting.negatable:
+            group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **common)
+        elif setting.kind is bool and not setting.many:
+            group.add_argument(setting.flag, action="store_true", **common)
+        else:
+            action = "append" if setting.repeatable else "store"
+            group.add_argument(setting.flag, metavar=setting.metavar, action=action, **common)
+
+
+def aliases(settings: Mapping[str, Setting]) -> dict[str, str]:
+    """Keys by their aliases."""
+    return {alias: setting.key for setting in settings.values() for alias in setting.aliases}
+
+
+def parse_values(parser: Parser, settings: Mapping[str, Setting], arguments: Sequence[str]) -> dict[str, Any]:
+    """Checked values of all settings; an InputError has every problem."""
+    problems = Problems()
+    add_settings(parser, settings)
+    parser.usage = parser.usage or _usage(parser.prog, settings)
+    given = parse_flags(parser, settings, arguments, problems)
+    values: dict[str, Any] = {}
+    for name, setting in settings.items():
+        if name in given:
+            with problems.collect():
+                values[name] = setting.read(setting.flag, given[name])
+                problems.sentences += setting.problems(values[name])
+        elif setting.required:
+            problems.sentences.append(setting.missing)
+        else:
+            values[name] = setting.default
+    problems.check()
+    return values
+
+
+def _usage(prog: str, settings: Mapping[str, Setting]) -> str:
+    required = [setting for setting in settings.values() if setting.required]
+    words = [f"{setting.flag} {setting.metavar}" for setting in required if not setting.positional]
+    words += [setting.metavar + (" ..." if setting.many else "") for setting in required if setting.positional]
+    return " ".join([prog, *words, "[flags]"])
+
+
+def parse_options(parser: Parser, cls: type[T], arguments: Sequence[str]) -> T:
+    """The options of a command, declared by the fields of a dataclass."""
+    return cls(**parse_values(parser, settings_of(cls), arguments))
+
+
+def parse_flags(
+    parser: Parser, settings: Mapping[str, Setting], arguments: Sequence[str], problems: Problems
+) -> dict[str, Any]:
+    """The flags as text, by the names of their settings; the values of a repeated flag are joined by commas.
+
+    Flags may be written with _ and by their aliases: lm-eval writes --num_fewshot.
+    """
+    names, words = aliases(settings), []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        key = flag[2:].replace("_", "-")
+        words.append(f"--{names.get(key, key)}{equals}{value}" if argument.startswith("--") else argument)
+    found, unknown = parser.parse_known_args(words)
+    if unknown:
+        problems.sentences.append(f"unrecognized arguments: {' '.join(unknown)} (see --help)")
+    given = vars(found)
+    for name, setting in settings.items():
+        if name in given and setting.repeatable and not setting.verbatim:
+            given[name] = ",".join(given[name])
+    return given
 
 
 def run_command(main: Callable[[], None]) -> NoReturn:

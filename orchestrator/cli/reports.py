@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.console import Parser, say
-from orchestrator.cli.flags import parse_options
+from orchestrator.cli.console import Parser, parse_options, say
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
 

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import say
+from orchestrator.cli.sweep import SweepCommand
 from orchestrator.planning.estimate import measured_seconds
 from orchestrator.planning.machine import Machine, Placement, place
 from orchestrator.planning.preflight import check_capacity, prepare, sweep_folder
 from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.run_plan import RunPlan, describe_plan, plan_run, save_plan, worker_settings
-from orchestrator.planning.settings import SweepCommand, SweepSettings
+from orchestrator.planning.settings import SweepSettings
 from orchestrator.progress.progress import stored_progress
 from orchestrator.progress.view import SweepView
 from orchestrator.report.write import write_report
 from orchestrator.running.dashboard import DashboardTrials
-from orchestrator.running.nodes import NodeHealth
+from orchestrator.running.scheduling import NodeHealth
 from orchestrator.running.stop import StopSignals
 from orchestrator.running.uploader import Uploader, finish_upload
 from orchestrator.store import Store, StoreWriter

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.cli.console import Line, Parser, read_lines, write_in_order
-from orchestrator.cli.flags import parse_options, parse_values
+from orchestrator.cli.console import Line, Parser, parse_options, parse_values, read_lines, write_in_order
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.planning.fields import setting, settings_of, shared
 from orchestrator.planning.settings import SweepSettings, single_value
@@ -223,7 +222,7 @@ def check(arguments: Sequence[str]) -> None:
         raise InputError(f"--out {options.out} is in a directory that does not exist")
     import torch
 
-    from orchestrator.core import hardware, provenance
+    from orchestrator.core import system
     from orchestrator.planning.estimate import memory_needed
     from sampler.check import BATCH, Memory, run_checks
     from sampler.device import numeric_flags, pick_device, pick_dtype
@@ -232,10 +231,10 @@ def check(arguments: Sequence[str]) -> None:
     device = pick_device(options.device)
     dtype = str(pick_dtype(options.dtype, device)).removeprefix("torch.")
     files = find_model(options.model, family=options.family, block_size=options.block_size)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else hardware.free_memory()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else system.free_memory()
     memory = Memory(free=free, needed=memory_needed(files.config, dtype, batch_size=BATCH))
     model = load_model(files, dtype=dtype, device=options.device)
-    about = hardware.describe_device(device.type, device.index)
+    about = system.describe_device(device.type, device.index)
     if not options.json:
         print(f"{options.model} in {dtype} on {about['name']}, torch {torch.__version__}", flush=True)
     results = []
@@ -251,8 +250,8 @@ def check(arguments: Sequence[str]) -> None:
             "model": {"source": options.model, "revision": files.revision, "dtype": dtype},
             "device": about,
             "numeric_flags": flags,
-            "packages": provenance.package_versions(),
-            "code": provenance.code_version(),
+            "packages": system.package_versions(),
+            "code": system.code_version(),
         }
     text = json.dumps(found, indent=1)
     options.out.write_text(text + "\n", encoding="utf-8")

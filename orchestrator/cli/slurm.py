@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.console import Parser, say
-from orchestrator.cli.flags import parse_options, parse_sweep, parse_values
+from orchestrator.cli.console import Parser, parse_options, parse_values, say
+from orchestrator.cli.sweep import parse_sweep
 from orchestrator.planning.fields import setting, settings_of
 from orchestrator.slurm.job import UNSAFE, Job, parse_gpus
 from sampler.errors import InputError

@@ -1,13 +1,47 @@
-"""`reuse-sweep sweep`: runs a sweep, or continues it."""
+"""`reuse-sweep sweep`: its command line and --config file, and the start of the sweep.
 
+A value comes from its flag, else from the file given by --config, else it is the default.
+"""
+
+import difflib
+import os
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
-from orchestrator.cli import config_file
-from orchestrator.cli.console import say
-from orchestrator.cli.flags import parse_sweep, without_force
+import yaml
+
+from orchestrator.cli.console import Parser, add_settings, aliases, parse_flags, say
+from orchestrator.core.errors import Problems
+from orchestrator.planning.fields import display, read_bool
+from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
+from sampler.errors import InputError
+from sampler.policy import ReusePolicy
+
+EXAMPLES = """examples:
+  reuse-sweep sweep --tasks gsm8k,minerva_math --limit 100
+      nine configurations: k = 1, 2, 3 with the first, middle and last layers
+  reuse-sweep sweep --tasks gsm8k --policies k1,k2_middle,k2_middle.small --threshold 0.9,0.95
+  reuse-sweep sweep --tasks gsm8k,mmlu --k 1,2 --reuse residual,output --name reuse-modes --dry-run
+  reuse-sweep sweep --config sweep.yaml --limit 500
+Run the same command again to continue a sweep. More policies, more tasks or a larger --limit extend it.
+"""
+NOT_READ = ("not-read",)  # tasks if they could not be read: the other settings are checked nevertheless
+EXCLUSIVE = (({"policies"}, {"k", "subsets", "reuse"}), ({"limit"}, {"sample"}))
+ONLY_FLAGS = ("config", "save-config", "dry-run", "force", "help")  # not settings of a file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepCommand:
+    """A parsed command line. Created by `parse_sweep`; read by `sweep`, `run_sweep.run` and the Slurm command."""
+
+    settings: SweepSettings
+    dry_run: bool = False
+    force: tuple[str, ...] | None = None  # policies to rerun; () is all of them, None is none
+    save_config: Path | None = None
 
 
 def sweep(arguments: Sequence[str]) -> None:
@@ -18,7 +52,7 @@ def sweep(arguments: Sequence[str]) -> None:
     from orchestrator.store import StoreError
 
     if command.save_config is not None:
-        config_file.save(command.save_config, command.settings)
+        save_config(command.save_config, command.settings)
     program = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # as it was called, without the flags
     rerun = shlex.join([*program, *without_force(arguments)])
     stop = StopSignals(exit_message=f"stopped; continue with: {rerun}")
@@ -46,3 +80,173 @@ def sweep(arguments: Sequence[str]) -> None:
     if failed:
         print(f"{failed} trials failed; retry them with: {rerun}", file=sys.stderr)
         sys.exit(1)
+
+
+def sweep_parser() -> Parser:
+    parser = Parser(
+        prog="reuse-sweep sweep",
+        description="Runs layer-reuse policies over benchmarks on Ray and stores one row per document.",
+        examples=EXAMPLES,
+    )
+    parser.usage = f"{parser.prog} --tasks A,B [flags]"
+    add_settings(parser, ALL_SETTINGS)
+    run = next(group for group in parser._action_groups if group.title == ALL_SETTINGS["quiet"].group)
+    run.add_argument(
+        "--config", metavar="FILE.yaml", help="settings by the names of these flags; flags take precedence"
+    )
+    run.add_argument("--save-config", metavar="FILE.yaml", help="write the settings to a file for --config")
+    run.add_argument(
+        "--dry-run", action="store_true", help="only print the number of trials, the time and the disk space"
+    )
+    run.add_argument("--force", nargs="*", metavar="POLICY", help="rerun finished trials, of all policies or of these")
+    return parser
+
+
+def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
+    """The command line of a sweep, without the program's name; an InputError has every problem."""
+    problems = Problems()
+    given = parse_flags(sweep_parser(), ALL_SETTINGS, arguments, problems)
+    config, save_to, dry_run, force = (given.pop(name, None) for name in ("config", "save_config", "dry_run", "force"))
+    filed: Mapping[str, Any] = {}
+    if config is not None:
+        filed = {"tasks": list(NOT_READ)}  # if the file cannot be read, tasks may be in it
+        with problems.collect():
+            filed = read_config(Path(config), problems)
+    with problems.collect():
+        settings = combine(given, filed, str(config))
+        forced = None if force is None else _forced(force, settings.policies)
+    problems.check()
+    return SweepCommand(
+        settings=settings,
+        dry_run=bool(dry_run),
+        force=forced,
+        save_config=None if save_to is None else Path(save_to),
+    )
+
+
+def combine(typed: Mapping[str, Any], filed: Mapping[str, Any], file: str = "") -> SweepSettings:
+    """Settings from raw values by field name; those typed take precedence over those of a file."""
+    filed = {name: raw for name, raw in filed.items() if not _overridden(name, typed)}
+    values: dict[str, Any] = {}
+    problems = Problems()
+    for name, raw in {**filed, **typed}.items():
+        setting = ALL_SETTINGS[name]
+        with problems.collect():
+            values[name] = setting.read(setting.flag if name in typed else f"{file}: {setting.key}", raw)
+    with problems.collect():
+        _replace_grid(values)
+    if "tasks" not in filed and "tasks" not in typed:
+        problems.sentences.append(ALL_SETTINGS["tasks"].missing)
+    out = values.get("out", "")
+    if is_url(out):  # SweepSettings accepts it: sweeps of earlier versions stay readable
+        got = f"{out.partition('://')[0]}://…"
+        problems.sentences.append(f"--out must be a local directory (got {got}); --upload copies results to a URL")
+    with problems.collect():
+        settings = SweepSettings(**{"tasks": NOT_READ, **values})
+    problems.check()
+    return settings
+
+
+def _overridden(name: str, typed: Mapping[str, Any]) -> bool:
+    """Whether a flag excludes this setting of a file."""
+    return any(name in one and other & typed.keys() for pair in EXCLUSIVE for one, other in (pair, pair[::-1]))
+
+
+def _replace_grid(values: dict[str, Any]) -> None:
+    """Replaces --k, --subsets and --reuse by the policies that they describe."""
+    grid = {item.name: values.pop(item.name) for item in fields(PolicyGrid) if item.name in values}
+    if grid and "policies" in values:
+        raise InputError(f"--policies and --{next(iter(grid))} must not be used together: choose names or a grid")
+    if grid:
+        values["policies"] = PolicyGrid(**grid).policies
+
+
+def _forced(words: Sequence[str], policies: Sequence[str]) -> tuple[str, ...]:
+    names = [str(ReusePolicy.parse(name)) for word in words for name in word.split(",") if name]
+    unknown = [name for name in names if name not in policies]
+    if unknown:
+        raise InputError(f"--force must name policies of this sweep: {', '.join(policies)} (got {', '.join(unknown)})")
+    return tuple(dict.fromkeys(names))
+
+
+def without_force(arguments: Sequence[str]) -> list[str]:
+    """The command line that continues this one: --force would rerun everything again."""
+    kept: list[str] = []
+    forced = False
+    for argument in arguments:
+        forced = argument == "--force" or (forced and not argument.startswith("--"))
+        if not forced and not argument.startswith("--force="):
+            kept.append(argument)
+    return kept
+
+
+# The settings in a YAML file, by the names of the flags with - or _
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses duplicate keys, of which PyYAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise InputError(f"{key!r} occurs twice")
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+
+
+def read_config(path: Path, problems: Problems) -> dict[str, Any]:
+    """Raw values by field name. A key whose value is null is left out: it means the default.
+
+    Wrong keys are added to `problems`; a file that cannot be read at all is an InputError.
+    """
+    try:
+        content = yaml.load(path.read_bytes(), _UniqueKeyLoader)  # a SafeLoader: plain values only
+    except OSError as error:
+        raise InputError(f"--config {path} cannot be read ({error.strerror})") from None
+    except InputError as error:
+        raise InputError(f"--config {path}: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError, ValueError) as error:
+        reason, *_ = str(error).splitlines() or [type(error).__name__]
+        raise InputError(f"--config {path} is not valid YAML ({reason})") from None
+    if not isinstance(content, dict | None):
+        raise InputError(f"--config {path} must contain keys and values such as limit: 100, not a list or a text")
+    names = {setting.key: name for name, setting in ALL_SETTINGS.items()}
+    negated = {f"no-{setting.key}": setting.key for setting in ALL_SETTINGS.values() if setting.negatable}
+    known_aliases = aliases(ALL_SETTINGS)
+    values: dict[str, Any] = {}
+    for key, value in (content or {}).items():
+        written = str(key).replace("_", "-")
+        written = known_aliases.get(written, written)
+        with problems.collect():
+            name = names.get(negated.get(written, written))
+            if name is None:
+                raise InputError(f"--config {path}: {_unknown(str(key), written, list(names))}")
+            if name in values:
+                raise InputError(f"--config {path}: {key!r} occurs twice")
+            values[name] = value if written not in negated or value is None else not read_bool(f"{path}: {key}", value)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _unknown(key: str, written: str, known: list[str]) -> str:
+    if written in ONLY_FLAGS:
+        return f"{key!r} must be given on the command line, not in a file"
+    similar = difflib.get_close_matches(written, known, n=1, cutoff=0.5)
+    return f"unknown setting {key!r}; " + (f"did you mean {similar[0]}?" if similar else f"known: {', '.join(known)}")
+
+
+def save_config(path: Path, settings: SweepSettings) -> None:
+    """Writes the settings for --config, the whole file or nothing. Those that are None are left to the defaults."""
+    values = {ALL_SETTINGS[name].key: value for name, value in settings.as_dict().items() if value is not None}
+    values |= {
+        key: [display(item) if isinstance(item, bool) else item for item in value]
+        for key, value in values.items()
+        if isinstance(value, list)
+    }
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"--save-config {path} cannot be written ({error.strerror})") from None

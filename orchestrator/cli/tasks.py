@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from orchestrator.cli.console import Parser
-from orchestrator.cli.flags import parse_options
+from orchestrator.cli.console import Parser, parse_options
 from orchestrator.cli.sampling import PolicyOptions, parse_decoding
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings

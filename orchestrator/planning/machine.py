@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from orchestrator.core.errors import InputErrors
-from orchestrator.core.hardware import Device, common_dtype, devices_here, free_memory, usable_cores
+from orchestrator.core.system import Device, common_dtype, devices_here, free_memory, usable_cores
 from orchestrator.planning.settings import SweepSettings
 from sampler.config import BUNDLED_MODEL
 from sampler.errors import InputError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import Problems
-from orchestrator.core.hardware import Device
+from orchestrator.core.system import Device
 from orchestrator.core.trial import Trial
 from orchestrator.planning.estimate import disk_needed, documents_per_trial, format_bytes
 from orchestrator.planning.grid import SweepIdentity, assign_shards, extend_cuts, stored_cuts

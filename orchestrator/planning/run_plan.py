@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core import provenance
+from orchestrator.core import system
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.estimate import (
     ANSWER_TOKENS,
@@ -124,8 +124,8 @@ def save_plan(prepared: "PreparedSweep", writer: StoreWriter, plan: RunPlan, *, 
     command = {
         "argv": list(arguments),
         "at": _now(),
-        "code": provenance.code_version(),
-        "packages": provenance.package_versions(),
+        "code": system.code_version(),
+        "packages": system.package_versions(),
     }
     writer.write_sweep_record({**plan.record, "commands": [*plan.record.get("commands", ()), command]})
 

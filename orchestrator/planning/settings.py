@@ -7,7 +7,6 @@ is one field. A new decode setting is one field made with `_decode_axis`, named 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from orchestrator.core.configuration import default_of
@@ -369,13 +368,3 @@ def single_value(name: str) -> Setting:
     axis = ALL_SETTINGS[name]
     default = None if axis.default is None else axis.default[0]
     return replace(axis, many=False, default=default, metavar=METAVARS[axis.kind], group=OPTIONS)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepCommand:
-    """A parsed command line: the command line creates it, `orchestrator.cli.run_sweep` reads it."""
-
-    settings: SweepSettings
-    dry_run: bool = False
-    force: tuple[str, ...] | None = None  # policies to rerun; () is all of them, None is none
-    save_config: Path | None = None

@@ -22,7 +22,7 @@ import torch
 from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.core.hardware import Device, common_dtype, visible_devices
+from orchestrator.core.system import Device, common_dtype, visible_devices
 from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.machine import Machine, Nodes, Placement, Resources
 from orchestrator.planning.preflight import check_devices
@@ -38,8 +38,8 @@ from orchestrator.running.environment import (
     is_private,
     private_token,
 )
-from orchestrator.running.nodes import FailedSetup, Node, failure_sentences
 from orchestrator.running.result_actor import Results
+from orchestrator.running.scheduling import FailedSetup, Node, failure_sentences
 from orchestrator.running.stop import Aborted
 from orchestrator.store import StoreError
 from sampler.errors import InputError

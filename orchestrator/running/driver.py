@@ -27,11 +27,13 @@ from orchestrator.running.autoscaler import describe_shortage
 from orchestrator.running.cluster import usable_nodes
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.environment import AccessTokens
-from orchestrator.running.nodes import FailedSetup, Node, NodeHealth
 from orchestrator.running.result_actor import WorkerFailure
 from orchestrator.running.scheduling import (
     ElasticGridSearch,
+    FailedSetup,
     KeepLoadingActors,
+    Node,
+    NodeHealth,
     WorkerClasses,
     WorkerRequest,
     search_space,

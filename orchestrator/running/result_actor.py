@@ -21,7 +21,7 @@ from orchestrator.core.trial import Trial, TrialKey
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.progress import Progress, stored_totals
 from orchestrator.running.dashboard import SweepMetrics
-from orchestrator.running.nodes import FailedSetup, Node, WorkerCounts
+from orchestrator.running.scheduling import FailedSetup, Node, WorkerCounts
 from orchestrator.store import StoreError, StoreWriter
 from orchestrator.store.compaction import FULL_ROWS
 from orchestrator.store.trial_files import TOTALS_KEY

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import torch
 
-from orchestrator.core import hardware, provenance
+from orchestrator.core import system
 from orchestrator.core.trial import Trial
 from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.preflight import folder_revision
@@ -132,8 +132,8 @@ class Worker:
                     name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()
                 }
             self.warm_up = warm_up(self.model, batch_size=settings.batch_size)
-        self._device = hardware.describe_device(self.model.device.type, self.model.device.index)
-        self._provenance = {"packages": provenance.package_versions(), "code": provenance.code_version()}
+        self._device = system.describe_device(self.model.device.type, self.model.device.index)
+        self._provenance = {"packages": system.package_versions(), "code": system.code_version()}
         self._tasks: dict[str, tuple[Task, dict[str, Document]]] = {}
         self._prompts = self._calibration_prompts()
         self.failed_documents: dict[str, str] = {}  # of the current or last trial: why the model cannot compute them

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core import provenance
+from orchestrator.core import system
 from orchestrator.running.stop import Aborted
 from orchestrator.store import Store
 from sampler.errors import InputError
@@ -177,7 +177,7 @@ def _parse_round(entry: Mapping[str, Any]) -> Round:
 
 
 def code_version() -> str:
-    known = provenance.code_version()
+    known = system.code_version()
     return f"{(known['commit'] or known['version'])[:7]}{' with changes' if known['dirty'] else ''}"
 
 
