@@ -1,7 +1,8 @@
-"""A random Qwen2-shaped model folder with a byte-level tokenizer and a chat template, for tests that run for real."""
+"""A random model folder with a byte-level tokenizer and a chat template, for tests that run for real."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -33,8 +34,8 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
     return vocabulary
 
 
-def write_model(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
-    """Six layers, so that first, middle and last are two each."""
+def write_model(folder: Path, *, layers: int = 6, seed: int = 0, **changes: Any) -> Path:
+    """Shaped like Fast-dLLM v2 unless `changes` say otherwise. Six layers: first, middle and last are two each."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = write_tokenizer(folder)
     settings = {
@@ -50,7 +51,7 @@ def write_model(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
         "mask_token_id": vocabulary["<|mask|>"],
         "eos_token_id": vocabulary["<|im_end|>"],
     }
-    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps(settings | changes))
     generator = torch.Generator().manual_seed(seed)
     shapes = expected_shapes(read_config(folder, dict))
     weights = {

@@ -59,6 +59,13 @@ def test_no_gate_fires_on_a_clean_table(seed: int, kind: str) -> None:
     assert [finding.gate for finding in found] == list(GATES)
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("generate", {"settings"}), ("loglikelihood", set())])
+def test_scored_tasks_have_no_decode_settings(kind: str, expected: set[str]) -> None:
+    world = World(documents=60, shard=20, kind=kind, policies=grid(Truth()))
+    request = {**asked(world), "settings": {"threshold": [0.85], "small_block": [4]}}
+    assert failures(check_gates(evidence(draw(world, 0), request=request))) == expected
+
+
 def test_no_gate_fires_with_output_mode(clean: pa.Table) -> None:
     assert failures(check_gates(evidence(clean))) == set()
 

@@ -3,16 +3,20 @@
 import json
 import random
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from oracle.decoder import ReferenceModel, reference_generate, reference_score
+from sweep_runs import Run
+from tasks_model import write_model
 from test_loading import two_blocks
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from orchestrator.store import Store
 from sampler import DecodeSettings, InputError, LoadedModel, Pair, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.config import FAMILIES, FAMILY_NAMES, ModelConfig, read_config
 from sampler.loading import find_model
@@ -282,3 +286,23 @@ def test_a_checkpoint_states_its_own_token_shift(tmp_path: Path) -> None:
 def test_default_small_block_divides_every_block(family: Any) -> None:
     for block in (1, 4, 12, 16, 32, 64):
         assert block % family.default_small_block(block) == 0
+
+
+@SLOW
+def test_a_sweep_over_a_model_without_token_shift(tmp_path: Path) -> None:
+    """The whole command on an SDAR-shaped model: family defaults, layer subsets, gates and report."""
+    write_model(tmp_path / "model", model_type="sdar", architectures=["SDARForCausalLM"], bd_size=None, block_size=4)
+    policies = [f"k{k}_{subset}" for k in (1, 2) for subset in ("first", "middle", "last")]
+    flags = ("--tasks", "gsm8k,mmlu", "--limit", "6", "--max-new-tokens", "24", "--policies", ",".join(policies))
+    run = Run(tmp_path, tmp_path / "out", *flags, "--data", "bundled", "--no-dashboard")
+    run.wait()
+    rows = Store(run.folder).rows().to_pylist()
+    assert {(row["task"], row["policy"]) for row in rows} == set(product(("gsm8k", "mmlu"), policies))
+    layers = {"first": [1, 2], "middle": [2, 3], "last": [4, 5]}
+    for row in rows:
+        assert row["layers"] == layers[row["policy"].partition("_")[2]]
+        assert (row["layers_reused"] > 0) == (row["policy"].startswith("k2") and row["eligible"] > 0)
+        if row["task"] == "gsm8k":
+            assert (row["threshold"], row["small_block"]) == (0.85, 4)
+    assert any(row["layers_reused"] for row in rows)
+    assert "Validity checks failed" not in (run.folder / "results.md").read_text()

@@ -147,6 +147,11 @@ def test_settings_are_named_where_they_differ() -> None:
         "gsm8k, threshold 0.95",
     ]
     assert [group.title for group in groups_of(totals())] == ["gsm8k", "minerva_math"]
+    mixed = [
+        *totals(thresholds=(0.85,), tasks=("gsm8k",)),
+        *totals(tasks=("mmlu",)),
+    ]  # one of the settings in each task
+    assert [group.title for group in groups_of(mixed)] == ["gsm8k", "mmlu"]
 
 
 def test_rows_stand_in_their_natural_order_however_they_came() -> None:

@@ -20,6 +20,7 @@ from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, MAX_LENGTH_CHANG
 from orchestrator.analysis.trial_facts import describe_code
 from orchestrator.core.configuration import DECODE_SETTINGS
 
+GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"  # kinds of tasks, as sweep.json names them
 # Runs at k=1 that share these give the same answer. In half precision, another batch size may round differently.
 SAME_ANSWER_KEYS = (*DECODE_SETTINGS, "device", "batch_size", "doc_id")
 COLD_START_RATIO = 1.5  # of an actor's first trial to its peers
@@ -52,6 +53,11 @@ class Evidence:
     def started_at(self) -> dict[str, float]:
         """When each trial's last attempt started."""
         return {attempt.trial_id: attempt.started_at for attempt in self.timeline}
+
+    def kind(self, rows: TaskRuns) -> str:
+        """GENERATE, or LOGLIKELIHOOD for a task whose options are scored."""
+        stated = self.request.get("tasks", {}).get(rows.task, {}).get("kind")
+        return str(stated) if stated else (GENERATE if rows.columns["tokens"].any() else LOGLIKELIHOOD)
 
     def wanted_documents(self, rows: TaskRuns) -> int:
         """As many as requested; if that is unknown, as the sweep describes, or as any run has."""
@@ -175,8 +181,9 @@ def settings(evidence: Evidence) -> Iterator[Finding]:
     requested, identity = evidence.request.get("settings", {}), evidence.request.get("identity", {})
     for rows in evidence.tasks:
         columns = rows.columns
-        for name in (name for name in DECODE_SETTINGS if requested.get(name)):
-            yield from _requested_setting(rows, name, requested[name])
+        for name in DECODE_SETTINGS if evidence.kind(rows) == GENERATE else ():  # scoring uses none of them
+            if requested.get(name):
+                yield from _requested_setting(rows, name, requested[name])
         yield from _one_value(rows, "batch_size", [int(v) for v in np.unique(columns["batch_size"])], identity)
         yield from _one_value(rows, "dtype", [rows.names["dtype"][c] for c in np.unique(columns["dtype"])], identity)
         blank = np.concatenate([_blank(rows, name) for name in ("dtype", "device", "actor")])

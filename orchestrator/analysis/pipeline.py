@@ -26,7 +26,7 @@ from orchestrator.analysis.explain import (
     fit_overhead_share,
     modelled_speedup,
 )
-from orchestrator.analysis.gates import Evidence, Finding, check_gates, metrics
+from orchestrator.analysis.gates import GENERATE, Evidence, Finding, check_gates, metrics
 from orchestrator.analysis.intervals import DRAWS, Estimate, Levels, accuracy_interval
 from orchestrator.analysis.ranking import rank, with_beaten_by
 from orchestrator.analysis.results import (
@@ -57,7 +57,6 @@ from sampler.errors import InputError
 
 DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # if a request declares none
 POOLED = "equal weights"  # how sweep.json declares that tasks are also judged together
-GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
 
 
 def analyse(
@@ -247,8 +246,7 @@ class _TaskAnalysis:
 
     @property
     def kind(self) -> str:
-        stated = self._entry.get("kind")
-        return str(stated) if stated else (GENERATE if self.rows.columns["tokens"].any() else LOGLIKELIHOOD)
+        return self.evidence.kind(self.rows)
 
     def _shared_documents(self, number: int) -> Array:
         """Documents that a configuration and its baseline have."""

@@ -63,11 +63,11 @@ def groups_of(totals: Sequence[Totals]) -> tuple[Group, ...]:
     """Tasks in the order given; settings and policies in their natural order, since rows arrive in random order."""
     tasks = list(dict.fromkeys(line.task for line in totals))
     ordered = sorted(totals, key=lambda line: (tasks.index(line.task), line.configuration.settings))
-    varying = varying_settings(line.configuration for line in totals)
+    varying = {task: varying_settings(line.configuration for line in totals if line.task == task) for task in tasks}
     groups = []
     for (task, _), lines in groupby(ordered, key=lambda line: (line.task, line.configuration.settings)):
         rows = sorted(lines, key=_policy_order)
-        title = ", ".join(filter(None, (task, rows[0].configuration.settings_label(varying))))
+        title = ", ".join(filter(None, (task, rows[0].configuration.settings_label(varying[task]))))
         groups.append(Group(title=title, lines=tuple(rows)))
     return tuple(groups)
 
