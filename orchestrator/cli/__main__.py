@@ -23,6 +23,7 @@ COMMANDS = {  # name: module, what it does
     "parity": ("sampling", "compare a model with its checkpoint's own code, step by step"),
     "bench": ("bench", "measure passes of a model, or where a sweep spends its time"),
     "slurm": ("slurm", "submit a sweep to Slurm, or show the status of its jobs"),
+    "version": ("reports", "print versions, devices and cache directories, for bug reports"),
 }
 HELP = """usage: reuse-sweep COMMAND [flags]
 

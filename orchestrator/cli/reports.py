@@ -1,4 +1,4 @@
-"""`reuse-sweep status`, `report` and `export`: read the directory of a sweep, during or after it."""
+"""`reuse-sweep status`, `report` and `export` read the directory of a sweep, during or after it; `version` does not."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.cli.console import Parser, parse_options, say
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
+from sampler.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.progress.status import SweepStatus
@@ -140,6 +141,36 @@ def export(arguments: Sequence[str]) -> None:
 
     for folder in export_lm_eval(options.lm_eval, options.out):
         say(folder)
+
+
+def version(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep version",
+        description="Prints versions, devices and cache directories, for bug reports.",
+        examples="examples:\n  reuse-sweep version\n",
+    )
+    parser.parse_args(arguments)
+    import platform
+    import tempfile
+
+    from huggingface_hub import constants
+
+    from orchestrator.analysis.trial_facts import describe_code
+    from orchestrator.core.hardware import devices_here
+    from orchestrator.core.provenance import PROJECT, code_version, package_versions
+
+    code = code_version()
+    say(PROJECT, f"{code['version'] or 'not installed'} ({describe_code(code)})")
+    for name, installed in package_versions().items():
+        say(name, installed)
+    say("system:", platform.platform())
+    try:
+        for device in devices_here():
+            say(f"device: {device.name}, {device.dtype}, {device.total / 2**30:.1f} GiB")
+    except InputError as problem:  # for instance, a driver that is too old
+        say(f"device: {problem}")
+    say("Hub cache:", constants.HF_HUB_CACHE)
+    say("temporary files:", tempfile.gettempdir())
 
 
 def print_status(found: "SweepStatus", damage: Sequence[str]) -> None:
