@@ -72,8 +72,10 @@ def test_the_table_names_every_sub_package_and_has_no_cycle() -> None:
 
 
 def test_modules_next_to_the_sub_packages_only_start_commands() -> None:
+    """But for the interface for notebooks, which is above all of them, and which `orchestrator` imports when used."""
     for path in (ROOT / "orchestrator").glob("*.py"):
-        assert sub_packages(path) <= {"cli"}, path
+        if path.name != "notebook.py":
+            assert sub_packages(path) <= {"cli", "notebook"}, path
 
 
 def test_files_and_sizes_stay_small() -> None:

@@ -8,7 +8,7 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib
@@ -74,8 +74,12 @@ class RenderedFigure:
     name: str  # file name without suffix
     title: str
     caption: str
-    svg: bytes
-    png: bytes
+    svg: bytes = field(repr=False)
+    png: bytes = field(repr=False)
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return self.svg.decode()
 
 
 @contextmanager
