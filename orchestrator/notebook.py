@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.trial_facts import actor_startups
-from orchestrator.cli.flags import aliases, parse_sweep
+from orchestrator.cli.console import aliases
+from orchestrator.cli.sweep import parse_sweep
 from orchestrator.core.errors import InputErrors
 from orchestrator.core.untrusted import printable
 from orchestrator.planning.fields import Setting

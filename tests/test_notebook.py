@@ -14,7 +14,7 @@ from simulated_sweep import Simulation, write_sweep
 
 import orchestrator
 from orchestrator import load_sweep, notebook, run_sweep
-from orchestrator.cli.flags import parse_sweep
+from orchestrator.cli.sweep import parse_sweep
 from orchestrator.report import write_report
 from orchestrator.store import Store
 from sampler.errors import InputError
