@@ -156,8 +156,7 @@ def version(arguments: Sequence[str]) -> None:
     from huggingface_hub import constants
 
     from orchestrator.analysis.trial_facts import describe_code
-    from orchestrator.core.hardware import devices_here
-    from orchestrator.core.provenance import PROJECT, code_version, package_versions
+    from orchestrator.core.system import PROJECT, code_version, devices_here, package_versions
 
     code = code_version()
     say(PROJECT, f"{code['version'] or 'not installed'} ({describe_code(code)})")
