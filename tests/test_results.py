@@ -13,8 +13,7 @@ from sweep_cases import trial
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.progress import stored_progress
-from orchestrator.running.result_actor import KILLED_IN_SETUP, Results
-from orchestrator.running.scheduling import FailedSetup, Node, WorkerCounts
+from orchestrator.running.result_actor import KILLED_IN_SETUP, FailedSetup, Node, Results
 from orchestrator.store import Store, StoreError, StoreWriter
 from orchestrator.store.lock import FolderInUse
 from orchestrator.store.schema import ROWS
@@ -169,7 +168,7 @@ def test_a_failed_worker_is_known_by_how_far_it_came(folder: Path) -> None:
     results.register(ONE.key, "worker-1", NODE)
     killed = results.worker_failed(ONE.key)
     assert killed.setup == FailedSetup(node=NODE, reason=KILLED_IN_SETUP)
-    assert killed.counts == WorkerCounts(alive=0, set_up={})
+    assert (killed.alive, killed.set_up) == (0, {})
     results.register(ONE.key, "worker-2", NODE)
     refused = FailedSetup(node=NODE, reason="no such model", is_input_error=True)
     results.setup_failed("worker-2", refused)
@@ -182,14 +181,14 @@ def test_a_failed_worker_is_known_by_how_far_it_came(folder: Path) -> None:
     assert results.progress().warm == 1
     died = results.worker_failed(ONE.key)
     assert died.was_known
-    assert (died.setup, died.counts) == (None, WorkerCounts(alive=0, set_up={NODE.node_id: 1}))
+    assert (died.setup, died.alive, died.set_up) == (None, 0, {NODE.node_id: 1})
     assert results.progress().warm == 0
 
 
 def test_a_restarted_actor_counts_the_workers_that_ask_it_for_work(folder: Path) -> None:
     results = Results(plan_for(folder), actors=2)
     results.assign(ONE.key, "worker-7")
-    assert results.worker_failed(TWO.key).counts.alive == 1
+    assert results.worker_failed(TWO.key).alive == 1
 
 
 def test_a_trial_whose_rows_were_damaged_after_it_ended_is_unfinished_again(folder: Path) -> None:

@@ -38,8 +38,8 @@ from orchestrator.running.environment import (
     is_private,
     private_token,
 )
-from orchestrator.running.result_actor import Results
-from orchestrator.running.scheduling import FailedSetup, Node, failure_sentences
+from orchestrator.running.result_actor import FailedSetup, Node, Results
+from orchestrator.running.scheduling import failure_sentences
 from orchestrator.running.stop import Aborted
 from orchestrator.store import StoreError
 from sampler.errors import InputError

@@ -27,12 +27,10 @@ from orchestrator.running.autoscaler import describe_shortage
 from orchestrator.running.cluster import usable_nodes
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.environment import AccessTokens
-from orchestrator.running.result_actor import WorkerFailure
+from orchestrator.running.result_actor import FailedSetup, Node, WorkerFailure
 from orchestrator.running.scheduling import (
     ElasticGridSearch,
-    FailedSetup,
     KeepLoadingActors,
-    Node,
     NodeHealth,
     WorkerClasses,
     WorkerRequest,
@@ -219,9 +217,9 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         usable = {node["NodeID"] for node in usable_nodes(nodes, self._run.placement.bundle)}
         setup = failed.setup or (None if failed.was_known else _failed_before_setup(error, nodes))
         if setup is None:
-            health.check(failed.counts, usable)
+            health.check(failed, usable)
             return describe_failure(error)
-        for notice in health.record(setup, failed.counts, usable):
+        for notice in health.record(setup, failed, usable):
             self._notes.put(notice)
         return None
 

@@ -21,7 +21,6 @@ from orchestrator.core.trial import Trial, TrialKey
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.progress import Progress, stored_totals
 from orchestrator.running.dashboard import SweepMetrics
-from orchestrator.running.scheduling import FailedSetup, Node, WorkerCounts
 from orchestrator.store import StoreError, StoreWriter
 from orchestrator.store.compaction import FULL_ROWS
 from orchestrator.store.trial_files import TOTALS_KEY
@@ -43,12 +42,30 @@ class Assignment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerFailure:
-    """What is known about the worker of a failed trial. Created by the result actor, read by the driver."""
+class Node:
+    """`node_id` is Ray's; several nodes may share a host name."""
 
-    was_known: bool  # the worker had registered, or was given the trial
-    setup: FailedSetup | None  # None: its set-up had succeeded
-    counts: WorkerCounts
+    node_id: str
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedSetup:
+    """A worker that failed before it was ready to decode."""
+
+    node: Node
+    reason: str
+    is_input_error: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerFailure:
+    """What is known about a failed trial's worker and the others. Created by the result actor, read by the driver."""
+
+    was_known: bool = True  # the worker had registered, or was given the trial
+    setup: FailedSetup | None = None  # None: its set-up had succeeded
+    alive: int  # workers that are ready, and not known to have died
+    set_up: Mapping[str, int]  # successful set-ups, by node id
 
 
 class Results:
@@ -125,8 +142,12 @@ class Results:
         with self._lock:
             worker = self._worker_of.pop(key, "")
             self._warm.discard(worker)
-            counts = WorkerCounts(alive=len(self._warm), set_up=dict(self._set_up))
-            return WorkerFailure(was_known=bool(worker), setup=self._setups.pop(worker, None), counts=counts)
+            return WorkerFailure(
+                was_known=bool(worker),
+                setup=self._setups.pop(worker, None),
+                alive=len(self._warm),
+                set_up=dict(self._set_up),
+            )
 
     def assign(self, key: TrialKey, worker: str) -> Assignment:
         """The missing documents of a trial, and a pause if an earlier attempt failed."""

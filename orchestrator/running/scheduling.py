@@ -1,7 +1,6 @@
 """What Ray Tune needs to schedule a sweep: the grid and its order, workers and their names, nodes that can run them."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from itertools import count
 from typing import Any
 
@@ -12,6 +11,7 @@ from ray.tune.search import BasicVariantGenerator
 from ray.util import placement_group
 
 from orchestrator.core.trial import TRIAL_KEYS, Trial
+from orchestrator.running.result_actor import FailedSetup, WorkerFailure
 from orchestrator.running.stop import Aborted
 
 MAX_FAILED_SETUPS = 3  # in a row, on one node, which is then excluded for the rest of the run
@@ -94,31 +94,6 @@ class KeepLoadingActors(FIFOScheduler):  # type: ignore[misc]
 # Nodes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
-    """`node_id` is Ray's; several nodes may share a host name."""
-
-    node_id: str
-    host: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailedSetup:
-    """A worker that failed before it was ready to decode."""
-
-    node: Node
-    reason: str
-    is_input_error: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerCounts:
-    """Workers of this run. Created by the result actor, read by `NodeHealth`."""
-
-    alive: int  # ready, and not known to have died
-    set_up: Mapping[str, int]  # successful set-ups, by node id
-
-
 class NodeHealth:
     """Counts failed set-ups and decides which nodes to exclude, and when the sweep cannot continue."""
 
@@ -135,18 +110,18 @@ class NodeHealth:
         self._reported.add((failure.node.node_id, failure.reason))
         return _warning(failure)
 
-    def record(self, failure: FailedSetup, counts: WorkerCounts, usable: Collection[str]) -> list[str]:
+    def record(self, failure: FailedSetup, worker: WorkerFailure, usable: Collection[str]) -> list[str]:
         """Records a failed set-up and returns notices for the user; raises Aborted if no node can run the sweep.
 
         `usable`: ids of the nodes alive that are large enough for a worker.
         """
         node = failure.node
-        if counts.set_up.get(node.node_id, 0) > self._set_up_before.get(node.node_id, 0):
+        if worker.set_up.get(node.node_id, 0) > self._set_up_before.get(node.node_id, 0):
             self._failures.pop(node.node_id, None)
-        self._set_up_before[node.node_id] = counts.set_up.get(node.node_id, 0)
+        self._set_up_before[node.node_id] = worker.set_up.get(node.node_id, 0)
         failures = self._failures.setdefault(node.node_id, [])
         failures.append(failure)
-        if failure.is_input_error and not counts.alive and self._is_same_everywhere(failure, usable):
+        if failure.is_input_error and not worker.alive and self._is_same_everywhere(failure, usable):
             raise Aborted(failure.reason)
         notices = []
         if (node.node_id, failure.reason) not in self._reported:
@@ -155,12 +130,12 @@ class NodeHealth:
         if len(failures) == MAX_FAILED_SETUPS:
             self.excluded.add(node.node_id)
             notices.append(f"node {node.host} is not used again in this run: {len(failures)} set-ups failed in a row")
-        self.check(counts, usable)
+        self.check(worker, usable)
         return notices
 
-    def check(self, counts: WorkerCounts, usable: Collection[str]) -> None:
+    def check(self, worker: WorkerFailure, usable: Collection[str]) -> None:
         """Raises Aborted if every usable node is excluded and no worker is left."""
-        if usable and not counts.alive and set(usable) <= self.excluded:
+        if usable and not worker.alive and set(usable) <= self.excluded:
             raise Aborted(*failure_sentences([failure for failures in self._failures.values() for failure in failures]))
 
     def _is_same_everywhere(self, failure: FailedSetup, usable: Collection[str]) -> bool:

@@ -12,9 +12,8 @@ from ray.exceptions import RayTaskError
 
 from orchestrator.core.trial import TrialKey, trial_key
 from orchestrator.running.environment import AccessTokens
-from orchestrator.running.result_actor import Assignment
+from orchestrator.running.result_actor import Assignment, FailedSetup, Node
 from orchestrator.running.rows import RowContext, TrialTotals
-from orchestrator.running.scheduling import FailedSetup, Node
 from orchestrator.running.watchdog import Watchdog
 from orchestrator.store import RowsLost, StoreError
 from sampler.errors import InputError

@@ -18,8 +18,9 @@ import json
 import math
 import os
 import re
+import uuid
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ TRIALS = pa.schema(
     ]
 )
 
-SUMMARY = pa.schema([field for field in TRIALS if field.name != "record"])
+SUMMARY = pa.schema([column for column in TRIALS if column.name != "record"])
 REQUIRED = ("trial_id", "task", "policy", "repeat", "shard", "rows")
 
 
@@ -135,23 +136,20 @@ def _types(record: Mapping[str, Any]) -> Hashable:
 
 
 def read_trials_rows(
-    path: Path,
-    trial_ids: Collection[str],
-    columns: Collection[str] | None = None,
-    *,
-    verify: bool = True,
-    keep_extra: bool = False,
+    path: Path, trial_ids: Collection[str], columns: Collection[str] | None = None, *, verify: bool = True
 ) -> TrialRows:
-    """The rows of some trials of a compacted file. Raises FileNotFoundError if the file was replaced meanwhile."""
-    schema = ROWS if columns is None else select_fields(ROWS, columns)
-    needed = None if columns is None else {*columns, "trial_id"}
+    """The rows of some trials of a compacted file, as `trial_files.read_rows` returns those of a folder.
+
+    Raises FileNotFoundError if the file was replaced meanwhile.
+    """
+    schema = select_fields(ROWS, columns)
     try:
-        rows, ignored = read_table(path, ROWS, needed, verify=verify, keep_extra=keep_extra)
+        rows, ignored = read_table(path, ROWS, None if columns is None else {*columns, "trial_id"}, verify=verify)
     except CorruptedFile as error:
         return TrialRows(rows=schema.empty_table(), corrupted=[Corruption(path=path, problem=str(error))])
     mine = pc.is_in(rows["trial_id"], pa.array(trial_ids, pa.string()))
     rows = rows if pc.all(mine).as_py() else rows.filter(mine)
-    return TrialRows(rows=rows if keep_extra else rows.select(schema.names), ignored_columns=ignored)
+    return TrialRows(rows=rows if columns is None else rows.select(schema.names), ignored_columns=ignored)
 
 
 def encode_compacted(rows: pa.Table, records: Mapping[str, Mapping[str, Any]]) -> bytes:
@@ -225,96 +223,65 @@ def read_compacted(path: Path) -> CompactedFile:
         raise CorruptedFile(f"cannot be read as a compacted file ({error})") from error
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CompactedFiles:
-    """The compacted files of a sweep folder. `refresh` finds those that a writer has added or replaced.
+    """The compacted files of a sweep folder as they were when they were listed; `refreshed` lists them again."""
 
-    Several threads may use it: each method takes the state once, and `refresh` replaces it as a whole.
-    """
+    folder: Path
+    listed: Mapping[str, CompactedFile | None] = field(default_factory=dict)  # by name, oldest first; None: corrupted
+    file_of: Mapping[str, CompactedFile] = field(default_factory=dict)  # by trial id: the newest file that has it
+    corrupted: tuple[Corruption, ...] = ()
 
-    def __init__(self, sweep: Path) -> None:
-        self.folder = sweep / COMPACTED_FOLDER
-        self._state = _Listing(files={}, file_of={}, corrupted=())
-
-    def refresh(self) -> None:
-        """Looks again until the list of files does not change while they are read."""
+    def refreshed(self) -> "CompactedFiles":
+        """Lists the files until the list does not change while they are read; only new files are read."""
+        known = self
         for _ in range(READ_ATTEMPTS):
-            names, known = compacted_names(self.folder), self._state
-            if names == list(known.files):
-                return
+            names = compacted_names(self.folder)
+            if names == list(known.listed):
+                return known
             try:
-                self._state = _Listing.read(self.folder, names, known)
+                known = known._read(names)
             except FileNotFoundError:
                 continue
         raise StoreError(f"{self.folder} changes too quickly to be read")
 
+    def _read(self, names: Sequence[str]) -> "CompactedFiles":
+        listed: dict[str, CompactedFile | None] = {}
+        corrupted = [one for one in self.corrupted if one.path.name in names]
+        for name in names:
+            try:
+                listed[name] = self.listed[name] if name in self.listed else read_compacted(self.folder / name)
+            except CorruptedFile as error:
+                corrupted.append(Corruption(path=self.folder / name, problem=str(error)))
+                listed[name] = None
+        intact = [file for file in listed.values() if file is not None]
+        file_of = {trial_id: file for file in intact for trial_id in file.trials["trial_id"].to_pylist()}
+        return replace(self, listed=listed, file_of=file_of, corrupted=tuple(corrupted))
+
     @property
-    def corrupted(self) -> tuple[Corruption, ...]:
-        return self._state.corrupted
-
-    def __contains__(self, trial_id: str) -> bool:
-        return trial_id in self._state.file_of
-
-    def trial_ids(self) -> frozenset[str]:
-        return frozenset(self._state.file_of)
-
     def files(self) -> list[CompactedFile]:
-        return [file for file in self._state.files.values() if file is not None]
-
-    def file_of(self, trial_id: str) -> CompactedFile:
-        """The file that applies to a compacted trial; raises KeyError for another one."""
-        return self._state.file_of[trial_id]
-
-    def by_file(self, trial_ids: Collection[str]) -> list[tuple[CompactedFile, list[str]]]:
-        """These trials, which are all compacted, grouped by the file that applies to them."""
-        groups: dict[Path, tuple[CompactedFile, list[str]]] = {}
-        file_of = self._state.file_of
-        for trial_id in trial_ids:
-            file = file_of[trial_id]
-            groups.setdefault(file.path, (file, []))[1].append(trial_id)
-        return [groups[path] for path in sorted(groups)]
+        return [file for file in self.listed.values() if file is not None]
 
     def trials(self, without: Collection[str] = ()) -> pa.Table:
         """SUMMARY of all compacted trials but some, each once."""
-        file_of, tables = self._state.file_of, [SUMMARY.empty_table()]
-        for file in self.files():
+        tables = [SUMMARY.empty_table()]
+        for file in self.files:
             ids, trials = file.trials["trial_id"].to_pylist(), file.trials
-            keep = [file_of.get(trial_id) is file and trial_id not in without for trial_id in ids]
+            keep = [self.file_of.get(trial_id) is file and trial_id not in without for trial_id in ids]
             tables.append(trials if all(keep) else trials.filter(pa.array(keep, pa.bool_())))
         return pa.concat_tables(tables)
 
     def records(self, without: Collection[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each compacted trial's id and trial.json, one file at a time; `without`: not of these trials."""
-        file_of = self._state.file_of
-        for file in self.files():
+        for file in self.files:
             for trial_id, record in file.records():
-                if file_of.get(trial_id) is file and trial_id not in without:
+                if self.file_of.get(trial_id) is file and trial_id not in without:
                     yield trial_id, record
 
-    def next_name(self, task: str, random: str) -> str:
+    def next_name(self, task: str) -> str:
         """A name that sorts after those of all files."""
-        numbers = [int(match[2]) for name in self._state.files if (match := COMPACTED_NAME.fullmatch(name))]
-        return f"{task}-{max(numbers, default=0) + 1:06}-{random}.parquet"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Listing:
-    files: Mapping[str, CompactedFile | None]  # by name, oldest first; None: corrupted
-    file_of: Mapping[str, CompactedFile]  # by trial id: the newest file that has it
-    corrupted: tuple[Corruption, ...]
-
-    @classmethod
-    def read(cls, folder: Path, names: Sequence[str], known: "_Listing") -> "_Listing":
-        files: dict[str, CompactedFile | None] = {}
-        corrupted = [one for one in known.corrupted if one.path.name in names]
-        for name in names:
-            try:
-                files[name] = known.files[name] if name in known.files else read_compacted(folder / name)
-            except CorruptedFile as error:
-                corrupted.append(Corruption(path=folder / name, problem=str(error)))
-                files[name] = None
-        intact = [file for file in files.values() if file is not None]
-        file_of = {trial_id: file for file in intact for trial_id in file.trials["trial_id"].to_pylist()}
-        return cls(files=files, file_of=file_of, corrupted=tuple(corrupted))
+        numbers = [int(match[2]) for name in self.listed if (match := COMPACTED_NAME.fullmatch(name))]
+        return f"{task}-{max(numbers, default=0) + 1:06}-{uuid.uuid4().hex[:8]}.parquet"
 
 
 def compacted_names(folder: Path) -> list[str]:
@@ -354,8 +321,3 @@ def compaction_groups(
 def _order(record: Mapping[str, Any]) -> tuple[Any, ...]:
     trial: Mapping[str, Any] = record["trial"]
     return trial["task"], trial["repeat"], trial["shard"], trial["policy"], trial["trial_id"]
-
-
-def join_rows(tables: Sequence[pa.Table]) -> pa.Table:
-    """Rows of several trials, some of which may have columns of a newer version."""
-    return pa.concat_tables(tables, promote_options="default")

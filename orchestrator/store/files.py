@@ -16,7 +16,7 @@ import struct
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -197,6 +197,26 @@ def read_regular(path: Path | str) -> bytes:
         return file.read()
 
 
+class FileVersion(NamedTuple):
+    """Changes whenever a file is replaced or appended to; known without reading the file."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileVersion":
+        return cls(size=status.st_size, mtime_ns=status.st_mtime_ns, inode=status.st_ino)
+
+
+def file_version(path: Path) -> FileVersion | None:
+    """None if there is no such file."""
+    try:
+        return FileVersion.of(path.stat())
+    except OSError:
+        return None
+
+
 def hash_file(path: Path) -> str:
     """The sha256 of a file, as sha256sum prints it."""
     with open_regular(path) as file:
@@ -331,38 +351,33 @@ def verify_table(path: Path) -> None:
 
 
 def read_table(
-    path: Path,
-    schema: pa.Schema,
-    columns: Collection[str] | None = None,
-    *,
-    verify: bool = True,
-    keep_extra: bool = False,
+    path: Path, schema: pa.Schema, columns: Collection[str] | None = None, *, verify: bool = True
 ) -> tuple[pa.Table, frozenset[str]]:
     """Some columns in the schema's order, and the names of the file's columns that the schema does not have.
 
-    Without `verify`, only the pages that are read are checked. Raises CorruptedFile if a check fails.
+    Without `columns`, these other columns come last. Without `verify`, only the pages that are read are checked. Raises
+    CorruptedFile if a check fails.
     """
-    if verify:
-        verify_table(path)
-    else:
-        open_regular(path).close()
-    selected = schema if columns is None else select_fields(schema, columns)
+    selected = select_fields(schema, columns)
     try:
+        if verify:
+            verify_table(path)
+        else:
+            open_regular(path).close()
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
             found = file.schema_arrow
-            same = found.equals(schema)
-            names = selected.names if same else [name for name in selected.names if name in found.names]
-            table = file.read(columns=None if keep_extra else names, use_threads=False)
+            names = None if columns is None else [name for name in selected.names if name in found.names]
+            table = file.read(columns=names, use_threads=False)
     except FileNotFoundError:
         raise
     except (OSError, *DECODE_ERRORS) as error:
         raise CorruptedFile(f"cannot be read as Parquet ({error})") from error
-    if same:
+    if found.equals(schema):
         return _checked(pa.Table.from_arrays(table.columns, schema=selected)), frozenset()  # without Parquet's metadata
     if not verify:
         verify_table(path)  # a corrupted footer can look like other columns
     extra = check_columns(path, found, schema)
-    return _checked(convert_table(table, selected, keep_extra=keep_extra)), extra
+    return _checked(convert_table(table, selected)), extra
 
 
 def _checked(table: pa.Table) -> pa.Table:

@@ -17,6 +17,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.core.untrusted import path_below
-from orchestrator.store.compaction import CompactedFiles, compacted_names, read_compacted, read_trials_rows
+from orchestrator.store.compaction import (
+    COMPACTED_FOLDER,
+    CompactedFiles,
+    compacted_names,
+    read_compacted,
+    read_trials_rows,
+)
 from orchestrator.store.files import (
     CorruptedFile,
     StoreError,
@@ -84,7 +91,7 @@ class Store:
         self.folder = Path(folder)
         self.corrupted: dict[Path, Corruption] = {}  # files skipped so far
         self.ignored_columns: set[str] = set()  # of a newer version, ignored so far
-        self._compacted = CompactedFiles(self.folder)
+        self._compacted = CompactedFiles(folder=self.folder / COMPACTED_FOLDER)
 
     def read_sweep_record(self) -> dict[str, Any] | None:
         """The content of sweep.json; None for a folder without a sweep; InputError for a folder that cannot be used."""
@@ -121,7 +128,7 @@ class Store:
         except CorruptedFile as error:
             raise InputError(f"{path} {error}; continue the sweep to restore it") from error
         self.ignored_columns |= ignored
-        return documents
+        return documents.select(DOCUMENTS.names)
 
     def documents_path(self, task: str) -> Path:
         """InputError if the name of a task cannot be a file name."""
@@ -129,7 +136,7 @@ class Store:
 
     def trial_ids(self) -> list[str]:
         folders = self.trial_folders()  # first: a folder is removed after its trial was compacted
-        return sorted({*folders, *self._compacted_now().trial_ids()})
+        return sorted({*folders, *self._compacted_now().file_of})
 
     def trial_folders(self) -> list[str]:
         """Ids of trials that have a folder, which are all but the compacted ones. Other folders are ignored."""
@@ -168,14 +175,14 @@ class Store:
                 yield trial_id, record
 
     def compacted_trial_ids(self) -> set[str]:
-        return set(self._compacted_now().trial_ids())
+        return set(self._compacted_now().file_of)
 
     def compacted_trials(self, without: Collection[str]) -> pa.Table:
         """`compaction.SUMMARY` of all compacted trials but those that `iter_trials` yielded before."""
         return self._compacted_now().trials(without)
 
     def _compacted_now(self) -> CompactedFiles:
-        self._compacted.refresh()
+        self._compacted = self._compacted.refreshed()
         self._add_corrupted(self._compacted.corrupted)
         return self._compacted
 
@@ -185,36 +192,30 @@ class Store:
         try:
             return read_trial_record(folder)
         except FileNotFoundError:
-            if trial_id in self._compacted_now():
-                return self._compacted.file_of(trial_id).record(trial_id)
+            if (file := self._compacted_now().file_of.get(trial_id)) is not None:
+                return file.record(trial_id)
         except (CorruptedFile, OSError) as error:
             self._add_corrupted([Corruption(path=folder / TRIAL_FILE, problem=str(error))])
-        return rebuild_trial_record(self._read_rows(trial_id).rows, finished=is_merged(folder))
+        return rebuild_trial_record(self._read_rows(trial_id), finished=is_merged(folder))
 
     def has_rows_file(self, trial_id: str) -> bool:
         """Whether the rows of a finished trial are where they should be."""
         path = self.trial_folder(trial_id) / ROWS_FILE
-        return trial_id in self._compacted or path.exists() or trial_id in self._compacted_now()
+        return trial_id in self._compacted.file_of or path.exists() or trial_id in self._compacted_now().file_of
 
     def completed_documents(self, trial_id: str) -> set[str]:
         """Ids of the documents that have a row."""
-        return set(self._read_rows(trial_id, ["doc_id"]).rows["doc_id"].to_pylist())
+        return set(self._read_rows(trial_id, ["doc_id"])["doc_id"].to_pylist())
 
     def rows(
-        self,
-        trial_ids: Iterable[str] | None = None,
-        columns: Sequence[str] | None = None,
-        *,
-        where: pc.Expression | None = None,
-        verify: bool = True,
+        self, trial_ids: Iterable[str] | None = None, columns: Sequence[str] | None = None, *, verify: bool = True
     ) -> pa.Table:
         """Rows of some or all trials, one per trial and document, columns in the schema's order.
 
-        `where` can only use the chosen columns. verify=False skips the checksums of whole files.
+        verify=False skips the checksums of whole files.
         """
-        tables = list(self.tables(trial_ids, columns, where=where, verify=verify))
-        schema = ROWS if columns is None else select_fields(ROWS, columns)
-        return pa.concat_tables([schema.empty_table(), *tables])
+        tables = self.tables(trial_ids, columns, verify=verify)
+        return pa.concat_tables([select_fields(ROWS, columns).empty_table(), *tables])
 
     def tables(
         self,
@@ -224,7 +225,10 @@ class Store:
         where: pc.Expression | None = None,
         verify: bool = True,
     ) -> Iterator[pa.Table]:
-        """The same in parts: all rows of a trial come together, with those of few other trials."""
+        """The same in parts: all rows of a trial come together, with those of few other trials.
+
+        `where` can only use the chosen columns.
+        """
         unknown = set(columns or ()) - set(ROWS.names)
         assert not unknown, unknown
         for group in self.groups(trial_ids):
@@ -234,69 +238,58 @@ class Store:
     def groups(self, trial_ids: Iterable[str] | None = None) -> list[TrialGroup]:
         """All trials, or some, in groups that are read together."""
         if trial_ids is None:
-            folders = self.trial_folders()
-            compacted = set(self._compacted_now().trial_ids()) - set(folders)
+            folders = self.trial_folders()  # first: a folder is removed after its trial was compacted
+            file_of = self._compacted_now().file_of
+            compacted = file_of.keys() - set(folders)
         else:
-            wanted, known = list(trial_ids), self._compacted_now()
-            compacted = {one for one in wanted if one in known and not self.trial_folder(one).is_dir()}
+            wanted, file_of = list(trial_ids), self._compacted_now().file_of
+            compacted = {one for one in wanted if one in file_of and not self.trial_folder(one).is_dir()}
             folders = [one for one in wanted if one not in compacted]
+        by_file: dict[str, list[str]] = {}
+        for trial_id in sorted(compacted):
+            by_file.setdefault(file_of[trial_id].path.name, []).append(trial_id)
         starts = range(0, len(folders), TRIALS_PER_GROUP)
         return [
             *(TrialGroup(trial_ids=tuple(folders[start : start + TRIALS_PER_GROUP])) for start in starts),
-            *(
-                TrialGroup(trial_ids=tuple(sorted(ids)), file=file.path.name)
-                for file, ids in self._compacted.by_file(compacted)
-            ),
+            *(TrialGroup(trial_ids=tuple(ids), file=name) for name, ids in sorted(by_file.items())),
         ]
 
     def group_rows(self, group: TrialGroup, columns: Sequence[str] | None = None, *, verify: bool = True) -> pa.Table:
+        schema = select_fields(ROWS, columns)
         if group.file is not None:
             path = self._compacted.folder / group.file
             try:
-                return self._note_findings(read_trials_rows(path, group.trial_ids, columns, verify=verify)).rows
+                found = read_trials_rows(path, group.trial_ids, columns, verify=verify)
+                return self._note_findings(found).select(schema.names)
             except FileNotFoundError:  # replaced meanwhile
-                self._compacted.refresh()
-        tables = [self._read_rows(trial_id, columns, verify=verify).rows for trial_id in group.trial_ids]
-        schema = ROWS if columns is None else select_fields(ROWS, columns)
+                self._compacted_now()
+        tables = [self._read_rows(trial_id, columns, verify=verify) for trial_id in group.trial_ids]
         return pa.concat_tables([schema.empty_table(), *tables])
 
-    def _read_rows(self, trial_id: str, columns: Sequence[str] | None = None, *, verify: bool = True) -> TrialRows:
+    def _read_rows(self, trial_id: str, columns: Sequence[str] | None = None, *, verify: bool = True) -> pa.Table:
         """The rows in the trial's folder, then those that only a compacted file has."""
         folder = self.trial_folder(trial_id)
         needed = None if columns is None else [*columns, "doc_id"]
-        found = self._note_findings(read_rows(folder, needed, verify=verify))
-        if trial_id in self._compacted or not (folder / ROWS_FILE).exists():  # it may have been compacted meanwhile
-            found = self._with_compacted(trial_id, found, needed, verify=verify)
-        names = ROWS.names if columns is None else [name for name in ROWS.names if name in columns]
-        return TrialRows(
-            rows=found.rows.select(names), corrupted=found.corrupted, ignored_columns=found.ignored_columns
-        )
+        rows = self._note_findings(read_rows(folder, needed, verify=verify))
+        if trial_id in self._compacted.file_of or not (folder / ROWS_FILE).exists():  # it may be compacted by now
+            more = self._compacted_rows(trial_id, needed, verify=verify)
+            keep = first_occurrences(more["doc_id"].to_pylist(), set(rows["doc_id"].to_pylist()))
+            rows = pa.concat_tables([rows, more.filter(pa.array(keep, pa.bool_()))], promote_options="default")
+        return rows.select(select_fields(ROWS, columns).names)
 
-    def _with_compacted(
-        self, trial_id: str, found: TrialRows, columns: Sequence[str] | None, *, verify: bool
-    ) -> TrialRows:
+    def _compacted_rows(self, trial_id: str, columns: Sequence[str] | None, *, verify: bool) -> pa.Table:
         for _ in range(READ_ATTEMPTS):
-            if trial_id not in self._compacted_now():
-                return found
-            try:
-                path = self._compacted.file_of(trial_id).path
-                more = read_trials_rows(path, [trial_id], columns, verify=verify)
-            except FileNotFoundError:
-                continue
-            self._note_findings(more)
-            keep = first_occurrences(more.rows["doc_id"].to_pylist(), set(found.rows["doc_id"].to_pylist()))
-            rows = pa.concat_tables([found.rows, more.rows.filter(pa.array(keep, pa.bool_()))])
-            return TrialRows(
-                rows=rows,
-                corrupted=[*found.corrupted, *more.corrupted],
-                ignored_columns=found.ignored_columns | more.ignored_columns,
-            )
+            file = self._compacted_now().file_of.get(trial_id)
+            if file is None:
+                return select_fields(ROWS, columns).empty_table()
+            with suppress(FileNotFoundError):  # replaced meanwhile
+                return self._note_findings(read_trials_rows(file.path, [trial_id], columns, verify=verify))
         raise StoreError(f"{self._compacted.folder} changes too quickly to be read")
 
-    def _note_findings(self, found: TrialRows) -> TrialRows:
+    def _note_findings(self, found: TrialRows) -> pa.Table:
         self._add_corrupted(found.corrupted)
         self.ignored_columns |= found.ignored_columns
-        return found
+        return found.rows
 
     @property
     def notices(self) -> list[str]:
@@ -331,7 +324,7 @@ class Store:
         folder = self.trial_folder(trial_id)
         try:
             record = read_trial_record(folder)
-            found = self._read_rows(trial_id, ["doc_id"])
+            found = read_rows(folder, ["doc_id"])
             if read_trial_record(folder) != record:
                 return self._check_trial(trial_id)  # changed meanwhile
         except FileNotFoundError:

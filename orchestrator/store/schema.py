@@ -122,14 +122,12 @@ def _range_problem(table: pa.Table) -> str | None:
     return None
 
 
-def convert_table(table: pa.Table, schema: pa.Schema, *, keep_extra: bool = False) -> pa.Table:
-    """The columns of `schema`; with keep_extra, then the table's other columns.
+def convert_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema`, then the table's other columns, which a newer version wrote.
 
     A column that the table lacks is null, but a decode setting has its default: that is what the rows were made with.
     """
-    fields = list(schema)
-    if keep_extra:
-        fields += [field.with_nullable(True) for field in table.schema if field.name not in schema.names]
+    fields = [*schema, *(field.with_nullable(True) for field in table.schema if field.name not in schema.names)]
     names = frozenset(table.column_names)
     columns = [table[field.name] if field.name in names else _missing(field, len(table)) for field in fields]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, schema.metadata))
@@ -141,9 +139,9 @@ def _missing(field: pa.Field, length: int) -> pa.Array:
     return pa.nulls(length, field.type)
 
 
-def select_fields(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
-    """Some fields of a schema, in its order."""
-    return pa.schema([field for field in schema if field.name in columns], schema.metadata)
+def select_fields(schema: pa.Schema, columns: Collection[str] | None) -> pa.Schema:
+    """Some fields of a schema, in its order; None: all."""
+    return schema if columns is None else pa.schema([f for f in schema if f.name in columns], schema.metadata)
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:

@@ -28,6 +28,7 @@ from orchestrator.store.files import (
     StoreError,
     add_checksum,
     checksum_matches,
+    file_version,
     find_checksum,
     read_json,
     read_regular,
@@ -38,6 +39,7 @@ from orchestrator.store.schema import (
     SCHEMA_VERSION,
     check_columns,
     convert_table,
+    select_fields,
     trial_record_problem,
     values_problem,
 )
@@ -178,13 +180,14 @@ def _header_size(message: bytes) -> int:
 
 
 def read_segment(path: Path) -> Segment:
-    """The usable part of a segment, which another process may be writing. Its columns can be converted to ROWS."""
+    """The usable part of a trial's segment, which may be growing. Its columns can be converted to ROWS."""
     try:
         segment = decode_segment(read_regular(path))
+        check_columns(path, segment.schema, ROWS)
+        rows = _of_trial(convert_table(segment.rows, ROWS), path.parent.name)
+        problem = values_problem(rows)
     except CorruptedFile as error:
-        return Segment(batches=[], problem=str(error))
-    check_columns(path, segment.schema, ROWS)
-    problem = values_problem(convert_table(segment.rows, ROWS))
+        problem = str(error)
     return segment if problem is None else Segment(batches=[], problem=problem)
 
 
@@ -255,49 +258,36 @@ def is_merged(folder: Path) -> bool:
     return (folder / ROWS_FILE).exists() and not segment_numbers(folder)
 
 
-def read_rows(
-    folder: Path, columns: Collection[str] | None = None, *, verify: bool = True, keep_extra: bool = False
-) -> TrialRows:
-    """The first row of each document, converted to this version's columns.
+def read_rows(folder: Path, columns: Collection[str] | None = None, *, verify: bool = True) -> TrialRows:
+    """The first row of each document, converted to this version's columns; without `columns`, newer ones come last.
 
-    With verify=False, a large rows.parquet is checked page by page as it is read. With keep_extra (and no `columns`),
-    columns of a newer version are kept.
+    With verify=False, a large rows.parquet is checked page by page as it is read.
 
     A writer may merge the segments meanwhile. It creates rows.parquet before it removes them, so all rows are seen if
     reading starts over whenever a file is gone or rows.parquet was replaced (segment numbers can then be reused).
     """
     for _ in range(READ_ATTEMPTS):
-        before = _file_identity(folder / ROWS_FILE)
+        before = file_version(folder / ROWS_FILE)
         try:
-            found = _read_rows_once(folder, columns, verify=verify, keep_extra=keep_extra)
+            found = _read_rows_once(folder, columns, verify=verify)
         except FileNotFoundError:
             if not folder.is_dir():
-                break
+                return TrialRows(rows=select_fields(ROWS, columns).empty_table())
             continue
-        if _file_identity(folder / ROWS_FILE) == before:
+        if file_version(folder / ROWS_FILE) == before:
             return found
-    else:
-        raise StoreError(f"{folder} changes too quickly to be read")
-    return TrialRows(rows=_select(ROWS.empty_table(), columns))
+    raise StoreError(f"{folder} changes too quickly to be read")
 
 
-def _file_identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _read_rows_once(folder: Path, columns: Collection[str] | None, *, verify: bool, keep_extra: bool) -> TrialRows:
+def _read_rows_once(folder: Path, columns: Collection[str] | None, *, verify: bool) -> TrialRows:
     numbers = segment_numbers(folder)
     needed = None if columns is None else {*columns, "doc_id"}
     tables: list[pa.Table] = []
     corrupted: list[Corruption] = []
     ignored: frozenset[str] = frozenset()
     try:
-        table, ignored = read_merged(folder / ROWS_FILE, needed if numbers else columns, verify, keep_extra)
-        tables.append(_of_trial(table, folder.name))
+        table, ignored = read_merged(folder, needed, verify=verify)
+        tables.append(table)
     except CorruptedFile as error:
         corrupted.append(Corruption(path=folder / ROWS_FILE, problem=str(error)))
     except FileNotFoundError:
@@ -305,32 +295,29 @@ def _read_rows_once(folder: Path, columns: Collection[str] | None, *, verify: bo
             raise  # merged since
     for number in numbers:
         path = segment_path(folder, number)
-        segment = _read_segment(path, folder.name)
-        tables.append(_select(convert_table(segment.rows, ROWS, keep_extra=keep_extra), needed))
+        try:
+            segment = read_segment(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            segment = Segment(batches=[], problem=f"cannot be read: {error.strerror}")
+        tables.append(_select(convert_table(segment.rows, ROWS), needed))
         ignored |= set(segment.schema.names) - set(ROWS.names)
         if segment.problem is not None:
             corrupted.append(Corruption(path=path, problem=segment.problem, torn=segment.torn))
-    if not numbers and tables:
-        return TrialRows(rows=tables[0], corrupted=corrupted, ignored_columns=ignored)
-    rows = (
-        pa.concat_tables(tables, promote_options="default" if keep_extra else "none")
-        if tables
-        else _select(ROWS.empty_table(), needed)
-    )
-    keep = first_occurrences(rows["doc_id"].to_pylist())
-    rows = rows if all(keep) else rows.filter(pa.array(keep))
+    rows = pa.concat_tables(tables or [select_fields(ROWS, needed).empty_table()], promote_options="default")
+    if numbers:
+        keep = first_occurrences(rows["doc_id"].to_pylist())
+        rows = rows if all(keep) else rows.filter(pa.array(keep))
     return TrialRows(rows=_select(rows, columns), corrupted=corrupted, ignored_columns=ignored)
 
 
 def read_merged(
-    path: Path, columns: Collection[str] | None, verify: bool, keep_extra: bool
+    folder: Path, columns: Collection[str] | None = None, *, verify: bool = True
 ) -> tuple[pa.Table, frozenset[str]]:
-    try:
-        return read_table(path, ROWS, columns, verify=verify, keep_extra=keep_extra)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise CorruptedFile(f"cannot be read: {error.strerror}") from error
+    """rows.parquet, and the names of its columns that are newer. Raises CorruptedFile or FileNotFoundError."""
+    rows, ignored = read_table(folder / ROWS_FILE, ROWS, columns, verify=verify)
+    return _of_trial(rows, folder.name), ignored
 
 
 def _of_trial(rows: pa.Table, trial_id: str) -> pa.Table:
@@ -341,21 +328,8 @@ def _of_trial(rows: pa.Table, trial_id: str) -> pa.Table:
     return rows
 
 
-def _read_segment(path: Path, trial_id: str) -> Segment:
-    try:
-        segment = read_segment(path)
-        _of_trial(segment.rows, trial_id)
-        return segment
-    except CorruptedFile as error:
-        return Segment(batches=[], problem=str(error))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        return Segment(batches=[], problem=f"cannot be read: {error.strerror}")
-
-
 def _select(rows: pa.Table, columns: Collection[str] | None) -> pa.Table:
-    return rows if columns is None else rows.select([name for name in ROWS.names if name in columns])
+    return rows if columns is None else rows.select(select_fields(ROWS, columns).names)
 
 
 def first_occurrences(doc_ids: Iterable[str], done: Set[str] = frozenset()) -> list[bool]:

@@ -22,7 +22,6 @@ from orchestrator.store.files import (
     hash_file,
     make_folders,
     move_file,
-    read_table,
     remove_temporary_files,
     verify_table,
     write_file,
@@ -168,7 +167,7 @@ class TrialWriter:
         if before - self._completed:
             files = "; ".join(map(str, self.corrupted))
             raise RowsLost(f"{len(before - self._completed)} rows of {self._folder.name} must be made again: {files}")
-        found = read_rows(self._folder, keep_extra=True)
+        found = read_rows(self._folder)
         if found.corrupted:  # though not a moment ago
             raise StoreError(f"{found.corrupted[0]}; the disk does not read reliably")
         return found.rows
@@ -253,7 +252,7 @@ def _recover_table(
         sha256 = hash_file(path)
         if sha256 != expected:  # after a crash between writing rows.parquet and trial.json
             verify_table(path)
-        read_merged(path, None, verify=False, keep_extra=False)  # checks the values
+        read_merged(folder, verify=False)  # checks the values
     except CorruptedFile as error:
         return None, [_quarantine(disk, path, quarantine, str(error))]
     return sha256, []
@@ -299,5 +298,5 @@ def _remove_merged_segments(disk: Disk, folder: Path) -> bool:
 
 
 def _merged_documents(folder: Path) -> list[str]:
-    rows, _ = read_table(folder / ROWS_FILE, ROWS, ["doc_id"], verify=False)
+    rows, _ = read_merged(folder, ["doc_id"], verify=False)
     return list(rows["doc_id"].to_pylist())

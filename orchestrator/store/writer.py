@@ -6,7 +6,6 @@ then written and synced in parallel.
 
 import os
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from orchestrator.store.compaction import (
     compacted_names,
     compaction_groups,
     encode_compacted,
-    join_rows,
     read_trials_rows,
 )
 from orchestrator.store.files import (
@@ -34,6 +32,7 @@ from orchestrator.store.files import (
     Disk,
     StoreError,
     encode_table,
+    file_version,
     hash_file,
     make_folders,
     move_file,
@@ -80,10 +79,10 @@ class StoreWriter(Store):
         self._finished_rows: Counter[str] = Counter()  # by task: finished by this writer and not compacted
         self.sweep_record = self.read_sweep_record()  # refuses an unusable folder before anything is written into it
         self._require_no_links()
-        read_version = self._file_version()
+        read_version = file_version(self.folder / SWEEP_FILE)
         self._lock = self._acquire(stale_seconds)
         try:
-            if self._file_version() != read_version:  # from now on nobody else changes it
+            if file_version(self.folder / SWEEP_FILE) != read_version:  # from now on nobody else changes it
                 self.sweep_record = self.read_sweep_record()
             with self._reporting_errors("recover the folder"):
                 self._recover()
@@ -104,14 +103,6 @@ class StoreWriter(Store):
                 raise InputError(f"{self.folder / name} cannot be read: {error.strerror}") from error
             if links:
                 raise InputError(f"{self.folder / name / links[0]} is a symbolic link; a sweep has none: remove it")
-
-    def _file_version(self) -> tuple[int, int, int] | None:
-        """Differs after sweep.json was replaced; None if it is missing."""
-        try:
-            found = (self.folder / SWEEP_FILE).stat()
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _acquire(self, stale_seconds: float) -> FolderLock:
         try:
@@ -218,19 +209,16 @@ class StoreWriter(Store):
     def _quarantine_compacted(self, trial_ids: Collection[str]) -> None:
         """Quarantines each compacted file that has one of the trials, after writing its other trials to a new file."""
         wanted, known = set(trial_ids), self._compacted_now()
-        for file in known.files():
+        for file in known.files:
             own = file.trials["trial_id"].to_pylist()
             if wanted.isdisjoint(own):
                 continue
-            keep = {one: record for one, record in file.records() if one not in wanted and known.file_of(one) is file}
+            keep = {one: record for one, record in file.records() if one not in wanted and known.file_of[one] is file}
             if keep:
-                found = read_trials_rows(file.path, list(keep), keep_extra=True)
-                if found.corrupted:
-                    raise StoreError(f"{found.corrupted[0]}; repeat the command to repair the folder")
                 task = str(next(iter(keep.values()))["trial"]["task"])
-                self._write_compacted(task, found.rows, keep)
+                self._write_compacted(task, _intact_rows(file.path, list(keep)), keep)
             move_file(self._disk, file.path, self._quarantine / file.path.parent.name)
-        self._compacted.refresh()
+        self._compacted_now()
 
     @property
     def compaction_is_due(self) -> bool:
@@ -260,7 +248,7 @@ class StoreWriter(Store):
 
     def _compact(self, task: str, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Writes the file first: from then on the folders are only copies."""
-        found = {trial_id: read_rows(self.trial_folder(trial_id), keep_extra=True) for trial_id in records}
+        found = {trial_id: read_rows(self.trial_folder(trial_id)) for trial_id in records}
         intact = {
             trial_id: record
             for trial_id, record in records.items()
@@ -268,12 +256,12 @@ class StoreWriter(Store):
         }
         if not intact:
             return
-        if not self._compacted.files():
+        if not self._compacted.files:
             record = self.read_sweep_record()
             if record is not None and record["schema"] < COMPACTED_SCHEMA_VERSION:
                 self._write_sweep_record(record, COMPACTED_SCHEMA_VERSION)
-        self._write_compacted(task, join_rows([found[trial_id].rows for trial_id in intact]), intact)
-        self._compacted.refresh()
+        tables = [found[trial_id].rows for trial_id in intact]  # some may have columns of a newer version
+        self._write_compacted(task, pa.concat_tables(tables, promote_options="default"), intact)
         for trial_id in intact:
             if self._lock.is_lost():
                 raise StoreError(f"another process has taken over {self.folder}")
@@ -284,9 +272,9 @@ class StoreWriter(Store):
 
     def _write_compacted(self, task: str, rows: pa.Table, records: Mapping[str, Mapping[str, Any]]) -> None:
         make_folders(self._disk, self._compacted.folder)
-        path = self._compacted.folder / self._compacted.next_name(task, uuid.uuid4().hex[:8])
+        path = self._compacted.folder / self._compacted.next_name(task)
         write_file(self._disk, path, encode_compacted(rows.combine_chunks(), records))
-        self._compacted.refresh()
+        self._compacted_now()
 
     def _remove_copy(self, trial_id: str, record: Mapping[str, Any]) -> bool:
         """Removes the folder of a compacted trial, if the compacted file has all that is in it.
@@ -298,7 +286,7 @@ class StoreWriter(Store):
             if segment_numbers(folder) or read_trial_record(folder) != record:
                 return False
         except FileNotFoundError:  # it was being removed or restored
-            path = self._compacted.file_of(trial_id).path
+            path = self._compacted.file_of[trial_id].path
             here, there = read_rows(folder, ["doc_id"]), read_trials_rows(path, [trial_id], ["doc_id"], verify=False)
             if not set(here.rows["doc_id"].to_pylist()) <= set(there.rows["doc_id"].to_pylist()):
                 return False
@@ -315,18 +303,16 @@ class StoreWriter(Store):
 
     def _restore(self, trial_id: str) -> None:
         """Gives a compacted trial its folder back, with at least the rows of the compacted file."""
-        folder, path = self.trial_folder(trial_id), self._compacted.file_of(trial_id).path
-        found = read_trials_rows(path, [trial_id], keep_extra=True)
-        if found.corrupted:
-            raise StoreError(f"{found.corrupted[0]}; repeat the command to repair the folder")
+        folder, file = self.trial_folder(trial_id), self._compacted.file_of[trial_id]
+        rows = _intact_rows(file.path, [trial_id])
         make_folders(self._disk, folder)
         if not (folder / TRIAL_FILE).exists():
-            write_file(self._disk, folder / ROWS_FILE, encode_table(found.rows.combine_chunks()))
-            record = {**self._compacted.file_of(trial_id).record(trial_id), "sha256": hash_file(folder / ROWS_FILE)}
+            write_file(self._disk, folder / ROWS_FILE, encode_table(rows.combine_chunks()))
+            record = {**file.record(trial_id), "sha256": hash_file(folder / ROWS_FILE)}
             write_json(self._disk, folder / TRIAL_FILE, record)
             return
         done = set(read_rows(folder, ["doc_id"]).rows["doc_id"].to_pylist())
-        missing = found.rows.filter(pa.array([doc_id not in done for doc_id in found.rows["doc_id"].to_pylist()]))
+        missing = rows.filter(pa.array([doc_id not in done for doc_id in rows["doc_id"].to_pylist()]))
         if len(missing):
             number = max(segment_numbers(folder), default=-1) + 1
             write_file(self._disk, segment_path(folder, number), encode_segment(missing.combine_chunks()))
@@ -362,7 +348,7 @@ class StoreWriter(Store):
             if problems:
                 move_file(self._disk, problems[0].path, self._quarantine / COMPACTED_FOLDER)
             found += problems
-        self._compacted.refresh()
+        self._compacted_now()
         return found
 
     def _recover_trial(self, trial_id: str) -> list[Corruption]:
@@ -370,11 +356,11 @@ class StoreWriter(Store):
             with self._using(trial_id) as writer:
                 writer.recover()
                 return list(writer.corrupted)
-        compacted = trial_id in self._compacted
-        if compacted and self._remove_copy(trial_id, self._compacted.file_of(trial_id).record(trial_id)):
+        compacted = self._compacted.file_of.get(trial_id)
+        if compacted is not None and self._remove_copy(trial_id, compacted.record(trial_id)):
             return []
         found = recover_trial(self._disk, self.trial_folder(trial_id), self._quarantine / trial_id)
-        if compacted and self.trial_folder(trial_id).is_dir():
+        if compacted is not None and self.trial_folder(trial_id).is_dir():
             self._restore(trial_id)
         return found
 
@@ -385,7 +371,7 @@ class StoreWriter(Store):
             with self._guard:
                 if trial_id not in self._open:
                     folder, quarantine = self.trial_folder(trial_id), self._quarantine / trial_id
-                    if trial_id in self._compacted:
+                    if trial_id in self._compacted.file_of:
                         self._restore(trial_id)
                     self._open[trial_id] = TrialWriter(self._disk, folder, quarantine, trial)
                 writer = self._open[trial_id]
@@ -403,3 +389,11 @@ class StoreWriter(Store):
             yield
         except OSError as error:
             raise StoreError(f"cannot {action} in {self.folder}: {error.strerror or error}") from error
+
+
+def _intact_rows(path: Path, trial_ids: Collection[str]) -> pa.Table:
+    """All columns of some trials of a compacted file, which opening the folder has checked."""
+    found = read_trials_rows(path, trial_ids)
+    if found.corrupted:
+        raise StoreError(f"{found.corrupted[0]}; repeat the command to repair the folder")
+    return found.rows
