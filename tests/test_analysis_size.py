@@ -77,9 +77,10 @@ def test_a_report_of_a_million_rows(tmp_path: Path, shard_size: int) -> None:
     write = write_compacted_sweep if shard_size < 1000 else write_sweep
     folder = write(tmp_path / "s", Simulation(documents=documents, repeats=6, shard_size=shard_size, actors=8))
     assert Store(folder).rows(columns=["doc_id"], verify=False).num_rows == 1_005_426
-    spent = measure_command("orchestrator.status", [str(folder)])
-    print(spent)
-    assert spent.cpu_seconds < 2, spent
+    if write is write_compacted_sweep:  # the other has no stored totals, as sweeps of older versions
+        spent = measure_command("orchestrator.status", [str(folder)])
+        print(spent)
+        assert spent.cpu_seconds < 2, spent
     spent = measure_command("orchestrator.report", [str(folder)])
     print(spent)
     assert spent.wall_seconds < 20, spent
