@@ -24,18 +24,25 @@ class Run:
     """One `python -m orchestrator.sweep`, in a session of its own like that of a terminal."""
 
     def __init__(
-        self, case: Path, out: Path, *flags: str, python: str = sys.executable, umask: int = -1, **environment: str
+        self,
+        case: Path,
+        out: Path,
+        *flags: str,
+        python: str = sys.executable,
+        umask: int = -1,
+        output: Path | None = None,
+        **environment: str,
     ) -> None:
         self.folder = out / "s"
-        self.output = Path(tempfile.mkdtemp(prefix="run-", dir=out.parent)) / "output"
+        self.output = output or Path(tempfile.mkdtemp(prefix="run-", dir=out.parent)) / "output"
         where = ["--model", str(case / "model"), "--data", str(case / "data"), "--out", str(out), "--name", "s"]
         self.arguments = [*where, *flags]
-        with self.output.open("w") as output:
+        with self.output.open("w") as stream:
             self.process = subprocess.Popen(
                 [python, "-m", "orchestrator.sweep", *self.arguments],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "HF_TOKEN": SECRET, **environment},
-                stdout=output,
+                stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 umask=umask,
@@ -48,7 +55,7 @@ class Run:
         except subprocess.TimeoutExpired:
             self.process.kill()
             found = self.process.wait()
-        text = self.output.read_text()
+        text = self.output.read_text() if self.output.is_file() else ""
         assert code is None or found == code, text
         return text
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -508,16 +509,26 @@ def test_interrupted_by_the_keyboard() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
-def test_disk_that_is_full() -> None:
-    with Path("/dev/full").open("wb") as full:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "1"],
+        ["tasks"],
+        ["sweep", "--help"],
+        ["sweep", "--tasks", "gsm8k", "--model", "tiny", "--data", "bundled", "--dry-run"],
+    ],
+)
+def test_lost_output_is_an_error(words: list[str]) -> None:
+    """On a full disk, and with standard output closed."""
+    command = shlex.join(command_line(*words))
+    for redirection, reason in ((">/dev/full", "No space left"), (">&-", "is closed")):
         done = subprocess.run(
-            command_line("generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "1"),
+            f"{command} {redirection}",
+            shell=True,
             input=LINE.encode(),
-            stdout=full,
-            stderr=subprocess.PIPE,
+            stderr=-1,
             cwd=ROOT,
             env=environment(),
-            timeout=300,
             check=False,
         )
-    refused(Outcome(done.returncode, "", done.stderr.decode()), "cannot be written", "No space left")
+        refused(Outcome(done.returncode, "", done.stderr.decode()), "standard output", reason)

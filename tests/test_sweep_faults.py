@@ -169,6 +169,14 @@ def test_one_actor_gives_the_rows_of_two(case: Path, tmp_path: Path, undisturbed
     assert outcome(run.folder) == undisturbed
 
 
+def test_a_sweep_whose_output_cannot_be_written_runs_to_its_end(
+    case: Path, tmp_path: Path, undisturbed: dict[object, object]
+) -> None:
+    run = Run(case, tmp_path / "out", *FLAGS, *HERE, output=Path("/dev/full"))
+    run.wait(code=2)
+    assert outcome(run.folder) == undisturbed
+
+
 def test_a_trial_that_cannot_be_run_fails_alone(case: Path, tmp_path: Path) -> None:
     """A document too long for the model is not seen by looking at the first one."""
     rows = [gsm8k_row(number) for number in range(6)]

@@ -43,9 +43,10 @@ examples:
 def main(command: str | None = None) -> NoReturn:
     """The entry point; `command` is given by modules such as orchestrator.status."""
     words = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
-    if words[:1] == ["sweep"]:  # it handles Ctrl-C itself; until then there is nothing to clean up
+    is_sweep = words[:1] == ["sweep"]
+    if is_sweep:  # it handles Ctrl-C itself; until then there is nothing to clean up
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    run_command(lambda: dispatch(words))
+    run_command(lambda: dispatch(words), to_the_end=is_sweep)
 
 
 def dispatch(words: Sequence[str]) -> None:

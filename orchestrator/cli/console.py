@@ -6,7 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any, NoReturn, TextIO, TypeVar, cast
 
 from orchestrator.core.errors import Problems
 from orchestrator.core.untrusted import printable
@@ -111,26 +112,90 @@ def parse_flags(
     return given
 
 
-def run_command(main: Callable[[], None]) -> NoReturn:
-    """Runs a command and exits. User errors are printed, one sentence each, and end with exit code 2."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot print × shows ?
-    try:
+class Output:
+    """Standard output for the time of a command, which ends with an error if anything cannot be written.
+
+    With `to_the_end` that error is raised after the command: a sweep goes on even if its display is lost.
+    """
+
+    def __init__(self, stream: TextIO | None, *, to_the_end: bool) -> None:
+        self._to_the_end = to_the_end
+        self._problem: Exception | None = None
+        if stream is None:
+            self._problem = InputError("standard output is closed; redirect it to a file or to /dev/null")
+            stream = open(1, "w", closefd=False)  # noqa: SIM115 - which is /dev/null by now
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot print × shows ?
+        self._stream = stream
+
+    def check(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+    def write(self, text: str) -> int:
+        with self.writing():
+            self._stream.write(text)
+        return len(text)
+
+    def write_utf8(self, text: str) -> None:
+        """Writes in UTF-8, whatever the terminal's encoding."""
+        with self.writing():
+            self._stream.buffer.write(text.encode())
+            self._stream.flush()
+
+    def flush(self) -> None:
+        with self.writing():
+            self._stream.flush()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
         try:
-            main()
-        finally:
-            if sys.stdout is not None:  # None if the caller closed it
-                sys.stdout.flush()
+            yield
+        except OSError as error:
+            # Python would otherwise try again to write what is buffered, at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            cannot = InputError(f"standard output cannot be written ({error.strerror})")
+            self._problem = error if isinstance(error, BrokenPipeError) else cannot  # in `| head` that is no error
+            if not self._to_the_end:
+                raise self._problem from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def run_command(main: Callable[[], None], *, to_the_end: bool = False) -> NoReturn:
+    """Runs a command and exits. User errors are printed, one sentence each, and end with exit code 2."""
+    open_closed_descriptors()
+    output = Output(sys.stdout, to_the_end=to_the_end)
+    try:
+        with redirect_stdout(cast(TextIO, output)):
+            if not to_the_end:
+                output.check()
+            try:
+                main()
+            except SystemExit as ended:  # of --help
+                if ended.code:
+                    raise
+            finally:
+                output.flush()
+            output.check()
     except InputError as error:
         for sentence in error.sentences:
-            say("error:", " ".join(sentence.splitlines()), error=True)
+            with suppress(OSError):  # standard error cannot be written either
+                say("error:", " ".join(sentence.splitlines()), error=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of the output has closed it
-        _discard_output()
+    except BrokenPipeError:
         sys.exit(141)
     sys.exit(0)
+
+
+def open_closed_descriptors() -> None:
+    """Opens /dev/null in place of closed standard streams, so that no file of the command gets their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
 
 
 def say(*words: object, sep: str = " ", error: bool = False) -> None:
@@ -223,7 +288,7 @@ def write_in_order(results: Iterable[tuple[int, dict[str, Any]]], total: int) ->
     from tqdm import tqdm  # only here: it takes a while to import
 
     for result in _ordered(tqdm(results, total=total, unit="line", disable=None)):
-        _print(json.dumps(result, ensure_ascii=False))
+        cast(Output, sys.stdout).write_utf8(json.dumps(result, ensure_ascii=False) + "\n")
 
 
 def _ordered(results: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
@@ -234,25 +299,6 @@ def _ordered(results: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict[str
         while wanted in early:
             yield early.pop(wanted)
             wanted += 1
-
-
-def _print(line: str) -> None:
-    """Prints a line in UTF-8, whatever the terminal's encoding; a full disk is an InputError."""
-    if sys.stdout is None:
-        raise InputError("standard output is closed; results cannot be written")
-    try:
-        sys.stdout.buffer.write(f"{line}\n".encode())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _discard_output()
-        raise InputError(f"results cannot be written to standard output ({error.strerror})") from None
-
-
-def _discard_output() -> None:
-    """Python would otherwise report the unwritten output again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shown(value: object) -> str:
