@@ -15,12 +15,11 @@ from s3_server import CREDENTIALS, S3Server, s3_server
 from simulated_sweep import Simulation, write_sweep
 
 from orchestrator.report.write import write_report
-from orchestrator.running import uploader
-from orchestrator.running.uploader import Uploader, UploadIncomplete, finish_upload
 from orchestrator.store import Store, StoreWriter
+from orchestrator.store import upload as uploading
 from orchestrator.store.files import hash_file
 from orchestrator.store.remote_folder import RemoteFolder, UploadFailed
-from orchestrator.store.upload import RemoteCopy, open_remote_copy
+from orchestrator.store.upload import RemoteCopy, Uploader, UploadIncomplete, finish_upload, open_remote_copy
 from sampler.errors import InputError
 from tests.upload_processes import kill_upload
 
@@ -360,8 +359,8 @@ def test_an_upload_that_fails_is_reported_once_retried_and_costs_no_row(
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     s3.make_bucket("bucket-away")
-    monkeypatch.setattr(uploader, "FINAL_PAUSES_SECONDS", (0.0,))
-    monkeypatch.setattr(uploader, "MAX_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(uploading, "FINAL_PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(uploading, "MAX_PAUSE_SECONDS", 0.01)
     url, sweep, notes = s3.url("bucket-away/copies"), small_sweep(tmp_path / "s"), []
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0])

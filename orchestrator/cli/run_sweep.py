@@ -21,9 +21,8 @@ from orchestrator.report.write import write_report
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.scheduling import NodeHealth
 from orchestrator.running.stop import StopSignals
-from orchestrator.running.uploader import Uploader, finish_upload
 from orchestrator.store import Store, StoreWriter
-from orchestrator.store.upload import RemoteCopy, open_remote_copy
+from orchestrator.store.upload import RemoteCopy, Uploader, finish_upload, open_remote_copy
 from sampler.errors import InputError
 
 if TYPE_CHECKING:

@@ -17,15 +17,23 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
 
-from orchestrator.store.files import DISK, TEMPORARY_SUFFIX, StoreError, make_folders, open_regular, write_file
+from orchestrator.store.files import (
+    DISK,
+    TEMPORARY_SUFFIX,
+    FileVersion,
+    StoreError,
+    make_folders,
+    open_regular,
+    write_file,
+)
 from sampler.errors import InputError
 
 MANIFEST_FILE = "upload.jsonl"
@@ -59,6 +67,11 @@ class RemoteFolder:
             raise InputError(f"--upload {self.url} cannot be opened: {_reason(error)}") from error
         self._root = f"{root.rstrip('/')}/{name}"
         self.local = Path(self._root) if isinstance(self._system, fs.LocalFileSystem) else None
+
+    def overlaps(self, folder: Path) -> bool:
+        """Whether one of the two folders is, or is inside, the other."""
+        there, here = Path(self._root).resolve(), folder.resolve()
+        return self.local is not None and (there == here or here in there.parents or there in here.parents)
 
     def list(self) -> dict[str, int]:
         """Sizes of all files, by path relative to the folder; empty if the folder does not exist."""
@@ -131,42 +144,28 @@ def _reason(error: BaseException) -> str:
     return text if len(text) <= MAX_REASON_CHARACTERS else f"{text[:MAX_REASON_CHARACTERS]}…"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileState:
-    """Changes whenever a file is replaced or appended to; known without reading the file."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> "FileState":
-        return cls(size=status.st_size, mtime_ns=status.st_mtime_ns, inode=status.st_ino)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LocalFile:
-    """A file's bytes and the state they were read in. The store replaces files, so one handle sees one version."""
+    """A file's bytes and its version. The store replaces files, so one handle sees one version."""
 
     data: bytes
-    state: FileState
+    version: FileVersion
 
     @classmethod
     def read(cls, path: Path) -> "LocalFile":
         with open_regular(path) as file:
-            state = FileState.of(os.fstat(file.fileno()))
-            return cls(data=file.read(), state=state)
+            version = FileVersion.of(os.fstat(file.fileno()))
+            return cls(data=file.read(), version=version)
 
     @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopiedFile:
+class CopiedFile(NamedTuple):
     """The version of a file that was copied last."""
 
-    state: FileState
+    version: FileVersion
     sha256: str
 
 
@@ -192,7 +191,7 @@ class UploadManifest:
                     name, sha256 = entry.pop("name"), entry.pop("sha256")
                     files.pop(name, None)
                     if sha256 is not None:
-                        files[name] = CopiedFile(state=FileState(**entry), sha256=sha256)
+                        files[name] = CopiedFile(version=FileVersion(**entry), sha256=sha256)
         return files
 
     def clear(self) -> None:
@@ -207,7 +206,7 @@ class UploadManifest:
             return list(self._files)
 
     def record(self, name: str, file: LocalFile) -> None:
-        copied = CopiedFile(state=file.state, sha256=file.sha256)
+        copied = CopiedFile(version=file.version, sha256=file.sha256)
         with self._guard:
             self._files[name] = copied
             self._append(_format_line(name, copied))
@@ -231,7 +230,7 @@ class UploadManifest:
 
 
 def _format_line(name: str, file: CopiedFile | None) -> str:
-    values = {"sha256": None} if file is None else {"sha256": file.sha256, **asdict(file.state)}
+    values = {"sha256": None} if file is None else {"sha256": file.sha256, **file.version._asdict()}
     return json.dumps({"name": name, **values})
 
 

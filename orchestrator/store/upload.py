@@ -14,9 +14,11 @@ The local folder is only read, except for the manifest (upload.jsonl) and for a 
 
 import json
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,10 @@ from orchestrator.store.compaction import COMPACTED_FOLDER, compacted_names
 from orchestrator.store.files import (
     DISK,
     CorruptedFile,
+    FileVersion,
+    StoreError,
     decode_json,
+    file_version,
     is_temporary,
     make_folders,
     remove_temporary_files,
@@ -34,7 +39,7 @@ from orchestrator.store.files import (
 )
 from orchestrator.store.lock import FolderLock
 from orchestrator.store.reader import FETCHING_MARKER, SWEEP_COPY_FILE, SWEEP_FILE, Store
-from orchestrator.store.remote_folder import FileState, LocalFile, RemoteFolder, UploadFailed, UploadManifest
+from orchestrator.store.remote_folder import LocalFile, RemoteFolder, UploadFailed, UploadManifest
 from orchestrator.store.trial_files import ROWS_FILE, SEGMENT_NAME, TRIAL_FILE
 from sampler.errors import InputError
 
@@ -43,23 +48,25 @@ OWNER_FILE = "uploader.json"  # only in the copy: the id of the manifest that la
 REPORT_PAGE = "report.html"  # copied after the files it refers to
 REPORT_FILES, REPORT_FOLDERS = ("results.md",), ("figures", "summaries")
 RECORD_PART, COMPACTED_PART, REPORT_PART = "sweep.json and its documents", "compacted rows", "the report"
-COPIED_NAMES = (
-    SWEEP_FILE,
-    SWEEP_COPY_FILE,
-    REPORT_PAGE,
-    *REPORT_FILES,
-    "documents",
-    "trials",
-    COMPACTED_FOLDER,
-    *REPORT_FOLDERS,
-)  # at the top level
+DELETION_PART = "the deletion of old files"
+REPORT_NAMES = (REPORT_PAGE, *REPORT_FILES, *REPORT_FOLDERS)
+COPIED_NAMES = (SWEEP_FILE, SWEEP_COPY_FILE, "documents", "trials", COMPACTED_FOLDER, *REPORT_NAMES)  # at the top level
+POLL_SECONDS = 5.0
+MAX_PAUSE_SECONDS = 60.0  # between attempts of an upload that fails
+MAX_POLLING_SHARE = 0.05  # of the time, for finding finished trials
+FINAL_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts after the sweep has ended
+JOIN_TIMEOUT_SECONDS = 2.0  # for the thread, if the sweep was interrupted
+
+
+class UploadIncomplete(StoreError):
+    """All rows are on disk, but the copy lacks some."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadOutcome:
     """What one pass could not copy, and why; empty if the copy is up to date."""
 
-    missing: tuple[str, ...] = ()  # RECORD_PART, COMPACTED_PART, trials/<id>, REPORT_PART
+    missing: tuple[str, ...] = ()  # the parts above, trials/<id>
     problem: str = ""
 
     def __str__(self) -> str:
@@ -75,7 +82,7 @@ class RemoteCopy:
     def __init__(self, folder: Path, remote: RemoteFolder, sizes: dict[str, int]) -> None:
         self.folder, self._remote, self._sizes = folder, remote, sizes
         self._manifest = UploadManifest(folder, remote.identity)
-        self._unfinished: dict[str, FileState] = {}  # by trial id: the state of its trial.json
+        self._unfinished: dict[str, FileVersion] = {}  # by trial id: the version of its trial.json
 
     @property
     def url(self) -> str:
@@ -101,7 +108,7 @@ class RemoteCopy:
             for parent, _, _ in os.walk(self.folder):
                 remove_temporary_files(Path(parent))
             write_file(DISK, self.folder / FETCHING_MARKER, json.dumps({"from": self.url}).encode() + b"\n")
-            names = [name for name in self._fetchable() if not self._is_current(name, _state(self.folder / name))]
+            names = [name for name in self._fetchable() if not self._is_current(name, file_version(self.folder / name))]
             _in_parallel(self._fetch_file, [name for name in names if name not in (SWEEP_FILE, SWEEP_COPY_FILE)])
             for name in (SWEEP_COPY_FILE, SWEEP_FILE):
                 if name in names:
@@ -142,27 +149,21 @@ class RemoteCopy:
             self._sizes = self._remote.list()
         except UploadFailed as error:
             return UploadOutcome(missing=("all new files",), problem=str(error))
-        known: dict[str, list[str]] = {}
-        for name in self._manifest.names():
-            known.setdefault(name.rpartition("/")[0], []).append(name)
-
-        def copy_trial(trial_id: str) -> None:
-            self._copy_whole_trial(trial_id, known.get(f"trials/{trial_id}", ()))
-
-        return self._pass(Store(self.folder).trial_folders(), copy_trial, report=True)
+        return self._pass(Store(self.folder).trial_folders(), self._copy_whole_trial, final=True)
 
     def _pass(
         self,
         trial_ids: Sequence[str],
         copy_trial: Callable[[str], None],
         *,
-        report: bool = False,
+        final: bool = False,
         stopped: Callable[[], bool] = lambda: False,
     ) -> UploadOutcome:
         """Copies part by part and stops at the first failure: the other parts need the same network."""
-        trials = [f"trials/{trial_id}" for trial_id in trial_ids]
-        compacted = [COMPACTED_PART] if compacted_names(self.folder / COMPACTED_FOLDER) else []
-        left = dict.fromkeys([RECORD_PART, *compacted, *trials, *([REPORT_PART] if report else ())])
+        gone = self._gone(whole_trials=not final)  # before the compacted files, which may hold their rows, are listed
+        compacted = [f"{COMPACTED_FOLDER}/{name}" for name in compacted_names(self.folder / COMPACTED_FOLDER)]
+        left = dict.fromkeys([RECORD_PART, *([COMPACTED_PART] if compacted else ())])
+        left |= dict.fromkeys([*(f"trials/{trial_id}" for trial_id in trial_ids), *([REPORT_PART] if final else ())])
 
         def copy_and_count(trial_id: str) -> None:
             if not stopped():
@@ -172,15 +173,30 @@ class RemoteCopy:
         try:
             self._copy_sweep_record()
             del left[RECORD_PART]
-            self._copy_compacted()
+            _in_parallel(self._copy_file, compacted)
             left.pop(COMPACTED_PART, None)
             _in_parallel(copy_and_count, trial_ids)
-            if report:
+            if final:
                 self._copy_report()
                 del left[REPORT_PART]
+            _in_parallel(self._delete, gone[0])
+            _in_parallel(self._delete, gone[1])
         except (UploadFailed, CorruptedFile, OSError) as error:
-            return UploadOutcome(missing=tuple(left), problem=str(error))
+            return UploadOutcome(missing=tuple(left) or (DELETION_PART,), problem=str(error))
         return UploadOutcome(missing=tuple(left))
+
+    def _gone(self, *, whole_trials: bool) -> tuple[list[str], list[str]]:
+        """Copied files that no longer exist here: each trial.json, which makes a trial incomplete, then the others.
+
+        `whole_trials`: of trials, only those whose folder is gone; a trial that runs may be merging its rows.
+        """
+        first: list[str] = []
+        others: list[str] = []
+        for name in self._manifest.names():
+            path = self.folder / name
+            if not (path.parent if whole_trials and name.startswith("trials/") else path).exists():
+                (first if path.name == TRIAL_FILE else others).append(name)
+        return first, others
 
     def _copy_sweep_record(self) -> None:
         """sweep.json is read before the documents: all documents it lists are then on disk."""
@@ -190,30 +206,10 @@ class RemoteCopy:
         for name, file in files:
             self._copy_if_changed(name, file)
 
-    def _copy_compacted(self) -> None:
-        """New compacted files, then without those they replaced, then without the folders of compacted trials."""
-        store = Store(self.folder)
-        compacted = store.compacted_trial_ids()  # before the files are listed: these files, or newer ones, are copied
-        names = [f"{COMPACTED_FOLDER}/{name}" for name in compacted_names(self.folder / COMPACTED_FOLDER)]
-        _in_parallel(self._copy_file, names)
-        removed = compacted - set(store.trial_folders())
-        copied: dict[str, list[str]] = {}
-        for name in self._manifest.names():
-            if name.startswith(f"{COMPACTED_FOLDER}/") and name not in names:
-                self._delete(name)
-            elif name.startswith("trials/") and (trial_id := name.split("/")[1]) in removed:
-                copied.setdefault(trial_id, []).append(name)
-        _in_parallel(lambda trial_id: self._delete_trial(copied[trial_id]), list(copied))
-
-    def _delete_trial(self, names: Sequence[str]) -> None:
-        """trial.json first: a trial without it is not downloaded."""
-        for name in sorted(names, key=lambda name: not name.endswith(f"/{TRIAL_FILE}")):
-            self._delete(name)
-
     def _may_be_finished(self, trial_id: str) -> bool:
         name = f"trials/{trial_id}/{TRIAL_FILE}"
-        state = _state(self.folder / name)
-        return state is not None and state != self._unfinished.get(trial_id) and not self._is_current(name, state)
+        version = file_version(self.folder / name)
+        return version is not None and version != self._unfinished.get(trial_id) and not self._is_current(name, version)
 
     def _copy_finished_trial(self, trial_id: str) -> None:
         """Skips a trial that changes meanwhile: there will be another pass."""
@@ -222,7 +218,7 @@ class RemoteCopy:
             record_file = LocalFile.read(folder / TRIAL_FILE)
             record = decode_json(record_file.data)
             if record["status"] != "finished":
-                self._unfinished[trial_id] = record_file.state
+                self._unfinished[trial_id] = record_file.version
                 return
             rows = LocalFile.read(folder / ROWS_FILE)
         except (FileNotFoundError, CorruptedFile):
@@ -230,15 +226,11 @@ class RemoteCopy:
         if rows.sha256 == record["sha256"]:
             self._copy_trial(trial_id, {ROWS_FILE: rows, TRIAL_FILE: record_file})
 
-    def _copy_whole_trial(self, trial_id: str, known: Iterable[str]) -> None:
-        prefix = f"trials/{trial_id}"
-        names = _files_below(self.folder, prefix)
-        if any(not self._is_current(name, _state(self.folder / name)) for name in names):
+    def _copy_whole_trial(self, trial_id: str) -> None:
+        names = _files_below(self.folder, f"trials/{trial_id}")
+        if any(not self._is_current(name, file_version(self.folder / name)) for name in names):
             files = {name.rpartition("/")[2]: LocalFile.read(self.folder / name) for name in names}
             self._copy_trial(trial_id, files)
-        for name in known:
-            if name not in names:
-                self._delete(name)
 
     def _copy_trial(self, trial_id: str, files: Mapping[str, LocalFile]) -> None:
         """Rows first, trial.json last."""
@@ -260,21 +252,18 @@ class RemoteCopy:
         _in_parallel(self._copy_file, names)
         if (self.folder / REPORT_PAGE).exists():
             self._copy_file(REPORT_PAGE)
-        for name in self._manifest.names():
-            if name.partition("/")[0] in REPORT_FOLDERS and name not in names:
-                self._delete(name)
         for name in [name for name in self._sizes if is_temporary(name)]:  # left by killed uploads
             self._delete(name)
 
     def _copy_file(self, name: str) -> None:
-        if not self._is_current(name, _state(self.folder / name)):
+        if not self._is_current(name, file_version(self.folder / name)):
             self._copy_if_changed(name, LocalFile.read(self.folder / name))
 
     def _copy_if_changed(self, name: str, file: LocalFile) -> None:
         if not self._has(name, file):
             self._remote.write(name, file.data)
             self._sizes[name] = len(file.data)
-        if not self._is_current(name, file.state):
+        if not self._is_current(name, file.version):
             self._manifest.record(name, file)
 
     def _has(self, name: str, file: LocalFile) -> bool:
@@ -282,10 +271,10 @@ class RemoteCopy:
         copied = self._manifest.get(name)
         return copied is not None and copied.sha256 == file.sha256 and self._sizes.get(name) == len(file.data)
 
-    def _is_current(self, name: str, state: FileState | None) -> bool:
-        """The same for a file that has not been read, by its state."""
+    def _is_current(self, name: str, version: FileVersion | None) -> bool:
+        """The same for a file that has not been read, by its version."""
         copied = self._manifest.get(name)
-        return copied is not None and copied.state == state and self._sizes.get(name) == copied.state.size
+        return copied is not None and copied.version == version and self._sizes.get(name) == copied.version.size
 
     def _delete(self, name: str) -> None:
         if name in self._sizes:
@@ -300,15 +289,28 @@ def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[s
     Raises InputError if the URL cannot be used or holds something else. A dry run changes nothing and returns None.
     """
     remote = RemoteFolder(url, folder.name)
-    _refuse_overlap(remote, folder)
+    if remote.overlaps(folder):
+        raise InputError(f"--upload {remote.url} is the sweep's own folder; use another URL")
+    there: dict[str, Any] | None = None
     try:
         sizes = remote.list()
-        there = _remote_sweep_record(remote) if SWEEP_FILE in sizes else None
+        if SWEEP_FILE in sizes:
+            there = decode_json(remote.read(SWEEP_FILE), checksum_required=False)
     except UploadFailed as error:
         raise InputError(f"--upload {remote.url} cannot be used: {error}") from error
+    except CorruptedFile as error:
+        raise InputError(f"--upload {remote.url}: its {SWEEP_FILE} {error}; delete it or use another URL") from error
     fetching = (folder / FETCHING_MARKER).exists()
     here = None if fetching else Store(folder).read_sweep_record()
-    _check_same_sweep(remote, folder, here, there, sizes)
+    other = "use another URL or another --name"
+    if here is not None and there is not None and here.get("sweep") != there.get("sweep"):
+        raise InputError(
+            f"--upload {remote.url} holds the sweep {there.get('sweep')}, but {folder} is {here.get('sweep')}; {other}"
+        )
+    found = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents", OWNER_FILE})
+    if there is None and here is None and found:
+        holds = f"is not empty (it holds {', '.join(found[:3])}) and has no {SWEEP_FILE}"
+        raise InputError(f"--upload {remote.url} {holds}; {other}")
     if fetching and there is None:
         raise InputError(
             f"{folder} holds a partly downloaded sweep, and {remote.url} has no {SWEEP_FILE}; delete the folder"
@@ -329,47 +331,6 @@ def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[s
     return copy
 
 
-def _refuse_overlap(remote: RemoteFolder, folder: Path) -> None:
-    if remote.local is not None:
-        there, here = remote.local.resolve(), folder.resolve()
-        if there == here or here in there.parents or there in here.parents:
-            raise InputError(f"--upload {remote.url} is the sweep's own folder; use another URL")
-
-
-def _remote_sweep_record(remote: RemoteFolder) -> dict[str, Any]:
-    try:
-        return decode_json(remote.read(SWEEP_FILE), checksum_required=False)
-    except CorruptedFile as error:
-        raise InputError(f"--upload {remote.url}: its {SWEEP_FILE} {error}; delete it or use another URL") from error
-
-
-def _check_same_sweep(
-    remote: RemoteFolder,
-    folder: Path,
-    here: Mapping[str, Any] | None,
-    there: Mapping[str, Any] | None,
-    sizes: Mapping[str, int],
-) -> None:
-    if here is not None and there is not None and here.get("sweep") != there.get("sweep"):
-        raise InputError(
-            f"--upload {remote.url} holds the sweep {there.get('sweep')}, but {folder} is {here.get('sweep')}; "
-            "use another URL or another --name"
-        )
-    others = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents", OWNER_FILE})
-    if there is None and here is None and others:
-        raise InputError(
-            f"--upload {remote.url} is not empty (it holds {', '.join(others[:3])}) and has no {SWEEP_FILE}; "
-            "use another URL or another --name"
-        )
-
-
-def _state(path: Path) -> FileState | None:
-    try:
-        return FileState.of(path.stat())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 def _files_below(folder: Path, part: str) -> list[str]:
     """Paths of the files in a part of the folder, relative to the folder."""
     found = []
@@ -381,21 +342,61 @@ def _files_below(folder: Path, part: str) -> list[str]:
 
 def _in_parallel(act: Callable[[str], None], names: Sequence[str]) -> None:
     """Acts on all names; raises the first failure, after which no other is started."""
-    failed = threading.Event()
-
-    def unless_failed(name: str) -> None:
-        if not failed.is_set():
-            try:
-                act(name)
-            except BaseException:
-                failed.set()
-                raise
-
     pool = ThreadPoolExecutor(PARALLEL_COPIES, thread_name_prefix="copy")
     try:
-        futures = [pool.submit(unless_failed, name) for name in names]
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
+        for ended in as_completed([pool.submit(act, name) for name in names]):
+            ended.result()
     finally:
-        failed.set()
         pool.shutdown(cancel_futures=True)
+
+
+class Uploader:
+    """Copies finished trials in a thread while it is entered. With `copy=None` it does nothing.
+
+    A slow or failing upload delays no row. `finish_upload`, or the next run of the command, copies what it missed.
+    """
+
+    def __init__(self, copy: RemoteCopy | None, note: Callable[[str], None], *, poll: float = POLL_SECONDS) -> None:
+        self._copy, self._note, self._poll = copy, note, poll
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
+
+    def __enter__(self) -> "Uploader":
+        if self._copy is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended.set()
+        if self._copy is not None:
+            self._thread.join(None if kind is None else JOIN_TIMEOUT_SECONDS)
+
+    def _run(self) -> None:
+        assert self._copy is not None
+        pause, warned = 0.0, False
+        while not self._ended.wait(pause):
+            began = time.monotonic()
+            problem = self._copy.copy_finished(self._ended.is_set).problem
+            if not problem:
+                pause = max(self._poll, (time.monotonic() - began) / MAX_POLLING_SHARE)
+                continue
+            pause = min(MAX_PAUSE_SECONDS, max(self._poll, 2 * pause))
+            if not warned:
+                self._note(f"warning: upload failed ({problem}); the sweep continues and the upload is retried")
+            warned = True
+
+
+def finish_upload(copy: RemoteCopy, *, failed: int = 0) -> None:
+    """Completes the copy; raises UploadIncomplete if that fails repeatedly. `failed` trials are part of the message."""
+    print(f"uploading to {copy.url}", flush=True)
+    outcome = copy.copy_all()
+    for pause in FINAL_PAUSES_SECONDS:
+        if not outcome.missing:
+            break
+        print(f"warning: upload failed ({outcome.problem}); next try in {pause:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(pause)
+        outcome = copy.copy_all()
+    if outcome.missing:
+        trials = f"{failed} trials failed, and " if failed else "all rows are on disk, but "
+        raise UploadIncomplete(f"{trials}the copy at {copy.url} lacks {outcome} ({outcome.problem})")
+    print(copy.url)
