@@ -4,9 +4,7 @@ A million answers do not fit into memory, so text is never read. An answer is re
 its tokens, or by its highest-scoring option.
 """
 
-import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.core.configuration import DECODE_SETTINGS
+from orchestrator.core.race import metric_value
 from orchestrator.core.speed import Array as Array
 
 COUNTERS = (  # summed per configuration
@@ -100,21 +99,8 @@ def primary_scores(rows: pa.Table, primary: str) -> Array:
     unclear = np.flatnonzero(np.isnan(values))
     if len(unclear):
         code, texts = encode(rows["metrics"].take(pa.array(unclear)))
-        values[unclear] = np.array([_metric(text, primary) for text in texts])[code]
+        values[unclear] = np.array([metric_value(text, primary) for text in texts])[code]
     return values
-
-
-def _metric(text: str, primary: str) -> float:
-    try:
-        metrics = json.loads(text)
-    except ValueError:
-        return math.nan
-    if not isinstance(metrics, Mapping):
-        return math.nan
-    value = metrics.get(primary)
-    if value is None and len(metrics) == 1:
-        value = next(iter(metrics.values()))
-    return float(value) if isinstance(value, bool | int | float) else math.nan
 
 
 def has_nonfinite_metric(rows: pa.Table) -> Array:

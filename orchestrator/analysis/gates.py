@@ -16,9 +16,10 @@ from scipy import special
 
 from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy
 from orchestrator.analysis.runs import TaskRuns, TrialAttempt
-from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, MAX_LENGTH_CHANGE, hit_length_limit
+from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, hit_length_limit
 from orchestrator.analysis.trial_facts import describe_code
 from orchestrator.core.configuration import DECODE_SETTINGS
+from orchestrator.core.speed import MAX_LENGTH_CHANGE
 
 GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"  # kinds of tasks, as sweep.json names them
 # Runs at k=1 that share these give the same answer. In half precision, another batch size may round differently.

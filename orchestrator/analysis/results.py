@@ -13,7 +13,7 @@ from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Bounds, Estimate, Levels
 from orchestrator.analysis.ranking import REFERENCE, SPEED, Ranking, family_order
 from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, TrialAttempt
-from orchestrator.analysis.speedups import MAX_LENGTH_CHANGE, NoiseFloor, Speedup, Throughput
+from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
 from orchestrator.analysis.verdicts import (
     Compared,
     Criteria,
@@ -24,6 +24,7 @@ from orchestrator.analysis.verdicts import (
     withhold,
 )
 from orchestrator.core.configuration import Configuration
+from orchestrator.core.speed import MAX_LENGTH_CHANGE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

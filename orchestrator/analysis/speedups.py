@@ -35,9 +35,8 @@ from orchestrator.analysis.intervals import (
     units_of,
 )
 from orchestrator.analysis.runs import TaskRuns
-from orchestrator.core.speed import PRIOR_WEIGHT
+from orchestrator.core.speed import MAX_LENGTH_CHANGE, PRIOR_WEIGHT
 
-MAX_LENGTH_CHANGE = 0.10  # of the mean output length against k=1
 FREEDOM_DISCOUNT = 0.7  # fourth moments come out too low, and degrees of freedom too high
 UNDISCOUNTED_FREEDOM = 10.0  # fewer are small enough as they are
 MAX_EXTRA_TRUNCATED = 0.01  # share of documents that hit the length limit, more than at k=1

@@ -16,6 +16,7 @@ Array = NDArray[Any]
 
 PRIOR_EXPONENT = 0.66  # fitted on earlier sweeps; counts as PRIOR_WEIGHT observations
 PRIOR_WEIGHT = 4.0
+MAX_LENGTH_CHANGE = 0.1  # of answers; beyond it, tokens per second do not measure what is gained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

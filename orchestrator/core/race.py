@@ -1,0 +1,473 @@
+"""The race of a sweep: which configurations are decided, and which trials nobody needs any more.
+
+A configuration is looked at after each shard that it and k=1 have completed, in the order of the shards. What a look
+sees are the rows of these shards and nothing else, so the same rows lead to the same decisions, in whatever order they
+arrived and however often the sweep was interrupted.
+
+With m configurations on a task and a familywise error of α:
+confirmed   E⁺ ≥ m/α, and the lower bound of the speed-up at level α/m is above the goal
+rejected    E⁻ ≥ 2m/α, or the upper bound of the speed-up is below the goal, at a level of α/2m in total
+If answers change in length by more than MAX_LENGTH_CHANGE, documents per second must reach the goal too; bounds on both
+decide that, within the same levels.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from orchestrator.core.configuration import Configuration, grid
+from orchestrator.core.evidence import BURN_IN_SHARDS, Array, MeanSequence, log_wealth
+from orchestrator.core.speed import MAX_LENGTH_CHANGE, TrialTimes, calibrate
+from orchestrator.core.totals import COLUMNS, TaskConfiguration, trial_sums
+from orchestrator.core.trial import Trial, WantedDocuments
+from sampler.policy import ReusePolicy
+
+RACING, CONFIRMED, REJECTED, FINISHED = "racing", "confirmed", "rejected", "finished"
+SPEED, ACCURACY = "speed", "accuracy"
+DECISIONS_KEY = "race_decisions"  # in sweep.json: a list that only grows
+ROW_COLUMNS = ("doc_id", "correct", "metrics", *(name for name in COLUMNS if name != "correct"))
+
+
+def race_position(seed: int, task: str, doc_id: str) -> bytes:
+    """The sort key of a document in a race: a random order that depends on nothing but the seed."""
+    return hashlib.sha256(f"{seed}\n{task}\n{doc_id}".encode()).digest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaceRules:
+    alpha: float
+    margin: float  # points
+    speedup: float
+    comparisons: int  # configurations of the task that are compared with k=1
+    generates: bool = True  # otherwise accuracy alone decides
+
+    @property
+    def log_e_confirm(self) -> float:
+        return math.log(self.comparisons / self.alpha)
+
+    @property
+    def log_e_reject(self) -> float:
+        return math.log(2 * self.comparisons / self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialEvidence:
+    """What a race uses of a finished trial's rows."""
+
+    scores: Mapping[str, float]  # primary metric by document id
+    tokens: int
+    seconds: float
+    calibration: float
+    actor: str
+
+    @classmethod
+    def from_rows(cls, rows: pa.Table, primary: str) -> "TrialEvidence":
+        """`rows` has ROW_COLUMNS."""
+        names, correct, metrics = (rows[name].to_pylist() for name in ("doc_id", "correct", "metrics"))
+        scores = {
+            name: metric_value(text, primary) if right is None else float(right)
+            for name, right, text in zip(names, correct, metrics, strict=True)
+        }
+        sums = trial_sums(rows)
+        calibration = sums.work / sums.seconds if sums.seconds else math.nan
+        return cls(scores=scores, tokens=sums.tokens, seconds=sums.seconds, calibration=calibration, actor=sums.actor)
+
+
+def metric_value(text: str | None, primary: str) -> float:
+    """The primary metric in a row's JSON, or its only metric; NaN if there is none."""
+    try:
+        metrics = json.loads(text or "")
+    except ValueError:
+        return math.nan
+    if not isinstance(metrics, Mapping):
+        return math.nan
+    value = metrics.get(primary)
+    if value is None and len(metrics) == 1:
+        value = next(iter(metrics.values()))
+    return float(value) if isinstance(value, bool | int | float) else math.nan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """The evidence on a configuration after its first `shards` shards. Speed-ups are None before the burn-in."""
+
+    shards: int
+    documents: int
+    difference: float  # mean accuracy difference so far, in points
+    log_e_plus: float
+    log_e_minus: float
+    speedup: float | None = None  # in tokens/s: geometric mean over shards
+    speedup_low: float | None = None  # at the level that confirms
+    speedup_high: float | None = None  # at the level that rejects
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Stored in sweep.json with the evidence that it was made from; never changed."""
+
+    task: str
+    configuration: Configuration
+    outcome: str
+    because: tuple[str, ...]  # criteria that decided: SPEED, ACCURACY
+    look: Look
+    rules: RaceRules
+
+    def as_dict(self) -> dict[str, Any]:
+        values = {item.name: getattr(self.look, item.name) for item in fields(Look)}
+        rules = {item.name: getattr(self.rules, item.name) for item in fields(RaceRules)}
+        named = {"task": self.task, **self.configuration.as_dict()}
+        return {**named, "outcome": self.outcome, "because": list(self.because), "look": values, "rules": rules}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Decision":
+        return cls(
+            task=values["task"],
+            configuration=Configuration.from_mapping(values),
+            outcome=values["outcome"],
+            because=tuple(values["because"]),
+            look=Look(**{item.name: values["look"][item.name] for item in fields(Look)}),
+            rules=RaceRules(**{item.name: values["rules"][item.name] for item in fields(RaceRules)}),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedEvidence:
+    """Confidence sequences of log ratios against k=1, over shards: tokens/s, documents/s and answer length."""
+
+    tokens: MeanSequence
+    documents: MeanSequence
+    length: MeanSequence
+
+    @classmethod
+    def of(cls, tokens: Array, documents: Array) -> "SpeedEvidence":
+        return cls(
+            tokens=MeanSequence.of(tokens),
+            documents=MeanSequence.of(documents),
+            length=MeanSequence.of(documents * -1 + tokens),
+        )
+
+    def bounds(self, rules: RaceRules) -> dict[str, float]:
+        """The speed-up in tokens/s with its bounds after the last shard, as `Look` names them."""
+        level, tokens = rules.alpha / rules.comparisons, self.tokens
+        values = {"speedup": tokens.mean, "speedup_low": tokens.low(level), "speedup_high": tokens.high(level / 4)}
+        return {name: math.exp(float(path[-1])) for name, path in values.items()}
+
+    def is_fast(self, rules: RaceRules) -> Array:
+        """After each shard: surely above the goal, also in documents/s unless the length surely stays the same."""
+        goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
+        same_length = (self.length.low(level / 4) > math.log(1 - MAX_LENGTH_CHANGE)) & (
+            self.length.high(level / 4) < math.log(1 + MAX_LENGTH_CHANGE)
+        )
+        result: Array = (self.tokens.low(level) > goal) & ((self.documents.low(level / 2) > goal) | same_length)
+        return result
+
+    def is_slow(self, rules: RaceRules) -> Array:
+        """After each shard: surely below the goal, or below it in documents/s with answers of surely another length."""
+        goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
+        other_length = (self.length.low(level / 8) > math.log(1 + MAX_LENGTH_CHANGE)) | (
+            self.length.high(level / 8) < math.log(1 - MAX_LENGTH_CHANGE)
+        )
+        result: Array = (self.tokens.high(level / 4) < goal) | ((self.documents.high(level / 4) < goal) & other_length)
+        return result
+
+
+def log_ratios(own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> tuple[Array, Array]:
+    """Calibrated log speed-ups of each shard over k=1, in tokens/s and in documents/s, from these shards alone."""
+    trials, shards = [*own, *base], len(own)
+    actors = {name: code for code, name in enumerate(dict.fromkeys(trial.actor for trial in trials))}
+    is_k1 = np.repeat([False, True], shards)
+    seconds = np.array([trial.seconds for trial in trials])
+    times = TrialTimes(
+        shard=np.tile(np.arange(shards), 2),
+        baseline=np.zeros(2 * shards, dtype=np.int64),
+        configuration=is_k1.astype(np.int64),
+        is_k1=is_k1,
+        actor=np.array([actors[trial.actor] for trial in trials], dtype=np.int64),
+        documents=np.array([len(trial.scores) for trial in trials]),
+        tokens=np.array([trial.tokens for trial in trials]),
+        seconds=seconds,
+        calibration=np.array([trial.calibration for trial in trials]),
+    )
+    work = np.log(np.maximum(calibrate(times).work, 1e-12))
+    documents = work[shards:] - work[:shards]
+    tokens = np.log(np.maximum(times.tokens, 1))
+    return tokens[:shards] - tokens[shards:] + documents, documents
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A configuration in the race, for people. Created by `Race.standings`; read by views, metrics and reports."""
+
+    task: str
+    configuration: Configuration
+    state: str
+    documents: int  # with a row in a complete trial
+    planned: int  # without the race
+    look: Look | None  # None: k=1, or nothing to look at yet
+    rules: RaceRules
+    seconds_saved: float  # of decoding, up to the documents that k=1 has
+    seconds_saved_at_end: float  # if nothing else is decided
+
+    @property
+    def documents_saved(self) -> int:
+        return self.planned - self.documents if self.state in (CONFIRMED, REJECTED, FINISHED) else 0
+
+    @property
+    def key(self) -> TaskConfiguration:
+        return self.task, self.configuration
+
+    @property
+    def nearest(self) -> float | None:
+        """How near the nearest decision on accuracy is: 1 is reached."""
+        if self.look is None:
+            return None
+        plus, minus = (
+            self.look.log_e_plus / self.rules.log_e_confirm,
+            self.look.log_e_minus / self.rules.log_e_reject,
+        )
+        return max(0.0, plus, minus)
+
+    def as_json(self) -> dict[str, Any]:
+        look = {} if self.look is None else {item.name: getattr(self.look, item.name) for item in fields(Look)}
+        return {
+            "state": self.state,
+            "documents": self.documents,
+            "planned": self.planned,
+            "look": look or None,
+            "log_e_confirm": self.rules.log_e_confirm,
+            "log_e_reject": self.rules.log_e_reject,
+            "goal": self.rules.speedup,
+            "documents_saved": self.documents_saved,
+            "seconds_saved": self.seconds_saved,
+            "seconds_saved_at_end": self.seconds_saved_at_end,
+        }
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Lane:
+    """One configuration on one task: its trials, and how far they have been looked at."""
+
+    trials: dict[int, TrialEvidence] = field(default_factory=dict)  # by shard
+    path: list[Look] = field(default_factory=list)
+    decision: Decision | None = None
+    fast: bool = False  # at some look; the levels allow for any number of looks
+    accurate: bool = False
+
+
+class TaskRace:
+    """The race on one task."""
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        shards: Mapping[int, Sequence[str]],
+        configurations: Sequence[Configuration],
+        rules: Mapping[str, Any],
+        generates: bool,
+    ) -> None:
+        self.task = task
+        self._shards = [tuple(shards[number]) for number in sorted(shards)]
+        self._place = {number: place for place, number in enumerate(sorted(shards))}
+        self.lanes = {one: _Lane() for one in configurations}
+        self._k1: dict[tuple[Any, ...], list[Configuration]] = {}
+        for one in configurations:
+            if ReusePolicy.parse(one.policy).k == 1:
+                self._k1.setdefault(one.settings, []).append(one)
+        self.compared = [one for one in configurations if one not in self._k1.get(one.settings, ())]
+        self.rules = RaceRules(**rules, comparisons=max(1, len(self.compared)), generates=generates)
+
+    @cached_property
+    def population(self) -> int:
+        return sum(map(len, self._shards))
+
+    def add(self, configuration: Configuration, shard: int, evidence: TrialEvidence) -> list[Decision]:
+        """Adds a finished trial; returns the decisions that follow."""
+        place = self._place.get(shard)
+        if place is None or configuration not in self.lanes or set(evidence.scores) != set(self._shards[place]):
+            return []  # of another command, or with documents that failed
+        self.lanes[configuration].trials[place] = evidence
+        baseline = self._baseline(configuration)
+        touched = (
+            [one for one in self.compared if one.settings == configuration.settings]
+            if configuration == baseline
+            else [configuration] * (configuration in self.compared)
+        )
+        return [decision for one in touched if (decision := self._look(one)) is not None]
+
+    def _baseline(self, configuration: Configuration) -> Configuration | None:
+        """The k=1 configuration that carries the race. The others are replicates, which run during the burn-in."""
+        return next(iter(self._k1.get(configuration.settings, ())), None)
+
+    def needed_shards(self, configuration: Configuration) -> int:
+        """How many of the first shards this configuration has to run."""
+        lane, baseline = self.lanes[configuration], self._baseline(configuration)
+        if configuration in self.compared:
+            return len(self._shards) if lane.decision is None else lane.decision.look.shards
+        rivals = [self.needed_shards(one) for one in self.compared if one.settings == configuration.settings]
+        longest = max(rivals, default=len(self._shards))
+        return longest if configuration == baseline else min(longest, BURN_IN_SHARDS)
+
+    def is_needed(self, configuration: Configuration, shard: int) -> bool:
+        return configuration not in self.lanes or self._place.get(shard, 0) < self.needed_shards(configuration)
+
+    def needed_documents(self, configuration: Configuration) -> int:
+        return sum(map(len, self._shards[: self.needed_shards(configuration)]))
+
+    def _look(self, configuration: Configuration) -> Decision | None:
+        """Looks at every shard that is new, in order, until one decides; returns a decision that is new."""
+        lane, baseline = self.lanes[configuration], self._baseline(configuration)
+        if baseline is None:
+            return None
+        base = self.lanes[baseline].trials
+        known = lane.decision
+        ready = 0
+        while ready in lane.trials and ready in base:
+            ready += 1
+        first, last = len(lane.path), ready if known is None else min(ready, known.look.shards)
+        if first >= last:
+            return None
+        own, theirs = ([trials[place] for place in range(last)] for trials in (lane.trials, base))
+        ids = [doc_id for shard in self._shards[:last] for doc_id in shard]
+        scores = np.array([[by_id[one] for one in ids] for by_id in (_scores(own), _scores(theirs))])
+        bounded = np.logical_and.accumulate(((scores >= 0) & (scores <= 1)).all(axis=0))  # no bets on other metrics
+        differences = scores[0] - scores[1]
+        bets = np.where(bounded, differences, 0.0)
+        plus, minus = log_wealth(bets, -self.rules.margin / 100, self.population)
+        ends = np.cumsum([len(shard) for shard in self._shards[:last]])
+        for place in range(first, last):
+            speed = self._speed(own[: place + 1], theirs[: place + 1]) if self.rules.generates else None
+            end = int(ends[place])
+            look = Look(
+                shards=place + 1,
+                documents=end,
+                difference=100 * float(differences[:end].mean()),
+                log_e_plus=float(plus[end - 1]) if bounded[end - 1] else 0.0,
+                log_e_minus=float(minus[end - 1]) if bounded[end - 1] else 0.0,
+                **({} if speed is None else speed.bounds(self.rules)),
+            )
+            lane.path.append(look)
+            if known is None and (decision := self._decide(configuration, lane, look, speed)) is not None:
+                lane.decision = decision
+                return decision
+        return None
+
+    def _speed(self, own: Sequence[TrialEvidence], theirs: Sequence[TrialEvidence]) -> SpeedEvidence | None:
+        return SpeedEvidence.of(*log_ratios(own, theirs)) if len(own) >= BURN_IN_SHARDS else None
+
+    def _decide(
+        self, configuration: Configuration, lane: _Lane, look: Look, speed: SpeedEvidence | None
+    ) -> Decision | None:
+        rules = self.rules
+        slow = speed is not None and bool(speed.is_slow(rules)[-1])
+        inaccurate = look.log_e_minus >= rules.log_e_reject
+        lane.fast |= not rules.generates or (speed is not None and bool(speed.is_fast(rules)[-1]))
+        lane.accurate |= look.log_e_plus >= rules.log_e_confirm
+        if slow or inaccurate:
+            outcome, because = REJECTED, [SPEED] * slow + [ACCURACY] * inaccurate
+        elif lane.fast and lane.accurate:
+            outcome, because = CONFIRMED, [SPEED] * rules.generates + [ACCURACY]
+        else:
+            return None
+        return Decision(
+            task=self.task,
+            configuration=configuration,
+            outcome=outcome,
+            because=tuple(because),
+            look=look,
+            rules=rules,
+        )
+
+    def restore(self, decision: Decision) -> None:
+        if decision.configuration in self.lanes:
+            self.lanes[decision.configuration].decision = decision
+
+    def standings(self) -> Iterable[Standing]:
+        front = max((self._documents(lane) for lane in self.lanes.values()), default=0)
+        for configuration, lane in self.lanes.items():
+            documents, needed = self._documents(lane), self.needed_documents(configuration)
+            decided, undecided = lane.decision, FINISHED if documents >= needed else RACING
+            each = sum(one.seconds for one in lane.trials.values()) / documents if documents else 0.0
+            yield Standing(
+                task=self.task,
+                configuration=configuration,
+                state=undecided if decided is None else decided.outcome,
+                documents=documents,
+                planned=self.population,
+                look=decided.look if decided is not None else lane.path[-1] if lane.path else None,
+                rules=self.rules,
+                seconds_saved=each * max(0, front - max(documents, needed)),
+                seconds_saved_at_end=each * max(0, self.population - max(documents, needed)),
+            )
+
+    def _documents(self, lane: _Lane) -> int:
+        return sum(len(self._shards[place]) for place in lane.trials)
+
+
+def _scores(trials: Iterable[TrialEvidence]) -> dict[str, float]:
+    return {doc_id: score for trial in trials for doc_id, score in trial.scores.items()}
+
+
+class Race:
+    """The race of a sweep: a function of its rows, and of decisions that were stored before."""
+
+    def __init__(self, tasks: Iterable[TaskRace], primary: Mapping[str, str]) -> None:
+        self.tasks = {race.task: race for race in tasks}
+        self.primary = dict(primary)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], wanted: WantedDocuments) -> "Race | None":
+        """The race that sweep.json declares; None if it declares none."""
+        settings = record["settings"]
+        if not settings.get("race"):
+            return None
+        rules = {"alpha": settings["race_alpha"], "margin": record["margin"], "speedup": record["speedup"]}
+        facts = {task: record["tasks"][task] for task in wanted.by_shard if task in record["tasks"]}
+        generates = {task: one["kind"] != "loglikelihood" for task, one in facts.items()}
+        race = cls(
+            (
+                TaskRace(
+                    task,
+                    shards=wanted.by_shard[task],
+                    configurations=grid(settings, decoded=generates[task]),
+                    rules=rules,
+                    generates=generates[task],
+                )
+                for task in facts
+            ),
+            {task: str(one.get("primary", "")) for task, one in facts.items()},
+        )
+        for values in record.get(DECISIONS_KEY, ()):
+            decision = Decision.from_dict(values)
+            if decision.task in race.tasks:
+                race.tasks[decision.task].restore(decision)
+        return race
+
+    def add_rows(self, trial: Trial, rows: pa.Table) -> list[Decision]:
+        """Adds the rows (with ROW_COLUMNS) of a finished trial; returns the decisions that follow."""
+        if trial.task not in self.tasks or trial.repeat:
+            return []
+        evidence = TrialEvidence.from_rows(rows, self.primary[trial.task])
+        return self.tasks[trial.task].add(trial.configuration, trial.shard, evidence)
+
+    def is_needed(self, trial: Trial) -> bool:
+        """Whether a decision still needs this trial, or was made from it."""
+        race = self.tasks.get(trial.task)
+        return race is None or race.is_needed(trial.configuration, trial.shard)
+
+    def needed_documents(self) -> dict[TaskConfiguration, int]:
+        return {
+            (task, configuration): race.needed_documents(configuration)
+            for task, race in self.tasks.items()
+            for configuration in race.lanes
+        }
+
+    def standings(self) -> tuple[Standing, ...]:
+        return tuple(standing for race in self.tasks.values() for standing in race.standings())
