@@ -103,7 +103,10 @@ def test_bounds_are_where_the_evidence_is_reached() -> None:
 
 
 def test_the_wealth_equals_that_of_confseq() -> None:
-    betting = pytest.importorskip("confseq.betting")
+    try:
+        from confseq import betting
+    except (ImportError, AttributeError) as error:  # not installed, or for an older numpy
+        pytest.skip(f"confseq cannot be imported: {error}")
     rng = np.random.default_rng(0)
     differences = rng.choice([-1.0, 0.0, 1.0], size=60, p=[0.1, 0.85, 0.05])
     y, population, center = (differences + 1) / 2, 200, 0.475
@@ -146,6 +149,18 @@ def test_the_sequence_equals_its_definition_after_every_value() -> None:
             spread = seen.var(ddof=1) + 2 * max(0.0, covariance)
             assert sequence.mean[row, count - 1] == pytest.approx(mean)
             assert sequence.deviation[row, count - 1] == pytest.approx(math.sqrt(spread))
+
+
+def test_the_sequence_is_the_half_normal_mixture_of_ville() -> None:
+    """The closed form is an upper bound of the exact boundary, and a tight one."""
+    boundaries = pytest.importorskip("ville._boundaries")
+    count = np.arange(BURN_IN_SHARDS, 300)
+    values = np.tile([0.0, 2.0], 150)  # alternating: no covariance is added
+    sequence = MeanSequence.of(values)
+    half = sequence.half_width(0.01)[count - 1] / sequence.deviation[count - 1]
+    exact = boundaries.normal_mixture(count, 0.01, 1 / SEQUENCE_RHO2, one_sided=True) / count
+    assert (half >= exact).all()
+    assert half == pytest.approx(exact, rel=0.1)
 
 
 # Whole sweeps, looked at after every shard
