@@ -14,12 +14,15 @@ from orchestrator.core.evidence import (
     MAX_LOG_E,
     SEQUENCE_RHO2,
     STAKES,
-    Array,
     MeanSequence,
+    RaceRules,
+    SpeedEvidence,
+    TrialEvidence,
     difference_bounds,
     log_wealth,
 )
-from orchestrator.core.race import CONFIRMED, REJECTED, RaceRules, SpeedEvidence, TaskRace, TrialEvidence
+from orchestrator.core.race import CONFIRMED, REJECTED, TaskRace
+from orchestrator.core.speed import Array
 
 MARGIN, GOAL, ALPHA = 5.0, 1.2, 0.05
 

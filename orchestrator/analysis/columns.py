@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.core.configuration import DECODE_SETTINGS
-from orchestrator.core.race import metric_value
+from orchestrator.core.evidence import metric_value
 from orchestrator.core.speed import Array as Array
 
 COUNTERS = (  # summed per configuration

@@ -11,13 +11,16 @@ Speed: the mean of log speed-ups of shards, with an asymptotic confidence sequen
 added to the variance. docs/statistics.md has the derivations.
 """
 
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
-Array = NDArray[Any]
+from orchestrator.core.speed import MAX_LENGTH_CHANGE, Array, TrialTimes, calibrate
+from orchestrator.core.totals import COLUMNS, trial_sums
 
 STAKES = np.geomspace(0.01, 0.9, 24)  # fractions of the wealth that are bet on each document
 MAX_LOG_E = 700.0  # a hypothesis that the documents seen so far exclude; e⁷⁰⁰ is still a float
@@ -25,6 +28,7 @@ BURN_IN_SHARDS = 8  # before which no confidence sequence is used: its variance 
 SEQUENCE_RHO2 = 0.01  # narrow late rather than early: early variances are uncertain, and noise may be skewed
 TOLERANCE = 1e-9  # of sums of scores, per document
 BISECTIONS = 30
+ROW_COLUMNS = ("doc_id", "correct", "metrics", *(name for name in COLUMNS if name != "correct"))
 
 
 def log_wealth(differences: Array, bound: float, population: int) -> tuple[Array, Array]:
@@ -105,3 +109,121 @@ class MeanSequence:
     def high(self, level: float) -> Array:
         result: Array = self.mean + self.half_width(level)
         return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaceRules:
+    alpha: float
+    margin: float  # points
+    speedup: float
+    comparisons: int  # configurations of the task that are compared with k=1
+    generates: bool = True  # otherwise accuracy alone decides
+
+    @property
+    def log_e_confirm(self) -> float:
+        return math.log(self.comparisons / self.alpha)
+
+    @property
+    def log_e_reject(self) -> float:
+        return math.log(2 * self.comparisons / self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialEvidence:
+    """What a race uses of a finished trial's rows."""
+
+    scores: Mapping[str, float]  # primary metric by document id
+    tokens: int
+    seconds: float
+    calibration: float
+    actor: str
+
+    @classmethod
+    def from_rows(cls, rows: pa.Table, primary: str) -> "TrialEvidence":
+        """`rows` has ROW_COLUMNS."""
+        names, correct, metrics = (rows[name].to_pylist() for name in ("doc_id", "correct", "metrics"))
+        scores = {
+            name: metric_value(text, primary) if right is None else float(right)
+            for name, right, text in zip(names, correct, metrics, strict=True)
+        }
+        sums = trial_sums(rows)
+        calibration = sums.work / sums.seconds if sums.seconds else math.nan
+        return cls(scores=scores, tokens=sums.tokens, seconds=sums.seconds, calibration=calibration, actor=sums.actor)
+
+
+def metric_value(text: str | None, primary: str) -> float:
+    """The primary metric in a row's JSON, or its only metric; NaN if there is none."""
+    try:
+        metrics = json.loads(text or "")
+    except ValueError:
+        return math.nan
+    if not isinstance(metrics, Mapping):
+        return math.nan
+    value = metrics.get(primary)
+    if value is None and len(metrics) == 1:
+        value = next(iter(metrics.values()))
+    return float(value) if isinstance(value, bool | int | float) else math.nan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedEvidence:
+    """Confidence sequences of log ratios against k=1, over shards: tokens/s, documents/s and answer length."""
+
+    tokens: MeanSequence
+    documents: MeanSequence
+    length: MeanSequence
+
+    @classmethod
+    def of(cls, tokens: Array, documents: Array) -> "SpeedEvidence":
+        return cls(
+            tokens=MeanSequence.of(tokens),
+            documents=MeanSequence.of(documents),
+            length=MeanSequence.of(documents * -1 + tokens),
+        )
+
+    def bounds(self, rules: RaceRules) -> dict[str, float]:
+        """The speed-up in tokens/s with its bounds after the last shard, as `Look` names them."""
+        level, tokens = rules.alpha / rules.comparisons, self.tokens
+        values = {"speedup": tokens.mean, "speedup_low": tokens.low(level), "speedup_high": tokens.high(level / 4)}
+        return {name: math.exp(float(path[-1])) for name, path in values.items()}
+
+    def is_fast(self, rules: RaceRules) -> Array:
+        """After each shard: surely above the goal, also in documents/s unless the length surely stays the same."""
+        goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
+        same_length = (self.length.low(level / 4) > math.log(1 - MAX_LENGTH_CHANGE)) & (
+            self.length.high(level / 4) < math.log(1 + MAX_LENGTH_CHANGE)
+        )
+        result: Array = (self.tokens.low(level) > goal) & ((self.documents.low(level / 2) > goal) | same_length)
+        return result
+
+    def is_slow(self, rules: RaceRules) -> Array:
+        """After each shard: surely below the goal, or below it in documents/s with answers of surely another length."""
+        goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
+        other_length = (self.length.low(level / 8) > math.log(1 + MAX_LENGTH_CHANGE)) | (
+            self.length.high(level / 8) < math.log(1 - MAX_LENGTH_CHANGE)
+        )
+        result: Array = (self.tokens.high(level / 4) < goal) | ((self.documents.high(level / 4) < goal) & other_length)
+        return result
+
+
+def log_ratios(own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> tuple[Array, Array]:
+    """Calibrated log speed-ups of each shard over k=1, in tokens/s and in documents/s, from these shards alone."""
+    trials, shards = [*own, *base], len(own)
+    actors = {name: code for code, name in enumerate(dict.fromkeys(trial.actor for trial in trials))}
+    is_k1 = np.repeat([False, True], shards)
+    seconds = np.array([trial.seconds for trial in trials])
+    times = TrialTimes(
+        shard=np.tile(np.arange(shards), 2),
+        baseline=np.zeros(2 * shards, dtype=np.int64),
+        configuration=is_k1.astype(np.int64),
+        is_k1=is_k1,
+        actor=np.array([actors[trial.actor] for trial in trials], dtype=np.int64),
+        documents=np.array([len(trial.scores) for trial in trials]),
+        tokens=np.array([trial.tokens for trial in trials]),
+        seconds=seconds,
+        calibration=np.array([trial.calibration for trial in trials]),
+    )
+    work = np.log(np.maximum(calibrate(times).work, 1e-12))
+    documents = work[shards:] - work[:shards]
+    tokens = np.log(np.maximum(times.tokens, 1))
+    return tokens[:shards] - tokens[shards:] + documents, documents

@@ -12,8 +12,6 @@ decide that, within the same levels.
 """
 
 import hashlib
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -23,75 +21,26 @@ import numpy as np
 import pyarrow as pa
 
 from orchestrator.core.configuration import Configuration, grid
-from orchestrator.core.evidence import BURN_IN_SHARDS, Array, MeanSequence, log_wealth
-from orchestrator.core.speed import MAX_LENGTH_CHANGE, TrialTimes, calibrate
-from orchestrator.core.totals import COLUMNS, TaskConfiguration, trial_sums
+from orchestrator.core.evidence import (
+    BURN_IN_SHARDS,
+    RaceRules,
+    SpeedEvidence,
+    TrialEvidence,
+    log_ratios,
+    log_wealth,
+)
+from orchestrator.core.totals import TaskConfiguration
 from orchestrator.core.trial import Trial, WantedDocuments
 from sampler.policy import ReusePolicy
 
 RACING, CONFIRMED, REJECTED, FINISHED = "racing", "confirmed", "rejected", "finished"
 SPEED, ACCURACY = "speed", "accuracy"
 DECISIONS_KEY = "race_decisions"  # in sweep.json: a list that only grows
-ROW_COLUMNS = ("doc_id", "correct", "metrics", *(name for name in COLUMNS if name != "correct"))
 
 
 def race_position(seed: int, task: str, doc_id: str) -> bytes:
     """The sort key of a document in a race: a random order that depends on nothing but the seed."""
     return hashlib.sha256(f"{seed}\n{task}\n{doc_id}".encode()).digest()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RaceRules:
-    alpha: float
-    margin: float  # points
-    speedup: float
-    comparisons: int  # configurations of the task that are compared with k=1
-    generates: bool = True  # otherwise accuracy alone decides
-
-    @property
-    def log_e_confirm(self) -> float:
-        return math.log(self.comparisons / self.alpha)
-
-    @property
-    def log_e_reject(self) -> float:
-        return math.log(2 * self.comparisons / self.alpha)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialEvidence:
-    """What a race uses of a finished trial's rows."""
-
-    scores: Mapping[str, float]  # primary metric by document id
-    tokens: int
-    seconds: float
-    calibration: float
-    actor: str
-
-    @classmethod
-    def from_rows(cls, rows: pa.Table, primary: str) -> "TrialEvidence":
-        """`rows` has ROW_COLUMNS."""
-        names, correct, metrics = (rows[name].to_pylist() for name in ("doc_id", "correct", "metrics"))
-        scores = {
-            name: metric_value(text, primary) if right is None else float(right)
-            for name, right, text in zip(names, correct, metrics, strict=True)
-        }
-        sums = trial_sums(rows)
-        calibration = sums.work / sums.seconds if sums.seconds else math.nan
-        return cls(scores=scores, tokens=sums.tokens, seconds=sums.seconds, calibration=calibration, actor=sums.actor)
-
-
-def metric_value(text: str | None, primary: str) -> float:
-    """The primary metric in a row's JSON, or its only metric; NaN if there is none."""
-    try:
-        metrics = json.loads(text or "")
-    except ValueError:
-        return math.nan
-    if not isinstance(metrics, Mapping):
-        return math.nan
-    value = metrics.get(primary)
-    if value is None and len(metrics) == 1:
-        value = next(iter(metrics.values()))
-    return float(value) if isinstance(value, bool | int | float) else math.nan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,70 +84,6 @@ class Decision:
             look=Look(**{item.name: values["look"][item.name] for item in fields(Look)}),
             rules=RaceRules(**{item.name: values["rules"][item.name] for item in fields(RaceRules)}),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedEvidence:
-    """Confidence sequences of log ratios against k=1, over shards: tokens/s, documents/s and answer length."""
-
-    tokens: MeanSequence
-    documents: MeanSequence
-    length: MeanSequence
-
-    @classmethod
-    def of(cls, tokens: Array, documents: Array) -> "SpeedEvidence":
-        return cls(
-            tokens=MeanSequence.of(tokens),
-            documents=MeanSequence.of(documents),
-            length=MeanSequence.of(documents * -1 + tokens),
-        )
-
-    def bounds(self, rules: RaceRules) -> dict[str, float]:
-        """The speed-up in tokens/s with its bounds after the last shard, as `Look` names them."""
-        level, tokens = rules.alpha / rules.comparisons, self.tokens
-        values = {"speedup": tokens.mean, "speedup_low": tokens.low(level), "speedup_high": tokens.high(level / 4)}
-        return {name: math.exp(float(path[-1])) for name, path in values.items()}
-
-    def is_fast(self, rules: RaceRules) -> Array:
-        """After each shard: surely above the goal, also in documents/s unless the length surely stays the same."""
-        goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
-        same_length = (self.length.low(level / 4) > math.log(1 - MAX_LENGTH_CHANGE)) & (
-            self.length.high(level / 4) < math.log(1 + MAX_LENGTH_CHANGE)
-        )
-        result: Array = (self.tokens.low(level) > goal) & ((self.documents.low(level / 2) > goal) | same_length)
-        return result
-
-    def is_slow(self, rules: RaceRules) -> Array:
-        """After each shard: surely below the goal, or below it in documents/s with answers of surely another length."""
-        goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
-        other_length = (self.length.low(level / 8) > math.log(1 + MAX_LENGTH_CHANGE)) | (
-            self.length.high(level / 8) < math.log(1 - MAX_LENGTH_CHANGE)
-        )
-        result: Array = (self.tokens.high(level / 4) < goal) | ((self.documents.high(level / 4) < goal) & other_length)
-        return result
-
-
-def log_ratios(own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> tuple[Array, Array]:
-    """Calibrated log speed-ups of each shard over k=1, in tokens/s and in documents/s, from these shards alone."""
-    trials, shards = [*own, *base], len(own)
-    actors = {name: code for code, name in enumerate(dict.fromkeys(trial.actor for trial in trials))}
-    is_k1 = np.repeat([False, True], shards)
-    seconds = np.array([trial.seconds for trial in trials])
-    times = TrialTimes(
-        shard=np.tile(np.arange(shards), 2),
-        baseline=np.zeros(2 * shards, dtype=np.int64),
-        configuration=is_k1.astype(np.int64),
-        is_k1=is_k1,
-        actor=np.array([actors[trial.actor] for trial in trials], dtype=np.int64),
-        documents=np.array([len(trial.scores) for trial in trials]),
-        tokens=np.array([trial.tokens for trial in trials]),
-        seconds=seconds,
-        calibration=np.array([trial.calibration for trial in trials]),
-    )
-    work = np.log(np.maximum(calibrate(times).work, 1e-12))
-    documents = work[shards:] - work[:shards]
-    tokens = np.log(np.maximum(times.tokens, 1))
-    return tokens[:shards] - tokens[shards:] + documents, documents
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
