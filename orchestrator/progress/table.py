@@ -22,13 +22,12 @@ class Glyphs:
 
     full: str = "█"
     empty: str = "░"
-    plus_minus: str = "±"
+    dash: str = "–"
     times: str = "×"
-    none: str = "–"
     cut: str = "…"
 
 
-ASCII = Glyphs(full="#", empty=".", plus_minus="+-", times="x", none="-", cut="~")
+ASCII = Glyphs(full="#", empty=".", dash="-", times="x", cut="~")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +116,7 @@ class TerminalTable:
         columns = [
             _Column(title=BAR, width=8, drop_order=3, cell=lambda t, width: self.bar(t.documents, t.wanted, width)),
             _Column(title="documents", width=max(9, count), drop_order=2, cell=_right(_count)),
-            _Column(title="accuracy %", width=11, drop_order=0, cell=_right(self._accuracy)),
+            _Column(title="accuracy %", width=14, drop_order=0, cell=_right(self._accuracy)),
             _Column(title="tokens/s", width=8, drop_order=1, cell=_right(self._speed)),
             _Column(title="speed-up", width=8, drop_order=1, cell=_right(lambda t: self._times(t.speedup))),
             _Column(title="layers", width=6, drop_order=4, cell=_right(lambda t: self._times(t.layer_positions))),
@@ -168,15 +167,15 @@ class TerminalTable:
 
     def _accuracy(self, line: Totals) -> str:
         if line.accuracy is None or line.accuracy_low is None or line.accuracy_high is None:
-            return self._glyphs.none
-        half = (line.accuracy_high - line.accuracy_low) / 2
-        return f"{100 * line.accuracy:.1f} {self._glyphs.plus_minus}{100 * half:.1f}"
+            return self._glyphs.dash
+        interval = f"{100 * line.accuracy_low:.0f}{self._glyphs.dash}{100 * line.accuracy_high:.0f}"
+        return f"{100 * line.accuracy:.1f} ({interval})"
 
     def _speed(self, line: Totals) -> str:
-        return self._glyphs.none if line.tokens_per_s is None else f"{line.tokens_per_s:,.1f}"
+        return self._glyphs.dash if line.tokens_per_s is None else f"{line.tokens_per_s:,.1f}"
 
     def _times(self, value: float | None) -> str:
-        return self._glyphs.none if value is None else f"{value:.2f}{self._glyphs.times}"
+        return self._glyphs.dash if value is None else f"{value:.2f}{self._glyphs.times}"
 
     def _cropped(self, text: Text) -> Text:
         text.truncate(self._width)

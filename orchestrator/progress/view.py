@@ -176,7 +176,7 @@ def duration(seconds: float) -> str:
 
 
 def _can_write(stream: TextIO, glyphs: Glyphs) -> bool:
-    signs = glyphs.full + glyphs.empty + glyphs.plus_minus + glyphs.times + glyphs.none + glyphs.cut
+    signs = glyphs.full + glyphs.empty + glyphs.dash + glyphs.times + glyphs.cut
     try:
         signs.encode(stream.encoding or "utf-8")  # a stream without an encoding keeps str
     except UnicodeEncodeError:
