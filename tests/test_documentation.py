@@ -20,6 +20,7 @@ from orchestrator.cli.__main__ import dispatch
 from orchestrator.cli.console import aliases
 from orchestrator.cli.sweep import parse_sweep
 from orchestrator.planning.settings import ALL_SETTINGS
+from orchestrator.report.lm_eval_export import export_lm_eval
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.policies import RULES
 from tasks.catalog import CATALOG
@@ -36,7 +37,7 @@ OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's
 OTHERS |= {"--index-url", "--require-hashes", "--no-deps", "--head"}  # of pip and ray start
 PROGRAMS = {
     *("sweep", "status", "report", "export", "tasks", "tasks run", "generate", "score", "profile", "bench"),
-    *("check", "parity", "version"),
+    *("check", "parity", "version", "import"),
     *("bench sweep", "slurm submit", "slurm status", "tools.bundled.documents", "tools.bundled.training_lines"),
     *("tools.cold", "tools.faults", "tools.scale", "tools.tiny.train", "tools.tiny.evaluate", "tools.settings_page"),
 }
@@ -55,6 +56,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place / "results" / "demo",
         Simulation(documents={"gsm8k": 20}, policies=("k1_first", "k2_middle"), shard_size=10),
     )
+    for name, exported in zip(("vllm", "sglang"), export_lm_eval(place / "results" / "demo", place), strict=True):
+        exported.rename(place / name)
     return place
 
 

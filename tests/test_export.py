@@ -77,7 +77,7 @@ def opened(tmp_path: Path) -> Task:
 
 def sweep_of(task: Task, folder: Path, data: Path) -> Path:
     """A sweep of this task's own documents, answered by canned texts and scored by lm-eval."""
-    write_sweep(folder, Simulation(documents={"gsm8k": len(task.documents)}, policies=("k1_first",), shard_size=100))
+    write_sweep(folder, Simulation(documents={"gsm8k": len(task.documents)}, policies=("k1_first",), shard_size=10_000))
     store = Store(folder)
     request = dict(store.read_sweep_record() or {})
     request["identity"] = {
@@ -92,7 +92,9 @@ def sweep_of(task: Task, folder: Path, data: Path) -> Path:
     for row, document, text in zip(rows, task.documents, texts, strict=True):
         requests = task.requests(document, None)
         requests[0].resps = [text]
-        row |= {"text": text, "metrics": json.dumps(task.score(document, requests)), "doc_hash": document.doc_hash}
+        metrics = task.score(document, requests)
+        row |= {"text": text, "metrics": json.dumps(metrics), "correct": task.correct(metrics)}
+        row |= {"doc_hash": document.doc_hash}
     for path in sorted((folder / "trials").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     documents = [
@@ -122,9 +124,9 @@ def test_an_opened_task_gives_what_lm_eval_writes(opened: Task, tmp_path: Path) 
     assert keyed[0] == keyed[1]
 
 
-def lm_eval_files(task: Task, out: Path) -> Path:
+def lm_eval_files(task: Task, out: Path, answers: type[Canned] = Canned, iterations: int = 100_000) -> Path:
     """The same documents and answers through lm-eval itself."""
-    texts = iter(Canned(task).texts)
+    texts = iter(answers(task).texts)
 
     class Model(lm_eval.api.model.LM):  # type: ignore[name-defined,misc]
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -144,7 +146,7 @@ def lm_eval_files(task: Task, out: Path) -> Path:
             model=Model(),
             tasks=task.lm_eval_tasks,
             log_samples=True,
-            bootstrap_iters=100_000,
+            bootstrap_iters=iterations,
             task_manager=TaskManager(include_defaults=False),
         )
     samples = found.pop("samples")

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import NoReturn
 
 from orchestrator.cli.console import run_command
@@ -15,6 +16,7 @@ COMMANDS = {  # name: module, what it does
     "status": ("reports", "show the progress of a sweep"),
     "report": ("reports", "write the report of a sweep: HTML, Markdown, figures"),
     "export": ("reports", "write the results in the format of lm-eval"),
+    "import": ("reports", "read results that lm-eval wrote with another engine"),
     "tasks": ("tasks", "list the benchmarks, or run one without Ray"),
     "generate": ("sampling", "continue prompts from standard input"),
     "score": ("sampling", "compute log-likelihoods of texts from standard input"),
@@ -59,7 +61,7 @@ def dispatch(words: Sequence[str]) -> None:
         hint = f"did you mean {similar[0]}?" if similar else f"commands are {', '.join(COMMANDS)}"
         raise InputError(f"unknown command {command!r}; {hint}")
     module = import_module(f"orchestrator.cli.{COMMANDS[command][0]}")
-    getattr(module, command)(arguments)
+    getattr(module, f"{command}_" if iskeyword(command) else command)(arguments)
 
 
 if __name__ == "__main__":

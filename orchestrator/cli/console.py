@@ -40,7 +40,8 @@ def add_settings(parser: argparse.ArgumentParser, settings: Mapping[str, Setting
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
         group = groups[setting.group]
-        common: dict[str, Any] = {"help": setting.full_help.replace("%", "%%"), "default": argparse.SUPPRESS}
+        common: dict[str, Any] = {"help": setting.full_help.replace("%", "%%"), "dest": setting.name}
+        common["default"] = argparse.SUPPRESS
         if setting.positional:
             number = "+" if setting.many else None
             group.add_argument(setting.name, metavar=setting.metavar, nargs=number, help=common["help"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import Parser, parse_options, say
+from orchestrator.core.untrusted import path_below
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError
@@ -40,6 +41,8 @@ keys of --json (more may be added, none will be removed):
   damage          a sentence for each corrupted file; set_aside: number of
                   files that were quarantined, or replaced by --force
   notices         a sentence for each column of a newer version that is ignored
+  imported        by configuration, the files it was imported from; null if the
+                  sweep ran here
   schema, folder, sweep, model, settings (as in sweep.json)
 
 exit code: 0; 2 if there is no readable sweep, or if --check found corruption
@@ -50,6 +53,16 @@ REPORT_EXAMPLES = """examples:
   reuse-sweep report results/my-sweep --compare examples/seed-results
   reuse-sweep report results/my-sweep --margin 3      exploratory: not the margin declared before the run
 Sweeps of the same model and settings are merged. Different ones get separate sections and are never paired.
+"""
+IMPORT_EXAMPLES = """examples:
+  reuse-sweep import lm-eval vllm/* --name engines --as vllm       the first import is the baseline
+  reuse-sweep import lm-eval sglang/* --name engines --as sglang   must have the same documents and prompts
+  reuse-sweep import lm-eval sglang/* --name referee --as sglang --against results/my-sweep
+  reuse-sweep report results/engines
+
+Samples are those that lm-eval logs (its flag log_samples). They are paired by document and get the same verdict on
+accuracy as a sweep. Speeds are compared only if every sample has the keys "seconds" and "tokens", which lm-eval itself
+does not write.
 """
 EXPLORATORY = "other than the declared one; makes verdicts exploratory"
 EXPORT_EXAMPLES = """examples:
@@ -84,6 +97,26 @@ class ReportOptions:
 class ExportOptions:
     lm_eval: Path = setting(metavar="DIR", help="directory of a sweep")
     out: Path | None = setting(None, metavar="DIR", default_text="DIR/lm-eval", help="where to write")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportOptions:
+    format: str = setting(positional=True, metavar="lm-eval", choices=("lm-eval",), help="the format of the files")
+    files: tuple[Path, ...] = setting(
+        positional=True, metavar="FILE", help="samples_*.jsonl and results_*.json, or directories of them"
+    )
+    name: str = setting(help="directory of the imported sweep, below --out")
+    as_: str = setting(metavar="LABEL", help="name of the configuration, such as vllm-0.11")
+    against: Path | None = setting(
+        None,
+        metavar="DIR",
+        default_text="the first import is",
+        help="a sweep of this project whose k=1 is the baseline",
+    )
+    metric: str | None = setting(None, default_text="the task's primary metric", help="metric that counts as accuracy")
+    margin: float = shared(SweepSettings, "margin")
+    speedup: float = shared(SweepSettings, "speedup")
+    out: str = shared(SweepSettings, "out")
 
 
 def status(arguments: Sequence[str]) -> None:
@@ -143,6 +176,29 @@ def export(arguments: Sequence[str]) -> None:
         say(folder)
 
 
+def import_(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep import",
+        description="Reads results that lm-eval wrote with another engine as a configuration of an imported sweep.",
+        examples=IMPORT_EXAMPLES,
+    )
+    options = parse_options(parser, ImportOptions, arguments)
+    from orchestrator.report.lm_eval_import import import_lm_eval
+
+    folder = path_below(Path(options.out), options.name)
+    notices = import_lm_eval(
+        options.files,
+        folder,
+        options.as_,
+        against=options.against,
+        metric=options.metric,
+        margin=options.margin,
+        speedup=options.speedup,
+    )
+    say(*notices, sep="\n")
+    say(folder)
+
+
 def version(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep version",
@@ -190,7 +246,8 @@ def _request_lines(found: "SweepStatus") -> Iterator[str]:
     tasks = ", ".join(f"{task} ({facts['documents']:,} documents)" for task, facts in request["tasks"].items())
     named = [f"{name} {settings[name]}" for name in ("limit", "sample") if settings.get(name)]
     named += [f"{settings['repeats']} repeats"] if settings["repeats"] > 1 else []
-    yield "; ".join((tasks, f"{len(settings['policies'])} policies", *named))
+    kind = "imported configurations" if found.record.get("imported") else "policies"
+    yield "; ".join((tasks, f"{len(settings['policies'])} {kind}", *named))
 
 
 def _state_line(found: "SweepStatus") -> str:

@@ -49,8 +49,8 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """The YAML key, and the flag without its dashes."""
-        return self.name.replace("_", "-")
+        """The YAML key, and the flag without its dashes; a name that Python reserves is declared with _ at its end."""
+        return self.name.removesuffix("_").replace("_", "-")
 
     @property
     def flag(self) -> str:

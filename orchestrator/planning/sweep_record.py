@@ -79,6 +79,8 @@ def _has_commit(stored: SweepRecord) -> bool:
 
 
 def check_record(stored: SweepRecord) -> None:
+    if "imported" in stored:
+        raise InputError(f"{stored.get('sweep')} holds imported results and cannot be continued; choose another --name")
     missing = [key for key in ("schema", "identity", "settings", "model", "tasks") if stored.get(key) is None]
     missing = missing or [
         *(

@@ -92,6 +92,7 @@ class SweepStatus:
             "notices": list(self.notices),
             "model": self.record.get("model"),
             "settings": self.record.get("settings"),
+            "imported": self.record.get("imported"),
         }
 
 

@@ -8,6 +8,7 @@ from itertools import chain, islice
 
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.details import Subgroup
+from orchestrator.analysis.gates import UNTIMED
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.ranking import EXECUTIONS, POSITIONS, REFERENCE, SPEED, beyond_fixed_grid
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
@@ -81,8 +82,9 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
             plot_accuracy_differences(points[:MAX_CONFIGURATIONS], margin=criteria.margin),
             name=f"{prefix}tradeoff",
             title=f"{task.task}: accuracy compared with k=1",
-            caption="Paired accuracy differences with 95 % intervals. This task generates no text, so there is no "
-            "speed-up to compare them with.",
+            caption="Paired accuracy differences with 95 % intervals. "
+            + ("The times are unknown" if task.kind == UNTIMED else "This task generates no text")
+            + ", so there is no speed-up to compare them with.",
         )
         return
     baseline = task.baselines[0]

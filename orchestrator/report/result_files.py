@@ -41,10 +41,9 @@ def _section(section: Section) -> Iterator[str]:
         yield f"> {_escape(notice)}"
         yield ">"
     criteria = section.criteria
-    source = "Exploratory" if criteria.exploratory else "Declared before the run"
     yield (
-        f"{source}: a configuration succeeds if it is more than {criteria.speedup:g}× as fast as k=1 and loses less "
-        f"than {criteria.margin:g} points of accuracy."
+        f"{section.criteria_origin}: a configuration succeeds if it is more than {criteria.speedup:g}× as fast as k=1 "
+        f"and loses less than {criteria.margin:g} points of accuracy."
     )
     yield (
         "Differences and speed-ups are paired with the pooled k=1 runs on the same documents. Intervals in parentheses "

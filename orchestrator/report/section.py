@@ -8,7 +8,8 @@ from typing import Any
 from orchestrator.analysis import Analysis, analyse
 from orchestrator.analysis.accuracy import documents_needed
 from orchestrator.analysis.explain import Explanation, flops_per_token
-from orchestrator.analysis.intervals import Levels
+from orchestrator.analysis.gates import IMPORTED
+from orchestrator.analysis.intervals import Estimate, Levels
 from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fastest_within_margin
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
 from orchestrator.analysis.trial_facts import (
@@ -56,6 +57,11 @@ class ConfigurationView:
     @property
     def explanation(self) -> Explanation | None:
         return None if self.result.comparison is None else self.result.comparison.explanation
+
+    @property
+    def seconds_per_document(self) -> Estimate | None:
+        """None if times are unknown."""
+        return self.result.throughput.seconds_per_document if self.result.throughput.seconds else None
 
     def per_document(self, column: str) -> float | None:
         """The mean of one of COUNTERS; None for rows that are older than the column."""
@@ -157,6 +163,12 @@ class Section:
         return self.analysis.criteria
 
     @property
+    def criteria_origin(self) -> str:
+        if self.criteria.exploratory:
+            return "Exploratory"
+        return "Declared at the first import" if IMPORTED in self.request else "Declared before the run"
+
+    @property
     def figures(self) -> list[RenderedFigure]:
         over_time = [self.speed_over_time] if self.speed_over_time else []
         return [*(figure for view in self.tasks for figure in view.figures), *over_time]
@@ -205,6 +217,12 @@ class Section:
         if bundled:
             names = ", ".join(bundled)
             yield f"The documents of {names} are bundled with this project; they are not the public benchmark."
+        if IMPORTED in self.request:
+            baseline, *others = self.request["settings"]["policies"]
+            yield (
+                f"Imported from files of lm-eval: other programs produced these results. {baseline} is the baseline, "
+                f"which this report calls k=1; {', '.join(others)} is compared with it on the same documents."
+            )
         if self.criteria.exploratory:
             yield "Margin or speed-up differ from the values declared before the run: all verdicts are exploratory."
         failed = [gate.name for gate in self.gates if gate.state == FAILED]

@@ -186,7 +186,7 @@ RESULT_COLUMNS: tuple[Column, ...] = (
     Column("verdict bounds, speed-up", _speed_bounds_cell, shown=GENERATES),
     Column(
         "s/document",
-        lambda row: estimate_cell(row.result.throughput.seconds_per_document, row.seconds_places),
+        lambda row: estimate_cell(row.seconds_per_document, row.seconds_places),
     ),
     Column(
         "speed-up, documents",
@@ -250,7 +250,7 @@ MARKDOWN_COLUMNS: tuple[Column, ...] = (
     Column("Speed-up", lambda row: speedup_cell(row.result)),
     Column(
         "Seconds per Document",
-        lambda row: estimate_cell(row.result.throughput.seconds_per_document, row.seconds_places),
+        lambda row: estimate_cell(row.seconds_per_document, row.seconds_places),
         shown=lambda view: view.length_drifts or not view.generates,
     ),
     Column(

@@ -47,7 +47,7 @@ def p_value(value: float) -> str:
 def hours(seconds: float) -> str:
     """With more places for short runs, which would be 0.00 otherwise."""
     value = seconds / 3600
-    return number(value, 2 if value >= 1 else 4)
+    return NONE if seconds == 0 else number(value, 2 if value >= 1 else 4)
 
 
 def duration(seconds: float) -> str:

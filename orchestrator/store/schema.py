@@ -314,6 +314,7 @@ SWEEP_RECORD = {
         },
         file_name,
     ),
+    "imported": optional(each([line], file_name)),  # by configuration: the files it was imported from
     "commands": optional([{"code": optional(each(anything)), "packages": optional(each(line))}]),
 }
 
