@@ -152,7 +152,7 @@ def _own_baseline(against: Path, tasks: Mapping[str, ImportedTask]) -> tuple[str
     store, record = open_sweep(against)
     if IMPORTED in record:
         raise InputError(f"{against} is imported itself; give its --name instead of --against")
-    rows = store.rows(where=(pc.field("k") == 1) & (pc.field("repeat") == 0))
+    rows = store.rows().filter((pc.field("k") == 1) & (pc.field("repeat") == 0))
     if not rows.num_rows:
         raise InputError(f"{against} has no rows at k=1 to compare with")
     policy = next(name for name in record["settings"]["policies"] if name in set(rows["policy"].to_pylist()))
