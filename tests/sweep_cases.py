@@ -9,7 +9,6 @@ from test_tasks_sources import gsm8k_folder, write_dataset
 
 from orchestrator.core.trial import Trial
 from orchestrator.planning.run_plan import WorkerSettings
-from orchestrator.running.rows import RowContext
 from tasks.documents import TaskOptions
 
 DOCUMENTS = 12
@@ -56,9 +55,8 @@ def worker_settings(root: Path, **changes: Any) -> WorkerSettings:
     return WorkerSettings(**values | changes)
 
 
-def context(**changes: Any) -> RowContext:
-    values: dict[str, Any] = {"sweep": "s-1", "attempt": 0, "actor": "worker-1", "node": "n"}
-    return RowContext(**values | changes)
+def context(**changes: Any) -> dict[str, Any]:
+    return {"sweep": "s-1", "attempt": 0, "actor": "worker-1", "node": "n"} | changes
 
 
 def gsm8k_ids(numbers: Sequence[int]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.cli.slurm import parse_submission
 from orchestrator.slurm.job import Job, parse_time_limit, render_script
-from orchestrator.slurm.submit import RayToken, submit
+from orchestrator.slurm.submit import job_machine, submit, token_environment
 from orchestrator.slurm.submitted_job import query_squeue, status_lines, submitted_jobs
 from sampler.errors import InputError
 
@@ -134,7 +134,8 @@ def test_the_script_requests_what_the_flags_say(tmp_path: Path) -> None:
 def test_typed_gpus_are_requested_and_counted() -> None:
     submission = parse_submission((*SLURM, "--gpus-per-node", "a100:4", "--", *SWEEP))
     assert "gpus-per-node=a100:4" in submission.job.directives()
-    assert (submission.machine.most("GPU"), submission.machine.largest("GPU")) == (8, 4)
+    machine = job_machine(submission.job)
+    assert (machine.most("GPU"), machine.largest("GPU")) == (8, 4)
     assert submission.job.cpus == 8
 
 
@@ -297,11 +298,10 @@ def test_the_token_is_created_once_and_passed_through_the_environment(
 
 def test_ray_finds_the_token_that_was_created(token_file: Path) -> None:
     """Ray's own command prints it, so a person can use it for the dashboard."""
-    token = RayToken.load_or_create()
+    token = token_environment()
     ray = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token"]
-    assert subprocess.run(ray, capture_output=True, text=True, check=True).stdout == token.value
-    assert token.value not in repr(token)
-    assert str(token_file) in token.source
+    assert subprocess.run(ray, capture_output=True, text=True, check=True).stdout == token["RAY_AUTH_TOKEN"]
+    assert str(token_file) in token["REUSE_SWEEP_TOKEN_SOURCE"]
 
 
 def test_a_token_of_the_environment_is_used_as_ray_uses_it(
@@ -309,14 +309,14 @@ def test_a_token_of_the_environment_is_used_as_ray_uses_it(
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(here / "mine"))
     with pytest.raises(InputError, match=r"cannot be read from .*mine \(No such file"):
-        RayToken.load_or_create()
+        token_environment()
     (here / "mine").write_text("\n", encoding="ascii")
     with pytest.raises(InputError, match="mine is empty"):
-        RayToken.load_or_create()
+        token_environment()
     (here / "mine").write_text("abc\n", encoding="ascii")
-    assert RayToken.load_or_create().value == "abc"
+    assert token_environment()["RAY_AUTH_TOKEN"] == "abc"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "def")
-    assert RayToken.load_or_create().environment["RAY_AUTH_TOKEN"] == "def"
+    assert token_environment()["RAY_AUTH_TOKEN"] == "def"
     assert not token_file.exists()
 
 
@@ -324,7 +324,7 @@ def test_a_home_directory_that_cannot_be_written_is_reported(here: Path, monkeyp
     (here.parent / "file").touch()
     monkeypatch.setenv("HOME", str(here.parent / "file"))
     with pytest.raises(InputError, match="set RAY_AUTH_TOKEN"):
-        RayToken.load_or_create()
+        token_environment()
 
 
 def test_slurms_refusal_is_reported(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,14 @@ class WantedDocuments:
     def of(self, trial: Trial) -> tuple[str, ...]:
         return self.ids(trial.task, trial.shard)
 
+    def is_complete(self, trial: Trial, facts: Mapping[str, Any] | None) -> bool:
+        """Whether a trial, given its trial.json, has rows of all its wanted documents.
+
+        More documents may be wanted than when it was finished. The smaller set is always part of the larger one, so
+        comparing counts is enough.
+        """
+        return facts is not None and facts["status"] == "finished" and facts["rows"] >= len(self.of(trial))
+
     def count(self, task: str) -> int:
         return sum(map(len, self.by_shard[task].values()))
 

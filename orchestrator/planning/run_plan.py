@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -66,15 +66,8 @@ class RunPlan:
     notices: tuple[str, ...] = ()
 
     def unfinished(self, facts: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
-        """Trials to run, given each trial.json.
-
-        A finished trial runs again if more documents are wanted than it has rows. The smaller set is always part of
-        the larger one, so comparing counts is enough.
-        """
-        return [trial for trial in self.trials if not self._is_done(trial, facts.get(trial.trial_id))]
-
-    def _is_done(self, trial: Trial, known: Mapping[str, Any] | None) -> bool:
-        return known is not None and known["status"] == "finished" and known["rows"] >= len(self.wanted.of(trial))
+        """Trials to run, given each trial.json."""
+        return [trial for trial in self.trials if not self.wanted.is_complete(trial, facts.get(trial.trial_id))]
 
 
 def plan_run(
@@ -92,7 +85,14 @@ def plan_run(
         record["extensions"] = [*stored.get("extensions", ()), *_extension(stored, record)]
     trials = tuple(prepared.trials)
     rerun = () if force is None else _begun(trials, known, force or prepared.settings.policies)
-    plan = RunPlan(folder=str(prepared.folder), sweep=record["sweep"], trials=trials, wanted=prepared.wanted)
+    plan = RunPlan(
+        folder=str(prepared.folder),
+        sweep=record["sweep"],
+        trials=trials,
+        wanted=prepared.wanted,
+        rerun=rerun,
+        record=record,
+    )
     remaining = plan.unfinished({trial_id: facts for trial_id, facts in known.items() if trial_id not in rerun})
     notices = [f"corrupted and quarantined: {found}" for found in writer.corrupted.values()]
     notices += writer.notices
@@ -102,16 +102,7 @@ def plan_run(
         notices.append(f"{len(rerun)} trials run again; their old rows are in {writer.folder / 'quarantine'}")
     more = describe_extension(stored, record) if remaining and stored is not None else []
     notices += [f"extended by {'; '.join(more)}"] if more else []
-    return RunPlan(
-        folder=plan.folder,
-        sweep=plan.sweep,
-        trials=trials,
-        wanted=plan.wanted,
-        remaining=tuple(remaining),
-        rerun=rerun,
-        record=record,
-        notices=tuple(notices),
-    )
+    return replace(plan, remaining=tuple(remaining), notices=tuple(notices))
 
 
 def save_plan(prepared: "PreparedSweep", writer: StoreWriter, plan: RunPlan, *, arguments: Sequence[str]) -> None:

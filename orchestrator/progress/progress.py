@@ -78,17 +78,12 @@ def add_compacted(totals: RunningTotals, store: Store, trials: pa.Table) -> None
 
 def stored_progress(sweep: str, trials: Sequence[Trial], wanted: WantedDocuments, store: Store) -> Progress:
     facts = store.trials()
-    states = [facts.get(trial.trial_id, {}).get("status") for trial in trials]
-    complete = [
-        state == "finished" and facts[trial.trial_id]["rows"] >= len(wanted.of(trial))
-        for trial, state in zip(trials, states, strict=True)
-    ]
     return Progress(
         sweep=sweep,
         totals=stored_totals(trials, wanted, store, facts).totals(),
         trials=len(trials),
-        finished=sum(complete),
-        failed=states.count("failed"),
+        finished=sum(wanted.is_complete(trial, facts.get(trial.trial_id)) for trial in trials),
+        failed=sum(facts.get(trial.trial_id, {}).get("status") == "failed" for trial in trials),
     )
 
 

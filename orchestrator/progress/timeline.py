@@ -22,39 +22,6 @@ PARTS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """A completed attempt, in seconds of the result actor's clock."""
-
-    actor: str
-    start: float  # before the calibration
-    end: float
-    calibration: float
-    decoding: float
-    waiting: float
-    worked: float  # calibration, decoding, scoring and waiting together
-    load: float
-    warm_up: float
-
-    @classmethod
-    def of(cls, attempt: Mapping[str, Any]) -> "Span | None":
-        """None for an attempt that was interrupted or had nothing to do."""
-        if attempt.get("ended_at") is None or attempt.get("decode_seconds") is None:
-            return None
-        before = attempt["calibration_seconds"]
-        return cls(
-            actor=attempt["actor"],
-            start=datetime.fromisoformat(attempt["started_at"]).timestamp() - attempt["preparing_seconds"],
-            end=datetime.fromisoformat(attempt["ended_at"]).timestamp(),
-            calibration=before + attempt.get("recalibration_seconds", 0.0),
-            decoding=attempt["decode_seconds"],
-            waiting=attempt["waiting_seconds"],
-            worked=attempt["seconds"],
-            load=attempt["load_seconds"],
-            warm_up=attempt["warm_up_seconds"],
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
     """All actors from the start of the first trial to the end of the last."""
 
@@ -85,33 +52,42 @@ class Timeline:
 
 def timeline(trials: Iterable[Mapping[str, Any]]) -> Timeline | None:
     """From each trial.json; None if no trial is complete."""
-    found = (Span.of(attempt) for facts in trials for attempt in facts["attempts"])
-    spans = sorted((span for span in found if span is not None), key=lambda span: span.start)
-    if not spans:
+    by_actor: dict[str, list[tuple[float, float, Mapping[str, Any]]]] = {}  # start, end and attempt
+    for attempt in (attempt for facts in trials for attempt in facts["attempts"]):
+        if attempt.get("ended_at") is not None and attempt.get("decode_seconds") is not None:  # else interrupted
+            start = datetime.fromisoformat(attempt["started_at"]).timestamp() - attempt["preparing_seconds"]
+            end = datetime.fromisoformat(attempt["ended_at"]).timestamp()
+            by_actor.setdefault(attempt["actor"], []).append((start, end, attempt))
+    if not by_actor:
         return None
-    first, last = spans[0].start, max(span.end for span in spans)
-    by_actor: dict[str, list[Span]] = {}
-    for span in spans:
-        by_actor.setdefault(span.actor, []).append(span)
-    gaps = [after.start - before.end for own in by_actor.values() for before, after in pairwise(own)]
+    actors = [sorted(own, key=lambda span: span[0]) for own in by_actor.values()]
+    spans = [span for own in actors for span in own]
+    first, last = min(start for start, _, _ in spans), max(end for _, end, _ in spans)
+    gaps = [after[0] - before[1] for own in actors for before, after in pairwise(own)]
+
+    def total(key: str) -> float:
+        return float(sum(attempt.get(key, 0.0) for _, _, attempt in spans))
+
+    decoding, waiting, worked = total("decode_seconds"), total("waiting_seconds"), total("seconds")
+    calibration = total("calibration_seconds") + total("recalibration_seconds")
     parts = {
-        "decoding": sum(span.decoding for span in spans),
-        "calibration": sum(span.calibration for span in spans),
-        "scoring": sum(span.worked - span.calibration - span.decoding - span.waiting for span in spans),
-        "waiting": sum(span.waiting for span in spans),
-        "finishing": sum(span.end - span.start - span.worked for span in spans),
+        "decoding": decoding,
+        "calibration": calibration,
+        "scoring": worked - calibration - decoding - waiting,
+        "waiting": waiting,
+        "finishing": sum(end - start for start, end, _ in spans) - worked,
         "between": sum(gaps),
-        "idle": sum(own[0].start - first + last - own[-1].end for own in by_actor.values()),
+        "idle": sum(own[0][0] - first + last - own[-1][1] for own in actors),
     }
     return Timeline(
         trials=len(spans),
-        actors=len(by_actor),
+        actors=len(actors),
         seconds=last - first,
         parts=parts,
         gaps=tuple(gaps),
-        loads=len(by_actor),
-        load_seconds=sum(own[0].load for own in by_actor.values()),
-        warm_up_seconds=sum(own[0].warm_up for own in by_actor.values()),
+        loads=len(actors),
+        load_seconds=sum(own[0][2]["load_seconds"] for own in actors),
+        warm_up_seconds=sum(own[0][2]["warm_up_seconds"] for own in actors),
     )
 
 

@@ -1,7 +1,7 @@
 """A trial's results as Arrow record batches, one row per document."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -9,33 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from orchestrator.core.trial import Trial
 from orchestrator.store.schema import ROWS
-from sampler.policy import ReusePolicy
 
 if TYPE_CHECKING:
     from tasks.evaluate import Result
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowContext:
-    """What all rows of one attempt share, besides the trial. Created by the trainable, read by `build_batches`."""
-
-    sweep: str
-    attempt: int
-    actor: str
-    node: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelInfo:
-    """The loaded model and how it runs. Created by the worker, read by `build_batches`."""
-
-    device: str  # its name
-    dtype: str
-    batch_size: int
-    depth: int
-    subset_size: int | None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -66,43 +43,21 @@ class TrialTotals:
 
 
 def build_batches(
-    results: "Iterable[Result]", trial: Trial, context: RowContext, model: ModelInfo, speed: Callable[[], float]
+    results: "Iterable[Result]", shared: Mapping[str, Any], speed: Callable[[], float]
 ) -> Iterator[pa.RecordBatch]:
     """Yields a record batch for each batch of documents, as soon as its last document is decoded.
 
-    `speed` returns the worker's current calibration, in tokens/s.
+    `shared` are the columns that are the same in all rows of an attempt. `speed` returns the worker's current
+    calibration, in tokens/s.
     """
-    shared = _attempt_columns(trial, context, model)
     remaining = iter(results)
     batch_id = 0
-    while batch := list(islice(remaining, model.batch_size)):
+    while batch := list(islice(remaining, shared["batch_size"])):
         seconds = sum(result.wall_seconds for result in batch)
-        common = shared | {"batch_id": batch_id, "batch_seconds": seconds, "calibration": speed()}
+        common = {**shared, "batch_id": batch_id, "batch_seconds": seconds, "calibration": speed()}
         rows = [common | _result_columns(result) for result in batch]
         yield pa.RecordBatch.from_pylist(rows, schema=ROWS)
         batch_id += 1
-
-
-def _attempt_columns(trial: Trial, context: RowContext, model: ModelInfo) -> dict[str, Any]:
-    policy = ReusePolicy.parse(trial.policy)
-    return {
-        "sweep": context.sweep,
-        "trial_id": trial.trial_id,
-        "task": trial.task,
-        "shard": trial.shard,
-        **trial.configuration.as_dict(),
-        "k": policy.k,
-        "subset": policy.layers,
-        "mode": None if policy.layers is None else policy.mode,
-        "layers": list(policy.layer_indices(model.depth, model.subset_size)),
-        "batch_size": model.batch_size,
-        "dtype": model.dtype,
-        "repeat": trial.repeat,
-        "attempt": context.attempt,
-        "actor": context.actor,
-        "node": context.node,
-        "device": model.device,
-    }
 
 
 def _result_columns(result: "Result") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 from orchestrator.core.trial import TrialKey, trial_key
 from orchestrator.running.environment import AccessTokens
 from orchestrator.running.result_actor import Assignment, FailedSetup, Node
-from orchestrator.running.rows import RowContext, TrialTotals
+from orchestrator.running.rows import TrialTotals
 from orchestrator.running.watchdog import Watchdog
 from orchestrator.store import RowsLost, StoreError
 from sampler.errors import InputError
@@ -118,22 +118,18 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         began = time.perf_counter()
         trial, waited, acknowledgement = assigned.trial, 0.0, None
         with self._watchdog.working():
-            calibration = self._worker.calibrate()
-        place = {"node": self._node.host, "node_id": self._node.node_id, "gpus": self._gpus}
-        facts = {"actor": self._name, **place, **self._worker.facts(trial, calibration)}
+            calibration_seconds = self._worker.calibrate()
+        where = {"node": self._node.host, "node_id": self._node.node_id, "gpus": self._gpus}
+        facts = {"actor": self._name, **where, **self._worker.facts(trial, calibration_seconds)}
         facts["preparing_seconds"] = time.perf_counter() - began
-        context = RowContext(
-            sweep=self._sweep,
-            attempt=ray.get(self._results.begin.remote(trial.trial_id, facts)),
-            actor=self._name,
-            node=self._node.host,
-        )
+        number: int = ray.get(self._results.begin.remote(trial.trial_id, facts))
+        attempt = {"sweep": self._sweep, "attempt": number, "actor": self._name, "node": self._node.host}
         reported = float("-inf")
-        for number, batch in enumerate(self._watchdog.each(self._worker.run(trial, assigned.missing, context))):
+        for place, batch in enumerate(self._watchdog.each(self._worker.run(trial, assigned.missing, attempt))):
             totals.add(batch)
             waited += _wait(acknowledgement)  # for the previous batch, which was sent while this one was decoded
-            acknowledgement = self._results.append.remote(trial.trial_id, context.attempt, batch)
-            if number and time.perf_counter() - reported >= REPORT_SECONDS:
+            acknowledgement = self._results.append.remote(trial.trial_id, number, batch)
+            if place and time.perf_counter() - reported >= REPORT_SECONDS:
                 yield totals.metrics
                 reported = time.perf_counter()
         waited += _wait(acknowledgement)

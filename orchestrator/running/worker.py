@@ -10,9 +10,9 @@ import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from orchestrator.core.trial import Trial
 from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.preflight import folder_revision
 from orchestrator.planning.run_plan import WorkerSettings
-from orchestrator.running.rows import ModelInfo, RowContext, build_batches
+from orchestrator.running.rows import build_batches
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.device import numeric_flags, pick_device
 from sampler.errors import NonFiniteError, UnavailableError
@@ -41,14 +41,6 @@ CALIBRATION_TOKENS = 32  # generated for each document
 CALIBRATION_PROMPT_TOKENS = 256  # the last ones of the prompt
 GPU_CALIBRATION_INTERVAL_SECONDS = 60.0
 FREE_MEMORY_TIMEOUT_SECONDS = 60.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
-    """The current speed, and how long measuring it took."""
-
-    speed: float  # tokens/s
-    seconds: float
 
 
 class Calibrator:
@@ -70,15 +62,15 @@ class Calibrator:
         self._last_end = 0.0
         self.seconds_within_trial = 0.0  # spent on samples within the current or last trial
 
-    def before_trial(self) -> Calibration:
-        """Takes a sample if one is due; the first time, one of each part."""
+    def before_trial(self) -> float:
+        """Takes a sample if one is due; the first time, one of each part. Returns the seconds it took."""
         began = self._clock()
         while len(self._samples) < CALIBRATION_PARTS:
             self._sample()
         if self._is_due():
             self._sample()
         self.seconds_within_trial = 0.0
-        return Calibration(speed=self.speed, seconds=self._clock() - began)
+        return self._clock() - began
 
     @property
     def speed(self) -> float:
@@ -140,9 +132,8 @@ class Worker:
         min_interval = GPU_CALIBRATION_INTERVAL_SECONDS if self.model.device.type == "cuda" else 0.0
         self._calibrator = Calibrator(self._decode_calibration_part, min_interval=min_interval)
 
-    def facts(self, trial: Trial, calibration: Calibration) -> dict[str, Any]:
+    def facts(self, trial: Trial, calibration_seconds: float) -> dict[str, Any]:
         """Facts for trial.json about a trial and the worker that runs it."""
-        policy = ReusePolicy.parse(trial.policy)
         return {
             "process": os.getpid(),
             "device": self._device,
@@ -150,11 +141,11 @@ class Worker:
             "warm_up_seconds": self.warm_up.seconds,
             "warm_up_rounds": len(self.warm_up.rounds),
             "warm_up_settled": self.warm_up.settled,
-            "calibration": calibration.speed,
-            "calibration_seconds": calibration.seconds,
+            "calibration": self._calibrator.speed,
+            "calibration_seconds": calibration_seconds,
             "threads": torch.get_num_threads(),
             "numeric_flags": self._numeric_flags,
-            "layers": list(policy.layer_indices(self.model.config.num_layers, self.settings.subset_size)),
+            "layers": self._layers(trial),
             "settings": self._effective_settings(trial),
             **self._provenance,
         }
@@ -163,7 +154,8 @@ class Worker:
         """Reads a task's documents unless that is done; InputError if they are missing or different on this node."""
         self._opened(name)
 
-    def calibrate(self) -> Calibration:
+    def calibrate(self) -> float:
+        """Measures the current speed if that is due; returns the seconds it took."""
         return self._calibrator.before_trial()
 
     @property
@@ -171,8 +163,11 @@ class Worker:
         """Seconds spent on calibration within the last trial."""
         return self._calibrator.seconds_within_trial
 
-    def run(self, trial: Trial, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
-        """Rows of these documents, except `failed_documents`. Their times cover decoding, not scoring."""
+    def run(self, trial: Trial, documents: Sequence[str], attempt: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        """Rows of these documents, except `failed_documents`. Their times cover decoding, not scoring.
+
+        `attempt` are the columns that describe this attempt: sweep, attempt, actor and node.
+        """
         task, by_id = self._opened(trial.task)
         unknown = [doc_id for doc_id in documents if doc_id not in by_id]
         if unknown:
@@ -195,7 +190,8 @@ class Worker:
 
         results = evaluate(task, [by_id[doc_id] for doc_id in documents], decoder, record_failure)
         calibrated = self._calibrator.during(results)
-        return build_batches(calibrated, trial, context, self._model_info(), lambda: self._calibrator.speed)
+        shared = {**trial.as_dict(), **self._model_columns(trial), **attempt}
+        return build_batches(calibrated, shared, lambda: self._calibrator.speed)
 
     def peak_memory(self) -> int:
         """Bytes: on a CUDA device since the trial began, else of this process."""
@@ -205,7 +201,7 @@ class Worker:
 
     def _effective_settings(self, trial: Trial) -> dict[str, Any]:
         """How documents are decoded; a task may set its own maximum length of an answer."""
-        info, (task, _) = self._model_info(), self._opened(trial.task)
+        columns, (task, _) = self._model_columns(trial), self._opened(trial.task)
         decode = trial.configuration.decode_settings
         return {
             **asdict(decode),
@@ -213,22 +209,34 @@ class Worker:
             "fewshot": task.fewshot,
             "chat_template": task.options.chat_template,
             "thinking": task.options.thinking,
-            "dtype": info.dtype,
-            "batch_size": info.batch_size,
+            "dtype": columns["dtype"],
+            "batch_size": columns["batch_size"],
             "attention": self.model.network.execution.backend.value,
             "compile": self.settings.compile,
-            "model": {"source": self.model.source, "revision": self.model.revision, "depth": info.depth},
+            "model": {
+                "source": self.model.source,
+                "revision": self.model.revision,
+                "depth": self.model.config.num_layers,
+            },
             "datasets": dict(task.provenance.datasets),
         }
 
-    def _model_info(self) -> ModelInfo:
-        return ModelInfo(
-            device=str(self._device["name"]),
-            dtype=str(self.model.dtype).removeprefix("torch."),
-            batch_size=self.settings.batch_size,
-            depth=self.model.config.num_layers,
-            subset_size=self.settings.subset_size,
-        )
+    def _model_columns(self, trial: Trial) -> dict[str, Any]:
+        """Columns about the policy, the loaded model and how it runs."""
+        policy = ReusePolicy.parse(trial.policy)
+        return {
+            "k": policy.k,
+            "subset": policy.layers,
+            "mode": None if policy.layers is None else policy.mode,
+            "layers": self._layers(trial),
+            "batch_size": self.settings.batch_size,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "device": str(self._device["name"]),
+        }
+
+    def _layers(self, trial: Trial) -> list[int]:
+        policy = ReusePolicy.parse(trial.policy)
+        return list(policy.layer_indices(self.model.config.num_layers, self.settings.subset_size))
 
     def _opened(self, name: str) -> tuple[Task, dict[str, Document]]:
         """A task and its documents by id; opened at first use."""

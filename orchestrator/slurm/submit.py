@@ -9,8 +9,9 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -46,11 +47,6 @@ class Submission:
     dry_run: bool
 
     @property
-    def machine(self) -> Machine:
-        """The resources of the job."""
-        return job_machine(self.job)
-
-    @property
     def name(self) -> str:
         """Name of the job: one per sweep directory, so that jobs of one sweep wait for each other."""
         return f"{self.folder.name}-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:6]}"
@@ -77,10 +73,10 @@ def submit(submission: Submission) -> str:
         raise InputError(
             "sbatch is not on the path: submit on a machine with Slurm's commands, or print the script with --dry-run"
         )
-    check_sweep(submission.settings, submission.machine, Store(submission.folder).read_sweep_record())
+    check_sweep(submission.settings, job_machine(submission.job), Store(submission.folder).read_sweep_record())
     if submission.dry_run:
         return _script(submission, submission.folder / SLURM_FOLDER / "001.sh")
-    token = RayToken.load_or_create()
+    token = token_environment()
     path = _new_script(submission)
     job_id = _sbatch(path, submission, token)
     record = {"job": job_id, "submitted": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -91,21 +87,14 @@ def submit(submission: Submission) -> str:
     return f"job {job_id}; its log: {log}\ntime limit {limit} (h:min:s); status: {status}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RayToken:
-    """The token that Ray's dashboard and every process of the cluster ask for.
+def token_environment() -> dict[str, str]:
+    """Variables for the job with the token that Ray's dashboard and every process of the cluster ask for.
 
-    The job gets it through its environment: nodes may not have the submitting host's home directory.
+    They are in the environment because nodes may not have the submitting host's home directory. The token is looked for
+    where Ray does: RAY_AUTH_TOKEN, the file named by RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token, which is created.
     """
-
-    value: str = field(repr=False)
-    source: str  # where the user finds it
-
-    @classmethod
-    def load_or_create(cls) -> "RayToken":
-        """Looks where Ray does: RAY_AUTH_TOKEN, the file named by RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token."""
-        if value := os.environ.get("RAY_AUTH_TOKEN", "").strip():
-            return cls(value=value, source="RAY_AUTH_TOKEN of the shell that submitted the job")
+    value, source = os.environ.get("RAY_AUTH_TOKEN", "").strip(), "RAY_AUTH_TOKEN of the shell that submitted the job"
+    if not value:
         path = token_path()
         private_token(lambda warning: print(warning, file=sys.stderr))
         try:
@@ -115,12 +104,8 @@ class RayToken:
             raise InputError(f"Ray's token cannot be read from {path} ({reason}): set RAY_AUTH_TOKEN instead") from None
         if not value:
             raise InputError(f"Ray's token file {path} is empty: remove it, or set RAY_AUTH_TOKEN")
-        return cls(value=value, source=f"{path} on {socket.gethostname()}")
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that the job's script reads."""
-        return {"RAY_AUTH_TOKEN": self.value, "REUSE_SWEEP_TOKEN_SOURCE": self.source}
+        source = f"{path} on {socket.gethostname()}"
+    return {"RAY_AUTH_TOKEN": value, "REUSE_SWEEP_TOKEN_SOURCE": source}
 
 
 def _script(submission: Submission, path: Path) -> str:
@@ -149,7 +134,7 @@ def _new_script(submission: Submission) -> Path:
     return path
 
 
-def _sbatch(path: Path, submission: Submission, token: RayToken) -> str:
+def _sbatch(path: Path, submission: Submission, token: Mapping[str, str]) -> str:
     """Submits the script and returns the job's number. If Slurm refuses it, the script is removed."""
     # The script has these options too. On the command line they take precedence over SBATCH_* variables.
     options = sbatch_options(submission.job, name=submission.name, path=path, here=Path.cwd())
@@ -157,7 +142,7 @@ def _sbatch(path: Path, submission: Submission, token: RayToken) -> str:
     try:
         ended = subprocess.run(
             command,
-            env={**os.environ, **token.environment},
+            env={**os.environ, **token},
             capture_output=True,
             text=True,
             timeout=SBATCH_TIMEOUT_SECONDS,

@@ -51,14 +51,97 @@ REQUIRED_COLUMNS = tuple(column.name for column in ROWS if not column.nullable)
 TRIAL_LEVEL_KEYS = ("settings", "layers", TOTALS_KEY)  # of trial.json; other facts belong to an attempt
 
 
-class TrialWriter:
+class TrialFolder:
+    """The files of one trial, and their repair."""
+
+    def __init__(self, disk: Disk, folder: Path, quarantine: Path) -> None:
+        self._disk, self._folder, self._quarantine = disk, folder, quarantine
+
+    def repair(self) -> list[Corruption]:
+        """Verifies every byte; returns what was corrupted."""
+        remove_temporary_files(self._folder)
+        corrupted: list[Corruption] = []
+        record, problem = self._stored_record()
+        if problem is not None:
+            corrupted.append(self._to_quarantine(TRIAL_FILE, problem))
+        sha256, documents = None, frozenset[str]()
+        try:
+            sha256, documents = self._merged_documents(None if record is None else record.get("sha256"))
+        except CorruptedFile as error:
+            corrupted.append(self._to_quarantine(ROWS_FILE, str(error)))
+        except FileNotFoundError:
+            if record is not None and record.get("sha256") is not None:
+                corrupted.append(Corruption(path=self._folder / ROWS_FILE, problem="is missing"))
+        for number in segment_numbers(self._folder):
+            corrupted += self._repair_segment(number)
+        self._reconcile(record, sha256, documents)
+        return corrupted
+
+    def _to_quarantine(self, name: str, problem: str, *, torn: bool = False) -> Corruption:
+        move_file(self._disk, self._folder / name, self._quarantine)
+        return Corruption(path=self._folder / name, problem=problem, torn=torn)
+
+    def _stored_record(self) -> tuple[dict[str, Any] | None, str | None]:
+        """The content of trial.json, if it exists and is intact; else what is wrong with it."""
+        try:
+            return read_trial_record(self._folder), None
+        except FileNotFoundError:
+            return None, None
+        except CorruptedFile as error:
+            return None, str(error)
+
+    def _merged_documents(self, expected: str | None) -> tuple[str, frozenset[str]]:
+        """The sha256 of an intact rows.parquet, and the documents in it. Raises CorruptedFile or FileNotFoundError."""
+        sha256 = hash_file(self._folder / ROWS_FILE)
+        if sha256 != expected:  # after a crash between writing rows.parquet and trial.json
+            verify_table(self._folder / ROWS_FILE)
+        rows, _ = read_merged(self._folder, verify=False)  # all columns: checks their values
+        return sha256, frozenset(rows["doc_id"].to_pylist())
+
+    def _repair_segment(self, number: int) -> list[Corruption]:
+        """Writes the good rows of a corrupted segment to a new one: a truncated stream cannot be continued."""
+        path = segment_path(self._folder, number)
+        segment = read_segment(path)
+        if segment.problem is None:
+            return []
+        if segment.batches:
+            free = segment_path(self._folder, segment_numbers(self._folder)[-1] + 1)
+            write_file(self._disk, free, encode_segment(segment.rows))
+        return [self._to_quarantine(path.name, segment.problem, torn=segment.torn)]
+
+    def _reconcile(self, record: dict[str, Any] | None, sha256: str | None, merged: frozenset[str]) -> None:
+        """Makes trial.json agree with the other files; `merged` are the documents in rows.parquet."""
+        complete = sha256 is not None and self._remove_merged_segments(merged)
+        new = record or rebuild_trial_record(read_rows(self._folder).rows, finished=complete)
+        if new is None:
+            return
+        if new["status"] == "finished" and not complete:
+            new = {**new, "status": "running", TOTALS_KEY: None}
+        if new["sha256"] != sha256:
+            new = {**new, "sha256": sha256, "rows": None if sha256 is None else len(merged)}
+        if new != record:
+            write_json(self._disk, self._folder / TRIAL_FILE, new)
+
+    def _remove_merged_segments(self, merged: frozenset[str]) -> bool:
+        """Removes segments whose documents are all in rows.parquet; returns whether none is left."""
+        numbers = segment_numbers(self._folder)
+        for number in numbers:
+            path = segment_path(self._folder, number)
+            if merged.issuperset(read_segment(path).rows["doc_id"].to_pylist()):
+                self._disk.remove(path)
+        if numbers:
+            self._disk.sync_folder(self._folder)
+        return not segment_numbers(self._folder)
+
+
+class TrialWriter(TrialFolder):
     """One trial while it is written. Callers of all methods hold `guard`.
 
     The content of trial.json and the ids of completed documents are kept in memory; they are read from disk on opening.
     """
 
     def __init__(self, disk: Disk, folder: Path, quarantine: Path, trial: Mapping[str, Any] | None) -> None:
-        self._disk, self._folder, self._quarantine = disk, folder, quarantine
+        super().__init__(disk, folder, quarantine)
         self.guard = threading.RLock()
         self.corrupted: list[Corruption] = []  # quarantined since this trial was opened
         self._segment: SegmentWriter | None = None
@@ -67,23 +150,14 @@ class TrialWriter:
     def _load(self, trial: Mapping[str, Any] | None) -> tuple[dict[str, Any], set[str]]:
         """Reads trial.json and the completed documents; repairs what was corrupted since the folder was opened."""
         found = read_rows(self._folder, ["doc_id"])
-        record, corrupted = self._stored_record()
-        if corrupted or found.corrupted:
-            self.corrupted += recover_trial(self._disk, self._folder, self._quarantine)
+        record, problem = self._stored_record()
+        if problem is not None or found.corrupted:
+            self.corrupted += self.repair()
             found = read_rows(self._folder, ["doc_id"])
             record, _ = self._stored_record()
         if record is None and trial is None:
             raise StoreError(f"trial {self._folder.name} has no {TRIAL_FILE}; it must begin first")
         return record or new_trial_record(trial or {}), set(found.rows["doc_id"].to_pylist())
-
-    def _stored_record(self) -> tuple[dict[str, Any] | None, bool]:
-        """The content of trial.json, and whether it is corrupted."""
-        try:
-            return read_trial_record(self._folder), False
-        except FileNotFoundError:
-            return None, False
-        except CorruptedFile:
-            return None, True
 
     @property
     def trial(self) -> Mapping[str, Any]:
@@ -186,7 +260,7 @@ class TrialWriter:
     def recover(self) -> None:
         """Verifies every byte again and quarantines corrupted files."""
         self.close()
-        self.corrupted += recover_trial(self._disk, self._folder, self._quarantine)
+        self.corrupted += self.repair()
         self._record, self._completed = self._load(self._record["trial"])
 
     def _update_record(self, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -202,101 +276,3 @@ class TrialWriter:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-# Recovery
-
-
-def recover_trial(disk: Disk, folder: Path, quarantine: Path) -> list[Corruption]:
-    """Repairs a trial's folder; returns what was corrupted."""
-    remove_temporary_files(folder)
-    record, corrupted = _recover_record(disk, folder, quarantine)
-    sha256, more = _recover_table(disk, folder, quarantine, None if record is None else record.get("sha256"))
-    corrupted += more
-    for number in segment_numbers(folder):
-        corrupted += _recover_segment(disk, folder, number, quarantine)
-    _reconcile(disk, folder, record, sha256)
-    return corrupted
-
-
-def recover_documents(disk: Disk, path: Path, quarantine: Path) -> list[Corruption]:
-    try:
-        verify_table(path)
-    except CorruptedFile as error:
-        return [_quarantine(disk, path, quarantine, str(error))]
-    return []
-
-
-def _quarantine(disk: Disk, path: Path, quarantine: Path, problem: str, *, torn: bool = False) -> Corruption:
-    move_file(disk, path, quarantine)
-    return Corruption(path=path, problem=problem, torn=torn)
-
-
-def _recover_record(disk: Disk, folder: Path, quarantine: Path) -> tuple[dict[str, Any] | None, list[Corruption]]:
-    try:
-        return read_trial_record(folder), []
-    except FileNotFoundError:
-        return None, []
-    except CorruptedFile as error:
-        return None, [_quarantine(disk, folder / TRIAL_FILE, quarantine, str(error))]
-
-
-def _recover_table(
-    disk: Disk, folder: Path, quarantine: Path, expected: str | None
-) -> tuple[str | None, list[Corruption]]:
-    """The sha256 of rows.parquet, if it exists and is intact."""
-    path = folder / ROWS_FILE
-    if not path.exists():
-        return None, [] if expected is None else [Corruption(path=path, problem="is missing")]
-    try:
-        sha256 = hash_file(path)
-        if sha256 != expected:  # after a crash between writing rows.parquet and trial.json
-            verify_table(path)
-        read_merged(folder, verify=False)  # checks the values
-    except CorruptedFile as error:
-        return None, [_quarantine(disk, path, quarantine, str(error))]
-    return sha256, []
-
-
-def _recover_segment(disk: Disk, folder: Path, number: int, quarantine: Path) -> list[Corruption]:
-    """Writes the good rows of a corrupted segment to a new one: a truncated stream cannot be continued."""
-    path = segment_path(folder, number)
-    segment = read_segment(path)
-    if segment.problem is None:
-        return []
-    if segment.batches:
-        write_file(disk, segment_path(folder, segment_numbers(folder)[-1] + 1), encode_segment(segment.rows))
-    return [_quarantine(disk, path, quarantine, segment.problem, torn=segment.torn)]
-
-
-def _reconcile(disk: Disk, folder: Path, record: dict[str, Any] | None, sha256: str | None) -> None:
-    """Makes trial.json agree with the other files."""
-    merged = sha256 is not None and _remove_merged_segments(disk, folder)
-    new = record or rebuild_trial_record(read_rows(folder).rows, finished=merged)
-    if new is None:
-        return
-    if new["status"] == "finished" and not merged:
-        new = {**new, "status": "running", TOTALS_KEY: None}
-    if new["sha256"] != sha256:
-        new = {**new, "sha256": sha256, "rows": None if sha256 is None else len(_merged_documents(folder))}
-    if new != record:
-        write_json(disk, folder / TRIAL_FILE, new)
-
-
-def _remove_merged_segments(disk: Disk, folder: Path) -> bool:
-    """Removes segments whose rows are all in rows.parquet; returns whether none is left."""
-    numbers = segment_numbers(folder)
-    if not numbers:
-        return True
-    merged = set(_merged_documents(folder))
-    for number in numbers:
-        path = segment_path(folder, number)
-        if merged.issuperset(read_segment(path).rows["doc_id"].to_pylist()):
-            disk.remove(path)
-    disk.sync_folder(folder)
-    return not segment_numbers(folder)
-
-
-def _merged_documents(folder: Path) -> list[str]:
-    rows, _ = read_merged(folder, ["doc_id"], verify=False)
-    return list(rows["doc_id"].to_pylist())

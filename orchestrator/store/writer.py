@@ -54,7 +54,7 @@ from orchestrator.store.trial_files import (
     segment_path,
     trial_of,
 )
-from orchestrator.store.trial_writer import TrialWriter, recover_documents, recover_trial
+from orchestrator.store.trial_writer import TrialFolder, TrialWriter
 from sampler.errors import InputError
 
 
@@ -330,25 +330,22 @@ class StoreWriter(Store):
 
     def _recover(self) -> list[Corruption]:
         remove_temporary_files(self.folder)
-        found = []
+        found: list[Corruption] = []
         for task in self._tasks():
-            found += recover_documents(self._disk, self.documents_path(task), self._quarantine / "documents")
-        found += self._recover_compacted()
+            found += self._quarantine_files(self._check_documents(task), "documents")
+        if self._compacted.folder.is_dir():
+            remove_temporary_files(self._compacted.folder)
+        for name in compacted_names(self._compacted.folder):
+            found += self._quarantine_files(self._check_compacted(self._compacted.folder / name), COMPACTED_FOLDER)
+        self._compacted_now()
         for trial_id in self.trial_folders():
             found += self._recover_trial(trial_id)
         self.corrupted.update((one.path, one) for one in found)
         return found
 
-    def _recover_compacted(self) -> list[Corruption]:
-        found = []
-        if self._compacted.folder.is_dir():
-            remove_temporary_files(self._compacted.folder)
-        for name in compacted_names(self._compacted.folder):
-            problems = self._check_compacted(self._compacted.folder / name)
-            if problems:
-                move_file(self._disk, problems[0].path, self._quarantine / COMPACTED_FOLDER)
-            found += problems
-        self._compacted_now()
+    def _quarantine_files(self, found: list[Corruption], part: str) -> list[Corruption]:
+        for one in found:
+            move_file(self._disk, one.path, self._quarantine / part)
         return found
 
     def _recover_trial(self, trial_id: str) -> list[Corruption]:
@@ -359,7 +356,7 @@ class StoreWriter(Store):
         compacted = self._compacted.file_of.get(trial_id)
         if compacted is not None and self._remove_copy(trial_id, compacted.record(trial_id)):
             return []
-        found = recover_trial(self._disk, self.trial_folder(trial_id), self._quarantine / trial_id)
+        found = TrialFolder(self._disk, self.trial_folder(trial_id), self._quarantine / trial_id).repair()
         if compacted is not None and self.trial_folder(trial_id).is_dir():
             self._restore(trial_id)
         return found

@@ -6,7 +6,7 @@ actor, the store with its flushes to disk, and Tune.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -15,11 +15,11 @@ import pyarrow as pa
 import ray
 
 from orchestrator.core.trial import Trial
-from orchestrator.running.rows import RowContext
 from orchestrator.running.trainable import SweepWorker
 from orchestrator.store.schema import ROWS
 from tools.scale.synthetic_sweep import constant_row
 
+CALIBRATION = 100.0  # tokens/s
 POLL_SECONDS = 2.0  # between checks whether all actors have started
 
 
@@ -28,12 +28,6 @@ class SimulatedWorkerSettings:
     seconds_per_document: float
     actors: int  # all begin when this many have started
     timeout: float = 600.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SimulatedCalibration:
-    speed: float = 100.0
-    seconds: float = 0.0
 
 
 class SimulatedWorker(SweepWorker):
@@ -57,29 +51,28 @@ class SimulatedDecoder:
     def open_task(self, name: str) -> None:
         """Does nothing: there is no task."""
 
-    def calibrate(self) -> SimulatedCalibration:
+    def calibrate(self) -> float:
         """Waits, the first time, until all actors have started, so that their common rate can be measured."""
         while not self._together and self._warm() < self._settings.actors:
             time.sleep(POLL_SECONDS)
         self._together = True
-        return SimulatedCalibration()
+        return 0.0
 
-    def facts(self, trial: Trial, calibration: SimulatedCalibration) -> dict[str, Any]:
+    def facts(self, trial: Trial, calibration_seconds: float) -> dict[str, Any]:
         del trial
-        spent = {"load_seconds": 0.0, "warm_up_seconds": 0.0, "calibration_seconds": calibration.seconds}
-        return {"process": os.getpid(), "calibration": calibration.speed, **spent}
+        spent = {"load_seconds": 0.0, "warm_up_seconds": 0.0, "calibration_seconds": calibration_seconds}
+        return {"process": os.getpid(), "calibration": CALIBRATION, **spent}
 
-    def run(self, trial: Trial, documents: Sequence[str], context: RowContext) -> Iterator[pa.RecordBatch]:
+    def run(self, trial: Trial, documents: Sequence[str], attempt: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         due = time.perf_counter()
         for number, doc_id in enumerate(documents):
             due = max(due + self._settings.seconds_per_document, time.perf_counter())
             time.sleep(max(0.0, due - time.perf_counter()))
-            own = trial.as_dict() | {
+            own = {
+                **trial.as_dict(),
+                **attempt,
                 "doc_id": doc_id,
                 "batch_id": number,
-                "attempt": context.attempt,
-                "actor": context.actor,
-                "sweep": context.sweep,
                 "batch_seconds": self._settings.seconds_per_document,
                 "started_at": datetime.now(UTC),
             }
