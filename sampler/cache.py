@@ -9,6 +9,7 @@ fused projection, D model.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from sampler.plan import WATCHED_INPUT, CacheSpec, Unit
 
 FINAL_STATES = -1  # key of the states after the last layer in a reuse cache; contributions have their layer's index
 MIN_POOLED_CAPACITY = 1024  # positions; pooled caches hold a power of two, so that calls of any length share them
+MAX_VIEWS = 64
 
 FlatIndex = slice | Tensor  # rows of a flattened (slot, position) axis: a slice, hence a view, if they are adjacent
 
@@ -46,11 +48,26 @@ class KeyValueCache:
         self.kv_LSCM = torch.zeros((config.num_layers, slots, capacity, width), dtype=dtype, device=device)
         self.flat_LTM = self.kv_LSCM.flatten(1, 2)
         self.factors = rotary_factors(config, capacity, device)
-        self.real_factors = torch.view_as_real(self.factors)
-        self.views = layer_views(self.flat_LTM, config)  # made once, because views cost time on the host
+        self._views: dict[object, KeyValueView] = {}
+
+    @cached_property
+    def views(self) -> "LayerViews":
+        """Made once, because views cost time on the host."""
+        return layer_views(self.flat_LTM, self.config)
 
     def view(self, rows: Rows) -> "KeyValueView":
-        """Where a pass over exactly these positions reads and writes."""
+        """Where a pass over exactly these positions reads and writes. Repeated passes over a block share a view."""
+        key = (*rows.slots, *rows.positions)
+        found = self._views.get(key)
+        if found is None:
+            found = self._new_view(rows)
+            if len(rows.positions[0]) <= self.config.block_size:  # a prefill is not repeated, and its mask is large
+                if len(self._views) == MAX_VIEWS:
+                    self._views.clear()
+                self._views[key] = found
+        return found
+
+    def _new_view(self, rows: Rows) -> "KeyValueView":
         slots, positions = rows.slots, rows.positions
         index = _flat_index(slots, positions, self.capacity, self.kv_LSCM.device)
         at = slice(positions[0][0], positions[0][-1] + 1) if isinstance(index, slice) else index % self.capacity
@@ -74,7 +91,7 @@ class KeyValueCache:
         breaks = [row for row in range(1, len(keys)) if keys[row] != keys[row - 1]]
         return [range(first, last) for first, last in zip([0, *breaks], [*breaks, len(keys)], strict=True)]
 
-    def _runs(self, rows: Rows, run: range) -> "list[Run]":
+    def _runs(self, rows: Rows, run: range) -> list[Run]:
         """One run, with a mask if its rows span several blocks. Of a long prompt, each block is a run of its own."""
         slot, positions, block = rows.slots[run.start], rows.positions[run.start], self.config.block_size
         if not positions:
@@ -113,9 +130,7 @@ class KeyValueCache:
 class KeyValueView:
     """Where one pass reads and writes keys and values. The per-layer views are made once, not in the layer loop."""
 
-    factors: tuple[
-        Tensor, ...
-    ]  # rotary: for queries, and for keys with values; or for all in one, perhaps real, tensor
+    factors: tuple[Tensor, ...]  # rotary: for queries, and for keys with values; or one, perhaps real, tensor for all
     index: Tensor | None  # where to write in the flattened slots; None: `targets` are exactly that place
     targets: Sequence[Tensor]
     attention: Attention
@@ -197,42 +212,69 @@ class ReuseCache:
             bits[slot] = old
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReuseView:
-    """The values of one pass's positions in a reuse cache, and what the pass measures."""
+    """The values of one pass's positions in a reuse cache, and what the pass measures.
+
+    The contributions of all layers are loaded at once, and stored at once by `finish`: per layer, each would cost a
+    kernel or two.
+    """
 
     cache: ReuseCache
     index: FlatIndex
     measured: dict[int, Tensor] = field(default_factory=dict)  # by layer or WATCHED_INPUT, see `Norms`
     loaded: list[int] = field(default_factory=list)  # layers whose values were loaded
     stored: list[int] = field(default_factory=list)  # layers whose values were stored
-
-    def holds(self, layer: int) -> bool:
-        return layer in self.cache.row_of
-
-    def watches(self, layer: int) -> bool:
-        return layer == self.cache.spec.watched_layer
+    values: Sequence[Tensor] = ()  # all cached values of these positions, once one was loaded
+    states: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)  # not yet stored: layer, input, output
 
     @property
     def unit(self) -> Unit:
         return self.cache.spec.unit
 
-    def store(self, layer: int, value_ND: Tensor, stream_ND: Tensor | None = None) -> None:
-        """Caches a value and, if the layer is measured, the norms of its change and of the residual stream."""
-        self.stored.append(layer)
-        values_ND = self.cache.values[self.cache.row_of[layer]]
-        if layer in self.cache.measured:
-            before_ND = values_ND[self.index]
-            streams = [] if stream_ND is None else [stream_ND]
-            self.measured[layer] = _l1_norms(value_ND - before_ND, before_ND, *streams)
-        if isinstance(self.index, slice):
-            values_ND[self.index] = value_ND
-        else:
-            values_ND.index_copy_(0, self.index, value_ND)
+    def watches(self, layer: int) -> bool:
+        return layer == self.cache.spec.watched_layer
 
     def load(self, layer: int) -> Tensor:
         self.loaded.append(layer)
-        return self.cache.values[self.cache.row_of[layer]][self.index]
+        self.values = self.values or self.cache.values[:, self.index].unbind(0)
+        return self.values[self.cache.row_of[layer]]
+
+    def add(self, layer: int, before_ND: Tensor, after_ND: Tensor) -> None:
+        """Notes the contribution of a layer, if it is cached."""
+        row = self.cache.row_of.get(layer)
+        if row is None:
+            return
+        if self.states and row != self.cache.row_of[self.states[-1][0]] + 1:
+            self.finish()  # only adjacent rows can be stored at once
+        self.states.append((layer, before_ND, after_ND))
+
+    def finish(self) -> None:
+        """Stores the contributions that were added."""
+        if self.states:
+            layers, before, after = zip(*self.states, strict=True)
+            self.states = []
+            after_LND = torch.stack(after)
+            self._store(layers, after_LND - torch.stack(before), after_LND)
+
+    def store(self, key: int, value_ND: Tensor) -> None:
+        """Stores states, if they are cached."""
+        if key in self.cache.row_of:
+            self._store((key,), value_ND[None])
+
+    def _store(self, keys: Sequence[int], value_LND: Tensor, *streams_LND: Tensor) -> None:
+        """Caches adjacent values and, if they are measured, the norms of their changes and of the residual stream."""
+        self.stored += keys
+        first = self.cache.row_of[keys[0]]
+        values_LND = self.cache.values[first : first + len(keys)]
+        if keys[0] in self.cache.measured:
+            before_LND = values_LND[:, self.index]
+            norms_LNn = _l1_norms(value_LND - before_LND, before_LND, *streams_LND)
+            self.measured |= zip(keys, norms_LNn.unbind(0), strict=True)
+        if isinstance(self.index, slice):
+            values_LND[:, self.index] = value_LND
+        else:
+            values_LND.index_copy_(1, self.index, value_LND)
 
 
 class CachePool:

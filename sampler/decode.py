@@ -51,9 +51,9 @@ class Predictor:
         return struct.unpack(f"{len(queries)}q", struct.pack(f"{len(queries)}d", *queries)) if self.temperature else ()
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
-        """Probabilities, then tokens. Float64 represents every token id exactly."""
+        """Probabilities, then tokens. Every token id is exact in float32."""
         probability_N, token_N = self._sample(logits_PV, packed) if self.temperature else self._greedy(logits_PV)
-        return torch.stack((probability_N.double(), token_N.double())).flatten()
+        return torch.cat((probability_N, token_N.to(probability_N.dtype)))
 
     def unpack(self, numbers: Sequence[float], queries: Sequence[float]) -> list[Prediction]:
         tokens = numbers[len(numbers) // 2 :]

@@ -313,6 +313,8 @@ class Engine(Generic[Result]):
 
         Running one group per round lets the others grow; counting rounds keeps a single row from waiting forever.
         """
+        if len(active) == 1:
+            return active[:]
         groups: dict[object, list[_ActiveRow[Result]]] = {}
         for row in sorted(active, key=lambda row: row.slot):
             wanted = row.waiting_for

@@ -173,25 +173,16 @@ class Layer:
         work.computed += 1
         middle_ND = self.attention(x_ND, keys_values)
         y_ND = self.mlp(middle_ND)
-        if reuse is not None and reuse.holds(self.index):
-            before = middle_ND if reuse.unit is Unit.MLP else x_ND
-            after = middle_ND if reuse.unit is Unit.ATTENTION else y_ND
-            reuse.store(self.index, after - before, after)
+        if reuse is not None:
+            before_ND = middle_ND if reuse.unit is Unit.MLP else x_ND
+            reuse.add(self.index, before_ND, middle_ND if reuse.unit is Unit.ATTENTION else y_ND)
         return y_ND
-
-    def replay(self, x_ND: Tensor, reuse: ReuseView, work: LayerWork) -> Tensor:
-        """Adds the cached contribution to the input. Nothing runs, and the layer's keys and values do not change."""
-        assert reuse.unit is Unit.LAYER
-        work.reused += 1
-        work.replays += 1
-        return x_ND + reuse.load(self.index)
 
     def run_half(
         self, step: LayerStep, x_ND: Tensor, keys_values: KeyValueView, reuse: ReuseView, work: LayerWork
     ) -> Tensor:
         """Computes attention or the MLP, and replays the contribution of the other half."""
         work.computed += 1
-        work.replays += 1
         if step is REPLAY_ATTENTION:
             assert reuse.unit is Unit.ATTENTION
             work.mlp_only += 1
@@ -199,14 +190,6 @@ class Layer:
         assert reuse.unit is Unit.MLP
         work.attention_only += 1
         return self.attention(x_ND, keys_values) + reuse.load(self.index)
-
-    def run_selected(self, x_ND: Tensor, selection: Selection, reuse: ReuseView, work: LayerWork) -> Tensor:
-        """Computes the selected positions against the cached keys of all positions, and replays the others."""
-        work.partial += 1
-        work.replays += 1
-        y_ND = x_ND + reuse.load(self.index)
-        selected_ND = self.run(x_ND[selection.rows], selection.keys_values, selection.reuse, work)
-        return y_ND.index_copy_(0, selection.rows, selected_ND)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,32 +242,48 @@ class Transformer:
         reuse: ReuseView | None = None,
         selection: Selection | None = None,
     ) -> tuple[Tensor, LayerWork]:
-        """The states after the last layer. Prefill and commit passes have no `reuse`: they cache no contributions."""
-        assert not plan.stale, "a stale pass runs no layer: see `repeat_final_states`"
+        """The states after the last layer. Prefill and commit passes have no `reuse`: they cache no contributions.
+
+        The selected positions go through adjacent partial layers on their own, while all positions replay. After the
+        last of these layers they are put back. A stale pass runs no layer and returns the states as last computed.
+        """
+        if plan.stale:
+            assert reuse is not None
+            return reuse.load(FINAL_STATES), LayerWork(reused=len(self.layers), replays=1)
         work = LayerWork()
         x_ND = self.embedding_VD[ids_N]
+        selected_ND: Tensor | None = None
         for index, (layer, step) in enumerate(zip(self.layers, plan.steps, strict=True)):
             if reuse is not None and reuse.watches(index):
+                assert selected_ND is None
                 reuse.store(WATCHED_INPUT, x_ND)
             if step is COMPUTE:
                 x_ND = layer.run(x_ND, keys_values, reuse, work)
                 continue
+            work.replays += 1
             if step is SKIP:
                 work.reused += 1
-                work.replays += 1
                 continue
             assert reuse is not None
             if step is REPLAY:
-                x_ND = layer.replay(x_ND, reuse, work)
+                assert reuse.unit is Unit.LAYER
+                work.reused += 1
+                x_ND = x_ND + reuse.load(index)
             elif step is PARTIAL:
+                assert reuse.unit is Unit.LAYER
                 assert selection is not None
-                x_ND = layer.run_selected(x_ND, selection, reuse, work)
+                work.partial += 1
+                before_ND = x_ND[selection.rows] if selected_ND is None else selected_ND
+                selected_ND = layer.run(before_ND, selection.keys_values, selection.reuse, work)
+                x_ND = x_ND + reuse.load(index)
+                if plan.steps[index + 1 : index + 2] != (PARTIAL,):
+                    x_ND.index_copy_(0, selection.rows, selected_ND)
+                    selected_ND = None
             else:
                 x_ND = layer.run_half(step, x_ND, keys_values, reuse, work)
-        if reuse is not None and reuse.holds(FINAL_STATES):
+        if reuse is not None:
             reuse.store(FINAL_STATES, x_ND)
+            reuse.finish()
+        if selection is not None:
+            selection.reuse.finish()
         return x_ND, work
-
-    def repeat_final_states(self, reuse: ReuseView) -> tuple[Tensor, LayerWork]:
-        """A stale pass: the states after the last layer, as last computed."""
-        return reuse.load(FINAL_STATES), LayerWork(reused=len(self.layers), replays=1)

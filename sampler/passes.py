@@ -58,6 +58,17 @@ class PassResult(NamedTuple):
     measured: list[Measurements]
 
 
+class ForwardResult(NamedTuple):
+    """What a forward computed, and which values of the reuse cache it used, by layer."""
+
+    logits_PV: Tensor | None
+    work: LayerWork
+    measured: Mapping[int, Tensor]
+    loaded: Sequence[int]
+    stored: Sequence[int]
+    stored_selected: Sequence[int]  # for the selected positions only
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """The shape of a padded pass: sequences (rows, or blocks of a prefill) of the same number of positions."""
@@ -80,7 +91,7 @@ class PassRunner:
         self, network: Transformer, spec: CacheSpec, *, slots: int, capacity: int, reader: LogitReader, reads: int
     ) -> None:
         self.network, self.reader, self.reads, self.batch_size = network, reader, reads, slots
-        self.block = network.config.block_size
+        self.block, self.padded = network.config.block_size, network.execution.padded
         where: Any = {"dtype": network.dtype, "device": network.device}
         if self.padded:  # the last slot takes what padding writes
             self.keys_values = network.pool.take_keys_values(network.config, slots + 1, capacity, **where)
@@ -89,12 +100,8 @@ class PassRunner:
         else:
             self.keys_values = KeyValueCache(network.config, slots, capacity, **where)
             self.reuse = ReuseCache(spec, network.config, slots, **where)
-
+        self._nothing = torch.empty(0, dtype=torch.int64, device=network.device)
         self._compiled = compile_forward(network.device) if network.execution.compiled else None
-
-    @property
-    def padded(self) -> bool:
-        return self.network.execution.padded
 
     def sequences(self, kind: PassKind, width: int) -> int:
         """How many rows (in a prefill: blocks) one padded pass takes."""
@@ -107,9 +114,8 @@ class PassRunner:
     @property
     def prefill_positions(self) -> int:
         """The largest number of positions in one prefill."""
-        if self.padded:
-            return self.sequences(PassKind.PREFILL, self.block) * self.block
-        return max(1, PREFILL_POSITIONS // self.block) * self.block
+        blocks = self.sequences(PassKind.PREFILL, self.block) if self.padded else PREFILL_POSITIONS // self.block
+        return max(1, blocks) * self.block
 
     def selected_positions(self, kind: PassKind, width: int, selected: int) -> int:
         """The size of a padded selection: half of the positions, if a row selects at most half of its own."""
@@ -119,73 +125,65 @@ class PassRunner:
     def run(self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, *, reuse: bool) -> PassResult:
         """One forward. With `reuse`, values are cached for later passes, and the plan may replay cached values."""
         queries = [query for segment in segments for query in segment.queries]
-        assert len(queries) == sum(len(segment.read) for segment in segments)
         packed = self.reader.pack(queries) if queries else ()
-        run = self._run_padded if self.padded else self._run_exact
-        work, measured, numbers = run(segments, plan, kind, packed, reuse)
-        parts = [numbers] if numbers is not None else []
-        host: list[float] = []
-        if parts or measured:  # one transfer, hence one synchronisation
-            whole = [*parts, *(norms.flatten() for norms in measured.values())]
-            host = (whole[0] if len(whole) == 1 else torch.cat(whole)).cpu().tolist()
-        read = len(parts[0]) if parts else 0
+        rows = _rows(segments)
+        if self.padded:
+            done, numbers = self._run_padded(segments, plan, kind, packed, reuse)
+        else:
+            done, numbers = self._run_exact(segments, rows, plan, packed, reuse)
+        if done.loaded or done.stored:
+            self.reuse.record(rows, loaded=done.loaded, stored=done.stored)
+        if done.stored_selected:
+            self.reuse.record(_selected_rows(segments, self.block), stored=done.stored_selected)
+        whole = [norms.flatten() for norms in done.measured.values()]
+        if numbers is not None:
+            whole.insert(0, numbers)
+        # One transfer, hence one synchronisation
+        host: list[float] = (torch.cat(whole) if len(whole) > 1 else whole[0]).cpu().tolist() if whole else []
+        read = 0 if numbers is None else len(numbers)
         answers = iter(self.reader.unpack(host[:read], queries) if queries else ())
         return PassResult(
-            work,
+            done.work,
             [[next(answers) for _ in segment.read] for segment in segments],
-            _measurements(segments, {key: norms.shape for key, norms in measured.items()}, host[read:]),
+            _measurements(segments, done.measured, host[read:]),
         )
 
     def _run_exact(
-        self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, packed: Sequence[int], reuse: bool
-    ) -> tuple[LayerWork, dict[int, Tensor], Tensor | None]:
-        del kind
-        rows = _rows(segments)
-        view = self.reuse.view(rows) if reuse else None
-        selection, selected = None, None
-        if plan.stale:
-            assert view is not None
-            states_ND, work = self.network.repeat_final_states(view)
-        else:
-            if plan.selected:
-                selected = _selected_rows(segments, self.block)
-                state_rows = self._tensor(_selected_states(segments, self.block))
-                selection = Selection(self.keys_values.view(selected), self.reuse.view(selected), state_rows)
-            ids_N = self._tensor([token for segment in segments for token in segment.tokens])
-            states_ND, work = self.network.forward(ids_N, self.keys_values.view(rows), plan, view, selection)
-        if view is not None:
-            self.reuse.record(rows, loaded=view.loaded, stored=view.stored)
-        if selection is not None and selected is not None:
-            self.reuse.record(selected, stored=selection.reuse.stored)
-        read, measured = _read_rows(segments), view.measured if view is not None else {}
-        if not read:
-            return work, measured, None
-        logits_PV = self.network.logits(states_ND[self._tensor(read)])
-        return work, measured, self.reader.read(logits_PV, self._tensor(packed))
+        self, segments: Sequence[PassSegment], rows: Rows, plan: LayerPlan, packed: Sequence[int], reuse: bool
+    ) -> tuple[ForwardResult, Tensor | None]:
+        view, selection = self.reuse.view(rows) if reuse else None, None
+        if plan.selected:
+            selected = _selected_rows(segments, self.block)
+            state_rows = self._tensor(_selected_states(segments, self.block))
+            selection = Selection(self.keys_values.view(selected), self.reuse.view(selected), state_rows)
+        ids_N = self._tensor([token for segment in segments for token in segment.tokens])
+        states_ND, work = self.network.forward(ids_N, self.keys_values.view(rows), plan, view, selection)
+        read = _read_rows(segments)
+        logits_PV = self.network.logits(states_ND[self._tensor(read)]) if read else None
+        numbers = None if logits_PV is None else self.reader.read(logits_PV, self._tensor(packed))
+        return _forward_result(logits_PV, work, view, selection), numbers
 
     def _run_padded(
         self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, packed: Sequence[int], reuse: bool
-    ) -> tuple[LayerWork, dict[int, Tensor], Tensor | None]:
+    ) -> tuple[ForwardResult, Tensor | None]:
         bucket = self._bucket(segments, plan, kind, reuse)
         rows = _padded_rows(segments, bucket, self.block, scratch=self.keys_values.slots - 1)
         selected = _padded_selection(segments, bucket, self.block) if bucket.selected else None
-        words = self._words(segments, bucket, rows, selected)
+        sections = self._integers(segments, bucket, rows, selected)
+        words = [word for section in sections for word in section]
         sent = torch.tensor([*words, *packed], dtype=torch.int64)
         if self.network.device.type == "cuda":  # pinned, so that the host does not wait for the transfer
             sent = sent.pin_memory().to(self.network.device, non_blocking=True)
-        backend, attention = self.network.execution.backend, {}
+        backend = self.network.execution.backend
+        attention: list[Attention] = []
         if backend is Backend.REFERENCE or (backend is Backend.DENSE and kind is PassKind.PREFILL):
-            attention = {"": self.keys_values.reference_attention(rows)}
-            if selected is not None:
-                attention["selected_"] = self.keys_values.reference_attention(selected)
+            attention = [self.keys_values.reference_attention(one) for one in (rows, selected) if one is not None]
         forward = padded_forward if self._compiled is None or attention else self._compiled
         # A graph belongs to the steps of a plan; the selected positions are among the integers.
         steps = replace(plan, selected=plan.selected[:1])
-        result = forward(self.network, steps, bucket, sent[: len(words)], self.keys_values, self.reuse, attention)
-        self.reuse.record(_rows(segments), loaded=result.loaded, stored=result.stored)
-        self.reuse.record(_selected_rows(segments, self.block), stored=result.stored_selected)
-        numbers = None if result.logits_PV is None else self.reader.read(result.logits_PV, sent[len(words) :])
-        return result.work, result.measured, numbers
+        sizes = tuple(map(len, sections))
+        done = forward(self.network, steps, bucket, sizes, sent[: len(words)], self.keys_values, self.reuse, attention)
+        return done, None if done.logits_PV is None else self.reader.read(done.logits_PV, sent[len(words) :])
 
     def _bucket(self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, reuse: bool) -> Bucket:
         width = self.block if kind is PassKind.PREFILL else len(segments[0].tokens)
@@ -201,104 +199,92 @@ class PassRunner:
             reuse=reuse,
         )
 
-    def _words(self, segments: Sequence[PassSegment], bucket: Bucket, rows: Rows, selected: Rows | None) -> list[int]:
-        """The integers of a padded pass, in the order of `_sections`."""
-        group = self.network.config.num_heads // self.network.config.num_kv_heads
-        capacity, block = self.keys_values.capacity, self.block
-
-        def flat(rows: Rows, stride: int) -> list[int]:
-            return [
-                slot * stride + p % stride for slot, row in zip(rows.slots, rows.positions, strict=True) for p in row
-            ]
-
-        def of(rows: Rows, part: str) -> dict[str, list[int]]:
-            return {
-                part + "positions": [position for row in rows.positions for position in row],
-                part + "cache_rows": flat(rows, capacity),
-                part + "block_rows": flat(rows, block) if bucket.reuse else [],
-                part + "query_starts": [group * first for first in (0, *accumulate(map(len, rows.positions)))],
-                part + "key_starts": [*(slot * capacity for slot in rows.slots), 0],
-                part + "lengths": [row[0] // block * block + block if row else block for row in rows.positions],
-            }
-
+    def _integers(
+        self, segments: Sequence[PassSegment], bucket: Bucket, rows: Rows, selected: Rows | None
+    ) -> list[list[int]]:
+        """What a padded pass must know: its tokens, the states to read, those selected, and where its rows lie."""
         ids = [token for segment in segments for token in segment.tokens]
         read = _read_rows(segments)
-        values = {
-            "ids": ids + [0] * (bucket.positions - len(ids)),
-            "read": read + [0] * (bucket.reads - len(read)),
-            **of(rows, ""),
-        }
-        if selected is not None:
-            states = _selected_states(segments, block)
-            values["selected_states"] = states + states[:1] * (bucket.selected - len(states))
-            values |= of(selected, "selected_")
-        words: list[int] = []
-        for name, section in _sections(bucket).items():
-            assert len(values[name]) == section.size, name
-            words += _pack_halves(values[name]) if section.halves else values[name]
-            words += [0] * (section.end - len(words))
-        return words
+        padded_ids = ids + [0] * (bucket.positions - len(ids))
+        padded_read = read + [0] * (bucket.reads - len(read))
+        if selected is None:
+            return [padded_ids, padded_read, [], *self._places(rows)]
+        states = _selected_states(segments, self.block)
+        padded_states = states + states[:1] * (bucket.selected - len(states))
+        return [padded_ids, padded_read, padded_states, *self._places(rows), *self._places(selected)]
+
+    def _places(self, rows: Rows) -> list[list[int]]:
+        """Positions, rows in both caches, and of each sequence: its first query and key, and its number of keys."""
+        group = self.network.config.num_heads // self.network.config.num_kv_heads
+        capacity, block = self.keys_values.capacity, self.block
+        flat = [(slot, p) for slot, row in zip(rows.slots, rows.positions, strict=True) for p in row]
+        return [
+            [position for _, position in flat],
+            [slot * capacity + position for slot, position in flat],
+            [slot * block + position % block for slot, position in flat],
+            [group * first for first in (0, *accumulate(map(len, rows.positions)))],
+            [*(slot * capacity for slot in rows.slots), 0],
+            [row[0] // block * block + block if row else block for row in rows.positions],
+        ]
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.network.device)
-
-
-class PaddedResult(NamedTuple):
-    logits_PV: Tensor | None
-    work: LayerWork
-    measured: dict[int, Tensor]
-    loaded: tuple[int, ...]  # layers whose cached values were used
-    stored: tuple[int, ...]  # layers whose values were cached
-    stored_selected: tuple[int, ...]  # the same for the selected positions
+        return torch.tensor(values, device=self.network.device) if values else self._nothing
 
 
 def padded_forward(
     network: Transformer,
     plan: LayerPlan,
     bucket: Bucket,
+    sizes: Sequence[int],
     words: Tensor,
     cache: KeyValueCache,
     reuse_cache: ReuseCache,
-    attention: Mapping[str, Attention],
-) -> PaddedResult:
-    """A pass of fixed shape. `words` holds its integers; `attention` may replace the attention over sequences."""
-    at = _unpack(words, bucket)
+    attention: Sequence[Attention],
+) -> ForwardResult:
+    """A pass of fixed shape. `words` holds its integers, in sections of these `sizes`; see `PassRunner._integers`.
+
+    `attention` may replace the attention over sequences: for all positions, and for the selected ones.
+    """
+    ids, read, states, *places = torch.split_with_sizes(words, sizes)
+    short_places = torch.split_with_sizes(words.int(), sizes)[3:]  # attention takes 32-bit integers
     group = network.config.num_heads // network.config.num_kv_heads
     compiling = torch.compiler.is_compiling()  # then keys and values must be one tensor, and complex numbers are slow
     targets, keys_values = layer_views(cache.flat_LTM, network.config) if compiling else cache.views
 
-    def view(part: str, max_positions: int) -> KeyValueView:
+    def view(part: int, max_positions: int) -> tuple[KeyValueView, ReuseView]:
+        positions, cache_rows, block_rows = places[6 * part : 6 * part + 3]
+        query_starts, key_starts, lengths = short_places[6 * part + 3 : 6 * part + 6]
         sequences = Sequences(
-            query_starts=at[part + "query_starts"],
-            key_starts=at[part + "key_starts"],
-            lengths=at[part + "lengths"],
+            query_starts=query_starts,
+            key_starts=key_starts,
+            lengths=lengths,
             max_queries=max_positions * group,
             max_keys=cache.capacity,
         )
-        factors = cache.real_factors[at[part + "positions"]]
-        return KeyValueView(
+        factors = torch.view_as_real(cache.factors)[positions]
+        view = KeyValueView(
             factors=(factors if compiling else torch.view_as_complex(factors),),
-            index=at[part + "cache_rows"],
+            index=cache_rows,
             targets=targets,
-            attention=attention.get(part) or SequenceAttention(network.execution.backend, keys_values, sequences),
+            attention=attention[part]
+            if attention
+            else SequenceAttention(network.execution.backend, keys_values, sequences),
         )
+        return view, ReuseView(reuse_cache, block_rows)
 
-    reuse = ReuseView(reuse_cache, at["block_rows"]) if bucket.reuse else None
-    selection = None
-    if plan.stale:
-        assert reuse is not None
-        states_ND, work = network.repeat_final_states(reuse)
-    else:
-        if bucket.selected:
-            selection = Selection(
-                view("selected_", max(bucket.width, bucket.selected)),
-                ReuseView(reuse_cache, at["selected_block_rows"]),
-                at["selected_states"],
-            )
-        states_ND, work = network.forward(at["ids"], view("", bucket.width), plan, reuse, selection)
-    return PaddedResult(
-        logits_PV=network.logits(states_ND[at["read"]]) if bucket.reads else None,
-        work=work,
+    keys_values_view, reuse = view(0, bucket.width)
+    selection = Selection(*view(1, max(bucket.width, bucket.selected)), states) if bucket.selected else None
+    states_ND, work = network.forward(ids, keys_values_view, plan, reuse if bucket.reuse else None, selection)
+    logits_PV = network.logits(states_ND[read]) if bucket.reads else None
+    return _forward_result(logits_PV, work, reuse, selection)
+
+
+def _forward_result(
+    logits_PV: Tensor | None, work: LayerWork, reuse: ReuseView | None, selection: Selection | None
+) -> ForwardResult:
+    return ForwardResult(
+        logits_PV,
+        work,
         measured=reuse.measured if reuse else {},
         loaded=tuple(reuse.loaded) if reuse else (),
         stored=tuple(reuse.stored) if reuse else (),
@@ -306,64 +292,16 @@ def padded_forward(
     )
 
 
-def compile_forward(device: torch.device) -> Callable[..., PaddedResult]:
+def compile_forward(device: torch.device) -> Callable[..., ForwardResult]:
     """`padded_forward` with one graph for each plan and bucket. On CUDA a graph is launched at once, not by kernel."""
     mode = "reduce-overhead" if device.type == "cuda" else None
     compiled = torch.compile(padded_forward, fullgraph=True, dynamic=False, mode=mode)
 
-    def forward(*arguments: Any) -> PaddedResult:
+    def forward(*arguments: Any) -> ForwardResult:
         with torch._dynamo.config.patch(recompile_limit=MAX_GRAPHS, accumulated_recompile_limit=MAX_GRAPHS):
             return compiled(*arguments)
 
     return forward
-
-
-class _Section(NamedTuple):
-    """Where some of a pass's integers lie among its 64-bit words."""
-
-    start: int
-    end: int
-    size: int
-    halves: bool  # 32-bit integers, two per word
-
-
-def _sections(bucket: Bucket) -> dict[str, _Section]:
-    """Names and places of the integers of a padded pass. Each section begins at a multiple of 16 bytes."""
-    counts = {"ids": bucket.positions, "read": bucket.reads}
-    parts = [("", bucket.positions, bucket.sequences)]
-    if bucket.selected:
-        counts["selected_states"] = bucket.selected
-        parts.append(("selected_", bucket.selected, bucket.sequences + 1))
-    for part, positions, sequences in parts:
-        counts |= {part + "positions": positions, part + "cache_rows": positions}
-        counts |= {part + "block_rows": positions if bucket.reuse else 0}
-        counts |= {
-            part + "query_starts": sequences + 1,
-            part + "key_starts": sequences + 1,
-            part + "lengths": sequences,
-        }
-    sections: dict[str, _Section] = {}
-    start = 0
-    for name, count in counts.items():
-        halves = name.endswith(("starts", "lengths"))
-        words = -(-count // 2) if halves else count
-        sections[name] = _Section(start, start + words + words % 2, count, halves)
-        start = sections[name].end
-    return sections
-
-
-def _unpack(words: Tensor, bucket: Bucket) -> dict[str, Tensor]:
-    found = {}
-    for name, section in _sections(bucket).items():
-        part = words[section.start : section.end]
-        found[name] = (part.view(torch.int32) if section.halves else part)[: section.size]
-    return found
-
-
-def _pack_halves(values: Sequence[int]) -> list[int]:
-    """Two 32-bit integers per word, the first in the lower half."""
-    padded = [*values, 0][: len(values) + len(values) % 2]
-    return [low | high << 32 for low, high in zip(padded[::2], padded[1::2], strict=True)]
 
 
 def _padded_rows(segments: Sequence[PassSegment], bucket: Bucket, block: int, *, scratch: int) -> Rows:
@@ -403,7 +341,7 @@ def _selected_rows(segments: Sequence[PassSegment], block: int) -> Rows:
     starts = [segment.start // block * block for segment in segments]
     return Rows(
         [segment.slot for segment in segments],
-        [[start + p for p in segment.selected] for start, segment in zip(starts, segments, strict=True)],
+        [tuple(start + p for p in segment.selected) for start, segment in zip(starts, segments, strict=True)],
     )
 
 
@@ -427,15 +365,15 @@ def _selected_states(segments: Sequence[PassSegment], block: int) -> list[int]:
 
 
 def _measurements(
-    segments: Sequence[PassSegment], shapes: Mapping[int, Sequence[int]], numbers: Sequence[float]
+    segments: Sequence[PassSegment], measured: Mapping[int, Tensor], numbers: Sequence[float]
 ) -> list[Measurements]:
     """Gives each segment the norms of its own positions."""
     by_key: dict[int, list[Sequence[float]]] = {}
     start = 0
-    for key, (positions, norms) in shapes.items():
+    for key, (positions, norms) in ((key, tensor.shape) for key, tensor in measured.items()):
         by_key[key] = [numbers[at : at + norms] for at in range(start, start + positions * norms, norms)]
         start += positions * norms
-    firsts = _first_states(segments)
+    firsts = _first_states(segments) if by_key else [0] * len(segments)
     return [
         {key: rows[first : first + len(segment.tokens)] for key, rows in by_key.items()}
         for first, segment in zip(firsts, segments, strict=True)

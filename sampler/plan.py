@@ -58,7 +58,7 @@ class LayerPlan:
 
     @property
     def replays(self) -> bool:
-        return self.stale or any(step is not COMPUTE for step in self.steps)
+        return self.stale or self.steps.count(COMPUTE) < len(self.steps)
 
     @property
     def batch_key(self) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from sampler.config import ModelConfig, expected_shapes
 
 PREFILL_POSITIONS = 1024  # forwarded at once
+PADDED_POSITIONS = 128  # of a denoising pass of up to eight rows
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Bytes on disk, measured with pyarrow 26. While a trial runs, a batch of one row is mostly headers. A finished trial
@@ -45,8 +46,9 @@ def memory_needed(config: ModelConfig, dtype: str, *, batch_size: int = 1, posit
     kept = config.num_layers * config.hidden_size * block * rows
     forwarded = max(PREFILL_POSITIONS, 2 * block * batch_size)
     prefill = min(positions, forwarded) * (2 * config.intermediate_size + 4 * config.hidden_size)
+    stored = 4 * config.num_layers * config.hidden_size * max(PADDED_POSITIONS, block * batch_size)  # at once
     logits = 3 * 4 * config.vocab_size * block * batch_size  # float32 logits, probabilities and ranks
-    return width * (parameters(config) + keys + kept + prefill) + logits
+    return width * (parameters(config) + keys + kept + max(prefill, stored)) + logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
