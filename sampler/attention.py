@@ -111,32 +111,26 @@ class SequenceAttention:
 
     def attend(self, layer: int, q_NM: Tensor) -> Tensor:
         keys_CKd, values_CKd = self.keys_values[layer]
-        q_TKd = q_NM.view(-1, *keys_CKd.shape[1:])
-        return attend(self.backend, q_TKd, keys_CKd, values_CKd, self.sequences).view(q_NM.shape)
-
-
-def attend(backend: Backend, q_TKd: Tensor, keys_CKd: Tensor, values_CKd: Tensor, sequences: Sequences) -> Tensor:
-    """Attention of each sequence's queries to its own keys."""
-    s = sequences
-    if backend is Backend.VARLEN:
-        out_TKd = torch.empty_like(q_TKd)
-        varlen_attn_out(  # one kernel; `varlen_attn` would also fill a random state
-            *(out_TKd, q_TKd, keys_CKd, values_CKd),
-            *(s.query_starts, s.key_starts, s.max_queries, s.max_keys),
-            seqused_k=s.lengths,
-            num_splits=1,
-        )
-        return out_TKd
-    if backend is Backend.EFFICIENT:
-        found: Tensor = torch.ops.aten._efficient_attention_forward(
-            *(q_TKd[None], keys_CKd[None], values_CKd[None], None),
-            *(s.query_starts, s.key_starts, s.max_queries, s.max_keys),
-            *(0.0, 0, False),  # no dropout, no causal mask, no log-sum-exp
-            seqlen_k=s.lengths,
-        )[0]
-        return found[0]
-    assert backend is Backend.DENSE, "the reference backend attends over runs of rows"
-    return _attend_dense(q_TKd, keys_CKd, values_CKd, s)
+        q_TKd, s = q_NM.view(-1, *keys_CKd.shape[1:]), self.sequences
+        if self.backend is Backend.VARLEN:
+            out_TKd = torch.empty_like(q_TKd)
+            varlen_attn_out(  # one kernel; `varlen_attn` would also fill a random state
+                *(out_TKd, q_TKd, keys_CKd, values_CKd),
+                *(s.query_starts, s.key_starts, s.max_queries, s.max_keys),
+                seqused_k=s.lengths,
+                num_splits=1,
+            )
+        elif self.backend is Backend.EFFICIENT:
+            out_TKd = torch.ops.aten._efficient_attention_forward(
+                *(q_TKd[None], keys_CKd[None], values_CKd[None], None),
+                *(s.query_starts, s.key_starts, s.max_queries, s.max_keys),
+                *(0.0, 0, False),  # no dropout, no causal mask, no log-sum-exp
+                seqlen_k=s.lengths,
+            )[0]
+        else:
+            assert self.backend is Backend.DENSE, "the reference backend attends over runs of rows"
+            out_TKd = _attend_dense(q_TKd, keys_CKd, values_CKd, s)
+        return out_TKd.view(q_NM.shape)
 
 
 def _attend_dense(q_TKd: Tensor, keys_CKd: Tensor, values_CKd: Tensor, s: Sequences) -> Tensor:

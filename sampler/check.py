@@ -6,15 +6,15 @@ is specific to CUDA except what torch offers there only, so that a CPU runs most
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sampler.config import BUNDLED_MODEL, ModelConfig
+from sampler.config import BUNDLED_MODEL
 from sampler.decode import Predictor, decode_prompts
 from sampler.device import OperationCounter, forbid_synchronisation, numeric_flags
 from sampler.engine import Engine, Pass, Prefill, Row
@@ -31,8 +31,7 @@ GOLDEN_SCORE_ERROR = 1e-3  # of a log-likelihood in float32, against float64
 MAX_RELATIVE_ERROR = {torch.float32: 5e-5, torch.float16: 0.03, torch.bfloat16: 0.15}  # of a layer's output
 MAX_RANGE_SHARE = 0.5  # largest activation relative to the largest number of the dtype
 PROMPT_BLOCKS = 3
-NEW_TOKENS = 40
-FEW_TOKENS = 6  # under guards, which are slow: a few steps of a block
+NEW_TOKENS, FEW_TOKENS = 40, 6  # few where a pass is slow: a few steps of a block
 BATCH = 8
 TIMED_PASSES = 12
 MAX_TIMING_SECONDS = 10.0
@@ -40,8 +39,8 @@ SLOWEST_RATIO = {"cpu": 10.0, "cuda": 5.0}  # a pass relative to reading the wei
 COPIED_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 MIN_COPY_BYTES_PER_SECOND = {"cpu": 0.2e9, "cuda": 40e9}
 MAX_OPERATION_SECONDS = {"cpu": 500e-6, "cuda": 50e-6}  # to start one operation
-SDPA = "scaled_dot_product_attention"
 SLOW_ATTENTION = ("math", "cudnn")
+FAILURES = (RuntimeError, ValueError, AssertionError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +84,13 @@ def run_checks(model: LoadedModel, memory: Memory) -> Iterator[CheckResult]:
         try:
             with numeric_flags():
                 passed, detail, values = run()
-        except (RuntimeError, ValueError, AssertionError) as error:
-            passed, detail, values = False, f"{type(error).__name__}: {' '.join(str(error).split())}", {}
+        except FAILURES as error:
+            passed, detail, values = False, f"{type(error).__name__}: {_one_line(error)}", {}
         yield CheckResult(name=name, passed=passed, detail=detail, values=values)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def check_golden_cases(model: LoadedModel) -> Outcome:
@@ -138,12 +141,7 @@ def check_layers(model: LoadedModel) -> Outcome:
     states: list[Tensor] = []
     tokens = fixed_tokens(model.config, 0, PROMPT_BLOCKS * model.config.block_size)
     layers: list[Any] = [_RecordedLayer(layer, states) for layer in model.network.layers]
-    recorded = replace(model.network, layers=layers)
-
-    def row() -> Row[None]:
-        yield Prefill(tokens=tokens)
-
-    list(_engine(recorded, 1).run([row()]))
+    _run_passes(replace(model.network, layers=layers), 1, lambda: ())
     read = open_checkpoint(model.folder, model.config)
     errors, largest = [], 0.0
     for index, (expected, inner) in enumerate(reference_states(read, model.config, tokens, model.device)):
@@ -157,20 +155,15 @@ def check_layers(model: LoadedModel) -> Outcome:
     share = largest / torch.finfo(model.dtype).max
     dtype = str(model.dtype).removeprefix("torch.")
     values = {"relative_errors": errors, "largest_activation": largest, "share_of_range": share, "dtype": dtype}
-    if not worst <= limit:
+    passed = worst <= limit and share <= MAX_RANGE_SHARE
+    if passed:
+        detail = f"{dtype} within {worst:.1g} of float32; activations up to {largest:.3g} ({share:.1g} of range)"
+    elif worst <= limit:
+        detail = f"activations reach {largest:.3g}, {share:.0%} of the largest {dtype}: use another dtype"
+    else:
         first = next(index for index, error in enumerate(errors) if not error <= limit)
-        return (
-            False,
-            f"layer {first} differs from float32 by {errors[first]:.2g}, more than {limit:g} of its norm",
-            values,
-        )
-    if not share <= MAX_RANGE_SHARE:
-        return False, f"activations reach {largest:.3g}, {share:.0%} of the largest {dtype}: use another dtype", values
-    return (
-        True,
-        f"{dtype} within {worst:.1g} of float32; activations up to {largest:.3g} ({share:.1g} of range)",
-        values,
-    )
+        detail = f"layer {first} differs from float32 by {errors[first]:.2g}, more than {limit:g} of its norm"
+    return passed, detail, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +184,7 @@ class _RecordedLayer:
 
 def check_batches(model: LoadedModel) -> Outcome:
     """The same documents, decoded one by one and eight at a time."""
-    prompts = _prompts(model.config, BATCH)
-    alone, together = (_decode(model, "k1", prompts, batch_size=size) for size in (1, BATCH))
+    alone, together = (_decode(model, "k1", documents=BATCH, batch_size=size) for size in (1, BATCH))
     differing = [number for number in range(BATCH) if alone[number] != together[number]]
     if differing:
         position = _first_difference(alone[differing[0]], together[differing[0]])
@@ -207,12 +199,12 @@ def check_policies(model: LoadedModel) -> Outcome:
     tokens = {}
     for name in policy_examples():
         try:
-            tokens[name] = len(_decode(model, name, _prompts(model.config, 1), tokens=NEW_TOKENS // 2)[0])
+            tokens[name] = len(_decode(model, name, tokens=NEW_TOKENS // 2)[0])
             policy = ReusePolicy.parse(name)
             if policy.rule.no_scoring_reason is None:
                 list(score_pairs(model, [pair], policy=policy))
-        except (RuntimeError, ValueError, AssertionError) as error:
-            return False, f"{name}: {' '.join(str(error).split())}", {"policy": name}
+        except FAILURES as error:
+            return False, f"{name}: {_one_line(error)}", {"policy": name}
     return True, f"{len(tokens)} policies decode and score", {"tokens": tokens}
 
 
@@ -228,8 +220,7 @@ class WatchedTransformer(Transformer):
 
 
 def watch_passes(model: LoadedModel, watch: Callable[[], AbstractContextManager[Any]]) -> LoadedModel:
-    values = {f.name: getattr(model.network, f.name) for f in fields(Transformer)}
-    return replace(model, network=WatchedTransformer(**values, watch=watch))
+    return replace(model, network=WatchedTransformer(**vars(model.network), watch=watch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +231,7 @@ class _WatchedPolicy:
     watch: Callable[[], AbstractContextManager[Any]]
 
     def bind(self, depth: int, subset_size: int | None = None) -> BoundPolicy:
-        bound = self.policy.bind(depth, subset_size)
-        return _WatchedPolicy(bound, self.watch)
+        return _WatchedPolicy(self.policy.bind(depth, subset_size), self.watch)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, name)
@@ -263,22 +253,10 @@ def check_synchronisation(model: LoadedModel) -> Outcome:
     for name in names:
         policy = _WatchedPolicy(ReusePolicy.parse(name), watch)
         try:
-            _decode(watched, policy, _prompts(model.config, 1), tokens=FEW_TOKENS)
+            _decode(watched, policy, tokens=FEW_TOKENS)
         except RuntimeError as error:
-            return False, f"{name}: {' '.join(str(error).split())}", {"policy": name}
+            return False, f"{name}: {_one_line(error)}", {"policy": name}
     return True, f"the forward passes and decisions of {len(names)} policies do not wait for the device", {}
-
-
-class _Recorder(OperationCounter):  # type: ignore[no-untyped-call]
-    """Also sees which kernel torch chooses for a general attention call."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func.overloadpacket.__name__ == SDPA:
-            with self:
-                return func.decompose(*args, **kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def check_attention(model: LoadedModel) -> Outcome:
@@ -286,10 +264,9 @@ def check_attention(model: LoadedModel) -> Outcome:
     chosen: dict[str, str] = {}
     for batch in (1, BATCH):
         for kind in (PassKind.PREFILL, PassKind.FULL, PassKind.SMALL):
-            recorder = _Recorder(model.device)
-            _run_pass(model, kind, batch, recorder)
-            kernels = ", ".join(name.strip("_").removeprefix("scaled_dot_product_") for name in recorder.attention)
-            chosen[f"{kind.value}, batch {batch}"] = kernels or "math"
+            kernels = _record_pass(model, kind, batch).attention
+            names = ", ".join(name.strip("_").removeprefix("scaled_dot_product_") for name in kernels)
+            chosen[f"{kind.value}, batch {batch}"] = names or "math"
     slow = {shape: name for shape, name in chosen.items() if any(word in name for word in SLOW_ATTENTION)}
     listed = ", ".join(sorted(set(chosen.values())))
     if slow and model.device.type == "cuda":
@@ -304,8 +281,7 @@ def check_speed(model: LoadedModel) -> Outcome:
     The three are timed in alternation, and the fastest of each counts, so that the ratio holds on a busy machine.
     """
     kind, device = model.device.type, model.device
-    recorder = _Recorder(model.device)
-    _run_pass(model, PassKind.FULL, 1, recorder)
+    recorder = _record_pass(model, PassKind.FULL, 1)
     count = recorder.kernels.total()
     state = torch.zeros((model.config.block_size, model.config.hidden_size), dtype=model.dtype, device=device)
     source = torch.zeros(COPIED_BYTES[kind], dtype=torch.uint8, device=device)
@@ -349,99 +325,92 @@ def check_memory(memory: Memory) -> Outcome:
     return memory.needed <= memory.free, text, values
 
 
-def _repeated(part: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """The mean time of a part that is run for this long."""
-    began, count = _now(device), 0
-    while time.perf_counter() - began < seconds or not count:
-        for _ in range(16):
-            part()
-        count += 16
-        if device.type == "cuda" and count % 256 == 0:
-            torch.cuda.synchronize(device)  # the queue is long; the clock must not run ahead of it
-    return (_now(device) - began) / count
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def _prompts(config: ModelConfig, count: int) -> list[Prompt]:
-    return [Prompt(ids=fixed_tokens(config, n, config.block_size + 7 * n + 5)) for n in range(count)]
-
-
 def _decode(
-    model: LoadedModel, policy: Any, prompts: Sequence[Prompt], *, batch_size: int = 1, tokens: int = NEW_TOKENS
+    model: LoadedModel, policy: Any, *, documents: int = 1, batch_size: int = 1, tokens: int = NEW_TOKENS
 ) -> list[tuple[int, ...]]:
-    settings = model.config.decode_settings({}, max_new_tokens=tokens)
+    """The tokens of each document; few of them where a CPU has to emulate the dtype."""
+    config = model.config
+    slow = model.device.type == "cpu" and model.dtype is not torch.float32
+    settings = config.decode_settings({}, max_new_tokens=FEW_TOKENS if slow else tokens)
+    prompts = [Prompt(ids=fixed_tokens(config, n, config.block_size + 7 * n + 5)) for n in range(documents)]
     bound = ReusePolicy.parse(policy) if isinstance(policy, str) else policy
     found = dict(
         decode_prompts(model, prompts, policy=bound, settings=settings, batch_size=batch_size, with_text=False)
     )
-    return [found[number].ids for number in range(len(prompts))]
+    return [found[number].ids for number in range(documents)]
 
 
-def _engine(network: Transformer, slots: int) -> Engine[None]:
+def _run_passes(network: Transformer, rows: int, kinds: Callable[[], Iterable[PassKind]]) -> None:
+    """Prefills each row, then runs passes of these kinds over its next block."""
     config = network.config
-    return Engine(
-        network,
-        cache_spec=CacheSpec(),
-        slots=slots,
-        capacity=(PROMPT_BLOCKS + 1) * config.block_size,
-        reader=Predictor(mask_token_id=config.mask_token_id),
-        reads=1,
+    start, size = PROMPT_BLOCKS * config.block_size, config.block_size
+
+    def row(number: int) -> Row[None]:
+        tokens = fixed_tokens(config, number, start + size)
+        yield Prefill(tokens=tokens[:start])
+        for kind in kinds():
+            width = config.decode_defaults["small_block"] if kind is PassKind.SMALL else size
+            yield Pass(
+                kind=kind,
+                start=start,
+                tokens=tokens[start : start + width],
+                plan=compute_all(config.num_layers),
+                read=(0,),
+                queries=(0.0,),
+            )
+
+    predictor = Predictor(mask_token_id=config.mask_token_id)
+    engine: Engine[None] = Engine(
+        network, cache_spec=CacheSpec(), slots=rows, capacity=start + size, reader=predictor, reads=1
     )
+    list(engine.run(map(row, range(rows))))
 
 
-def _run_pass(model: LoadedModel, kind: PassKind, batch: int, recorder: _Recorder) -> None:
-    """Runs one pass of this kind, after those that it needs; only the forward of this pass is recorded."""
-    recording = kind is PassKind.PREFILL
+def _record_pass(model: LoadedModel, kind: PassKind, batch: int) -> OperationCounter:
+    """The operations in the forward of one pass of this kind, which runs after those that it needs."""
+    recorder, recording = OperationCounter(model.device), kind is PassKind.PREFILL
 
     def watch() -> AbstractContextManager[Any]:
         return recorder if recording else nullcontext()
 
-    def row(number: int) -> Row[None]:
+    def kinds() -> Iterator[PassKind]:
         nonlocal recording
-        start, size = PROMPT_BLOCKS * model.config.block_size, model.config.block_size
-        tokens = fixed_tokens(model.config, number, start + size)
-        yield Prefill(tokens=tokens[:start])
         if kind is not PassKind.PREFILL:
-            yield _pass(model.config, tokens[start:])
+            yield PassKind.FULL
             recording = True
-            width = model.config.decode_defaults["small_block"] if kind is PassKind.SMALL else size
-            yield _pass(model.config, tokens[start : start + width], kind)
+            yield kind
 
-    list(_engine(watch_passes(model, watch).network, batch).run(row(number) for number in range(batch)))
-
-
-def _pass(config: ModelConfig, tokens: Sequence[int], kind: PassKind = PassKind.FULL) -> Pass:
-    return Pass(
-        kind=kind,
-        start=PROMPT_BLOCKS * config.block_size,
-        tokens=tokens,
-        plan=compute_all(config.num_layers),
-        read=(0,),
-        queries=(0.0,),
-    )
+    _run_passes(watch_passes(model, watch).network, batch, kinds)
+    return recorder
 
 
 def _fastest(model: LoadedModel, parts: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds of the fastest full pass at batch 1, and of each other part, repeated for as long as a pass takes."""
-    config, device = model.config, model.device
     times: dict[str, list[float]] = {name: [] for name in ("pass", *parts)}
-    start = PROMPT_BLOCKS * config.block_size
-    tokens = fixed_tokens(config, 0, start + config.block_size)
 
-    def row() -> Row[None]:
-        yield Prefill(tokens=tokens[:start])
-        until = _now(device) + MAX_TIMING_SECONDS
-        while len(times["pass"]) < TIMED_PASSES and not (_now(device) > until and len(times["pass"]) > 1):
-            began = _now(device)
-            yield _pass(config, tokens[start:])
-            times["pass"].append(_now(device) - began)
+    def now() -> float:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        return time.perf_counter()
+
+    def repeated(part: Callable[[], object], seconds: float) -> float:
+        began, count = now(), 0
+        while time.perf_counter() - began < seconds or not count:
+            for _ in range(16):
+                part()
+            count += 16
+            if count % 256 == 0:
+                now()  # the queue of a GPU is long; the clock must not run ahead of it
+        return (now() - began) / count
+
+    def kinds() -> Iterator[PassKind]:
+        until = now() + MAX_TIMING_SECONDS
+        while len(times["pass"]) < TIMED_PASSES and not (now() > until and len(times["pass"]) > 1):
+            began = now()
+            yield PassKind.FULL
+            times["pass"].append(now() - began)
             for name, part in parts.items():
-                times[name].append(_repeated(part, times["pass"][-1], device))
+                times[name].append(repeated(part, times["pass"][-1]))
 
-    list(_engine(model.network, 1).run([row()]))
+    _run_passes(model.network, 1, kinds)
     return {name: min(found[1:] or found) for name, found in times.items()}

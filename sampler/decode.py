@@ -137,7 +137,7 @@ def decode_prompts(
         model.network,
         cache_spec=bound.cache_spec,
         slots=slots_needed(model.network, batch_size, len(prompts)),
-        capacity=-(-longest // config.block_size) * config.block_size,
+        capacity=longest,
         reader=predictor,
         on_failure=on_failure,
         reads=settings.small_block,

@@ -12,35 +12,24 @@ from pathlib import Path
 from sampler.decode import Step, decode_prompts
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
-from sampler.plan import CacheSpec, LayerPlan, StepContext, compute_all
+from sampler.plan import BoundPolicy, CacheSpec, compute_all
+from sampler.policies.periodic import Periodic
 from sampler.policy import format_indices, parse_indices
 from sampler.records import DecodeSettings, Prompt
 
 MASKED, REVEALED, SETTLED = "masked", "just revealed", "settled"
 GROUPS = (MASKED, REVEALED, SETTLED)
 LAST_STEP = 16  # includes all later steps of a block
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoundProfiler:
-    """Computes every layer and caches every contribution, to compare it with the next one."""
-
-    compute: LayerPlan
-    cache_spec: CacheSpec
-    period: int = 1
-
-    def plan(self, context: StepContext) -> LayerPlan:
-        del context
-        return self.compute
+FIGURE_FORMATS = (".svg", ".png")
 
 
 class Profiler:
-    """Passed to `decode_prompts` in place of a policy."""
+    """Passed to `decode_prompts` in place of a policy: computes and measures every layer on every pass."""
 
-    def bind(self, depth: int, subset_size: int | None = None) -> BoundProfiler:
+    def bind(self, depth: int, subset_size: int | None = None) -> BoundPolicy:
         del subset_size
         spec = CacheSpec(tuple(range(depth)), measures_contributions=True)
-        return BoundProfiler(compute=compute_all(depth), cache_spec=spec)
+        return Periodic(period=1, replay=compute_all(depth), cache_spec=spec)
 
 
 @dataclass(slots=True)
@@ -82,9 +71,8 @@ class Profile:
         groups = [group_of(context.revealed_at[position], context.step) for position in context.window]
         for layer, norms in measured.items():
             for group, (change, size, stream) in zip(groups, norms, strict=True):
-                self.cells.setdefault((layer, min(context.step, LAST_STEP), group), ChangeSums()).add(
-                    change, size, stream
-                )
+                cell = self.cells.setdefault((layer, min(context.step, LAST_STEP), group), ChangeSums())
+                cell.add(change, size, stream)
         self.passes += bool(measured)
 
     def of(self, layer: int, *, step: int | None = None, group: str | None = None) -> ChangeSums:
@@ -125,6 +113,18 @@ class Profile:
         ]
         return {"passes": self.passes, "layers": layers, "suggested": self.suggestion(size)}
 
+    def table(self, size: int) -> str:
+        """A line for each layer, then the suggested layers."""
+        head = f"{'layer':>5}  {'of stream':>9}  {'of itself':>9}" + "".join(f"  {group:>13}" for group in GROUPS)
+        lines = [f"relative L1 change of each layer's contribution between steps, {self.passes} passes", "", head]
+        for layer in range(self.depth):
+            cells = [self.of(layer, group=group).relative for group in GROUPS]
+            shown = "".join(f"  {'–' if value is None else f'{value:.3f}':>13}" for value in cells)
+            whole = self.of(layer)
+            lines.append(f"{layer:>5}  {whole.of_stream or 0:>9.3f}  {whole.relative or 0:>9.3f}{shown}")
+        suggested = f"the {size} layers that change least relative to the residual stream: {self.suggestion(size)}"
+        return "\n".join([*lines, "", suggested])
+
 
 def group_of(revealed_at: int | None, step: int) -> str:
     """The state of a position in a pass: masked, revealed by the previous pass, or settled before that."""
@@ -147,9 +147,6 @@ def profile(model: LoadedModel, prompts: Sequence[Prompt], *, settings: DecodeSe
     ):
         pass
     return found
-
-
-FIGURE_FORMATS = (".svg", ".png")
 
 
 def draw(profile: Profile, suggested: str, path: Path) -> None:

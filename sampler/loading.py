@@ -25,11 +25,12 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sampler.attention import pick_backend
 from sampler.config import BUNDLED_MODEL, EMBEDDING, FINAL_NORM, HEAD, ModelConfig, Shapes, expected_shapes, read_config
 from sampler.device import pick_device, pick_dtype
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, hub_problem, retry_hub
-from sampler.model import HeadNorm, Layer, Norm, Transformer, make_linear, pick_execution
+from sampler.model import Execution, HeadNorm, Layer, Norm, Transformer, make_linear
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 
 STORED_DTYPES = ("F32", "BF16", "F16", "F64")
@@ -187,7 +188,8 @@ def build_transformer(
     compiled: bool = False,
 ) -> Transformer:
     """Reads each tensor once, by its name in transformers, straight into the fused matrix it belongs to."""
-    fold = dtype is torch.float32 and device.type == "cpu"  # in half precision, folding would round the weights again
+    in_float32_on_cpu = dtype is torch.float32 and device.type == "cpu"
+    fold = in_float32_on_cpu  # in half precision, folding would round the weights again
     linear = partial(make_linear, packed=not compiled)  # a packed weight cannot be part of a compiled graph
 
     def fused(names: Iterable[str], norm: Tensor | None = None) -> Tensor:
@@ -233,7 +235,11 @@ def build_transformer(
         layers=[layer(index) for index in range(config.num_layers)],
         final_norm=norm(final_norm, folded=fold and not tied),
         head=linear(embedding, shared=True) if tied else linear(fused([HEAD], final_norm)),
-        execution=pick_execution(config, dtype=dtype, device=device, compiled=compiled),
+        execution=Execution(
+            backend=pick_backend(config, dtype=dtype, device=device, compiled=compiled),
+            padded=not in_float32_on_cpu or compiled,  # kernels, hence rounding, depend on the number of positions
+            compiled=compiled,
+        ),
     )
 
 

@@ -12,10 +12,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from sampler.attention import Backend, pick_backend
+from sampler.attention import Backend
 from sampler.cache import FINAL_STATES, CachePool, KeyValueView, ReuseView
 from sampler.config import ModelConfig
-from sampler.plan import COMPUTE, PARTIAL, REPLAY, REPLAY_ATTENTION, SKIP, WATCHED_INPUT, LayerPlan, LayerStep, Unit
+from sampler.plan import (
+    COMPUTE,
+    PARTIAL,
+    REPLAY,
+    REPLAY_ATTENTION,
+    REPLAY_MLP,
+    SKIP,
+    WATCHED_INPUT,
+    LayerPlan,
+    LayerStep,
+    Unit,
+)
 
 # Smaller weights stay in the CPU's cache, and call overhead dominates: plain `addmm` is faster. For larger weights
 # reading them dominates: oneDNN's blocked layout reads them 1.2 to 1.4 times faster.
@@ -178,6 +189,11 @@ class Layer:
             reuse.add(self.index, before_ND, middle_ND if reuse.unit is Unit.ATTENTION else y_ND)
         return y_ND
 
+    def replay(self, x_ND: Tensor, reuse: ReuseView, work: LayerWork) -> Tensor:
+        """Adds the cached contribution to the input. Nothing runs, and the layer's keys and values do not change."""
+        work.reused += 1
+        return x_ND + reuse.load(self.index)
+
     def run_half(
         self, step: LayerStep, x_ND: Tensor, keys_values: KeyValueView, reuse: ReuseView, work: LayerWork
     ) -> Tensor:
@@ -191,6 +207,12 @@ class Layer:
         work.attention_only += 1
         return self.attention(x_ND, keys_values) + reuse.load(self.index)
 
+    def run_selected(self, x_ND: Tensor, selection: Selection, selected_ND: Tensor | None, work: LayerWork) -> Tensor:
+        """Computes the selected positions, as the layer before left them, against the cached keys of all positions."""
+        work.partial += 1
+        before_ND = x_ND[selection.rows] if selected_ND is None else selected_ND
+        return self.run(before_ND, selection.keys_values, selection.reuse, work)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Execution:
@@ -199,15 +221,6 @@ class Execution:
     backend: Backend = Backend.REFERENCE
     padded: bool = False  # passes have fixed shapes, so that a row's result does not depend on the size of its batch
     compiled: bool = False  # with torch.compile; needs fixed shapes
-
-
-def pick_execution(
-    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, compiled: bool = False
-) -> Execution:
-    """Kernels are chosen by the number of positions. Only float32 on a CPU is precise enough not to depend on it."""
-    exact = dtype is torch.float32 and device.type == "cpu" and not compiled
-    backend = pick_backend(config, dtype=dtype, device=device, compiled=compiled)
-    return Execution(backend=backend, padded=not exact, compiled=compiled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,22 +278,19 @@ class Transformer:
                 work.reused += 1
                 continue
             assert reuse is not None
-            if step is REPLAY:
-                assert reuse.unit is Unit.LAYER
-                work.reused += 1
-                x_ND = x_ND + reuse.load(index)
-            elif step is PARTIAL:
-                assert reuse.unit is Unit.LAYER
-                assert selection is not None
-                work.partial += 1
-                before_ND = x_ND[selection.rows] if selected_ND is None else selected_ND
-                selected_ND = layer.run(before_ND, selection.keys_values, selection.reuse, work)
-                x_ND = x_ND + reuse.load(index)
-                if plan.steps[index + 1 : index + 2] != (PARTIAL,):
-                    x_ND.index_copy_(0, selection.rows, selected_ND)
-                    selected_ND = None
-            else:
+            if step is REPLAY_ATTENTION or step is REPLAY_MLP:
                 x_ND = layer.run_half(step, x_ND, keys_values, reuse, work)
+                continue
+            assert reuse.unit is Unit.LAYER
+            if step is REPLAY:
+                x_ND = layer.replay(x_ND, reuse, work)
+                continue
+            assert selection is not None
+            selected_ND = layer.run_selected(x_ND, selection, selected_ND, work)
+            x_ND = x_ND + reuse.load(index)
+            if plan.steps[index + 1 : index + 2] != (PARTIAL,):
+                x_ND.index_copy_(0, selection.rows, selected_ND)
+                selected_ND = None
         if reuse is not None:
             reuse.store(FINAL_STATES, x_ND)
             reuse.finish()

@@ -92,6 +92,7 @@ class PassRunner:
     ) -> None:
         self.network, self.reader, self.reads, self.batch_size = network, reader, reads, slots
         self.block, self.padded = network.config.block_size, network.execution.padded
+        capacity = -(-capacity // self.block) * self.block
         where: Any = {"dtype": network.dtype, "device": network.device}
         if self.padded:  # the last slot takes what padding writes
             self.keys_values = network.pool.take_keys_values(network.config, slots + 1, capacity, **where)

@@ -74,7 +74,7 @@ def score_pairs(
         model.network,
         cache_spec=bound.cache_spec,
         slots=slots_needed(model.network, batch_size, len(questions)),
-        capacity=-(-longest // config.block_size) * config.block_size,
+        capacity=longest,
         reader=LogProbabilities(config.mask_token_id),
         reads=1,
         share_prefixes=True,

@@ -1,4 +1,4 @@
-"""`reuse-sweep generate`, `score` and `profile`: one model, JSON lines in and out, no Ray."""
+"""Commands that run one model without Ray: `reuse-sweep generate`, `score`, `profile`, `check` and `parity`."""
 
 import json
 import os
@@ -14,15 +14,16 @@ from orchestrator.planning.fields import setting, settings_of, shared
 from orchestrator.planning.settings import SweepSettings, single_value
 from sampler.errors import InputError, NonFiniteError
 from sampler.policy import GRAMMAR, ReusePolicy
-from sampler.records import Generated, Pair, Prompt, Scored, document_seed
+from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
 
 if TYPE_CHECKING:
-    from sampler.drift import Profile
     from sampler.engine import OnFailure
-    from sampler.loading import ModelFiles
+    from sampler.loading import LoadedModel, ModelFiles
 
 T = TypeVar("T")
 MODEL_HELP = "tiny (the bundled model), a directory (./tiny for one of that name), or a Hub id[@revision]"
+DEVICE_HELP = "cpu, cuda, cuda:N or auto"
+IDS_HELP = "lines contain token ids instead of text"
 GENERATE_EXAMPLES = """examples:
   echo '{"id": 1, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}' |
     reuse-sweep generate --model Efficient-Large-Model/Fast_dLLM_v2_7B
@@ -49,16 +50,38 @@ PROFILE_EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelOptions:
-    """A model and the device it runs on."""
+class SourceOptions:
+    """Where a model is, and what its config.json may not state."""
 
     model: str = setting(verbatim=True, help=MODEL_HELP)
     family: str | None = shared(SweepSettings, "family")
     block_size: int | None = shared(SweepSettings, "block_size")
+
+    def find(self, *, code: bool = False) -> "ModelFiles":
+        from sampler.loading import find_model
+
+        return find_model(self.model, family=self.family, block_size=self.block_size, code=code)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions(SourceOptions):
+    """A model and the device it runs on."""
+
     dtype: str = shared(SweepSettings, "dtype")
-    device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
+    device: str = setting("auto", metavar="DEVICE", help=DEVICE_HELP)
     batch_size: int = shared(SweepSettings, "batch_size")
     compile: bool = shared(SweepSettings, "compile")
+
+    def check_device(self) -> None:
+        """Raises InputError before anything is read or downloaded."""
+        from sampler.device import pick_device, pick_dtype
+
+        pick_dtype(self.dtype, pick_device(self.device))
+
+    def load(self, files: "ModelFiles") -> "LoadedModel":
+        from sampler.loading import load_model
+
+        return load_model(files, dtype=self.dtype, device=self.device, compiled=self.compile)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +92,7 @@ class PolicyOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateOptions(PolicyOptions):
-    ids: bool = setting(False, help="lines contain token ids instead of text")
+    ids: bool = setting(False, help=IDS_HELP)
     max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens")
     stop: tuple[str, ...] = setting(
         (), metavar="TEXT", repeatable=True, verbatim=True, help="stop before this text (repeatable)"
@@ -81,7 +104,7 @@ class GenerateOptions(PolicyOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreOptions(PolicyOptions):
-    ids: bool = setting(False, help="lines contain token ids instead of text")
+    ids: bool = setting(False, help=IDS_HELP)
     scoring: str = setting(
         "chain",
         metavar="METHOD",
@@ -91,29 +114,25 @@ class ScoreOptions(PolicyOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckOptions:
-    device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
+class CheckOptions(SourceOptions):
     model: str = setting("tiny", verbatim=True, metavar="MODEL", help=MODEL_HELP)
-    family: str | None = shared(SweepSettings, "family")
-    block_size: int | None = shared(SweepSettings, "block_size")
     dtype: str = shared(SweepSettings, "dtype")
+    device: str = setting("auto", metavar="DEVICE", help=DEVICE_HELP)
     out: Path = setting(Path("check.json"), metavar="FILE", help="write the results to this file, for a bug report")
     json: bool = setting(False, help="print the results as JSON instead of a table")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParityOptions:
+class ParityOptions(SourceOptions):
     model: str = setting(verbatim=True, metavar="MODEL", help="a directory with its own modelling code, or a Hub id")
-    family: str | None = shared(SweepSettings, "family")
-    block_size: int | None = shared(SweepSettings, "block_size")
     python: Path = setting(metavar="FILE", help="the Python of an environment with the packages that the code needs")
-    device: str = setting("cpu", metavar="DEVICE", help="cpu, cuda, cuda:N or auto; both run in float32")
+    device: str = setting("cpu", metavar="DEVICE", help=f"{DEVICE_HELP}; both run in float32")
     json: bool = setting(False, help="print the result as JSON")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileOptions(ModelOptions):
-    ids: bool = setting(False, help="lines contain token ids instead of text")
+    ids: bool = setting(False, help=IDS_HELP)
     size: int | None = shared(SweepSettings, "subset_size", help="number of layers to suggest")
     figure: Path | None = setting(None, metavar="FILE", help="draw layers × steps into this .svg or .png file")
     json: bool = setting(False, help="print JSON with every step instead of a table")
@@ -136,30 +155,22 @@ def generate(arguments: Sequence[str]) -> None:
     )
     options, decode = parse_decoding(parser, GenerateOptions, arguments)
     policy = ReusePolicy.parse(options.policy)
-    from sampler.decode import check_prompts, decode_prompts
-    from sampler.device import pick_device, pick_dtype
-    from sampler.loading import find_model, load_model
+    from sampler.decode import decode_prompts
     from sampler.text import check_stop
 
     check_stop(options.stop)
-    pick_dtype(options.dtype, pick_device(options.device))
+    options.check_device()
     lines = read_lines()
-    files = find_model(options.model, family=options.family, block_size=options.block_size)
+    files = options.find()
     settings = files.config.decode_settings(
         decode, max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_p=options.top_p
     )
     policy.bind(files.config.num_layers, options.subset_size)
-    check_prompts([], settings, files.config)
     if options.stop or (lines and not options.ids):
         _ = files.tokenizer  # raises if there is none, before the weights are read
-    prompts = []
-    for line in lines:
-        with line:
-            seed = document_seed(options.seed, line.fields["id"])
-            prompts.append(Prompt(ids=prompt_ids(line, files, options.ids), stop=options.stop, seed=seed))
-            check_prompts(prompts[-1:], settings, files.config)
+    prompts = read_prompts(lines, files, settings, options.ids, options.stop, options.seed)
     results = decode_prompts(
-        load_model(files, dtype=options.dtype, device=options.device, compiled=options.compile),
+        options.load(files),
         prompts,
         policy=policy,
         settings=settings,
@@ -168,10 +179,8 @@ def generate(arguments: Sequence[str]) -> None:
         with_text=not options.ids,
         on_failure=_raise_with_line(lines),
     )
-    write_in_order(
-        ((index, _generated_json(lines[index], result, with_text=not options.ids)) for index, result in results),
-        len(lines),
-    )
+    with_text = not options.ids
+    write_in_order(((i, _generated_json(lines[i], one, with_text=with_text)) for i, one in results), len(lines))
 
 
 def score(arguments: Sequence[str]) -> None:
@@ -180,16 +189,14 @@ def score(arguments: Sequence[str]) -> None:
         description='Computes log-likelihoods. Input lines: {"id", "prefix", "target"}; with --ids they are token ids.',
         examples=SCORE_EXAMPLES,
     )
-    options = ScoreOptions(**parse_values(parser, settings_of(ScoreOptions), arguments))
+    options = parse_options(parser, ScoreOptions, arguments)
     policy = ReusePolicy.parse(options.policy)
     policy.check_scoring()
-    from sampler.device import pick_device, pick_dtype
-    from sampler.loading import find_model, load_model
     from sampler.scoring import check_pairs, score_pairs
 
-    pick_dtype(options.dtype, pick_device(options.device))
+    options.check_device()
     lines = read_lines()
-    files = find_model(options.model, family=options.family, block_size=options.block_size)
+    files = options.find()
     policy.bind(files.config.num_layers, options.subset_size)
     if lines and not options.ids:
         _ = files.tokenizer  # raises if there is none, before the weights are read
@@ -199,7 +206,7 @@ def score(arguments: Sequence[str]) -> None:
             pairs.append(_pair(line, files, options.ids))
             check_pairs(pairs[-1:], files.config)
     results = score_pairs(
-        load_model(files, dtype=options.dtype, device=options.device, compiled=options.compile),
+        options.load(files),
         pairs,
         policy=policy,
         method=options.scoring,
@@ -226,11 +233,11 @@ def check(arguments: Sequence[str]) -> None:
     from orchestrator.planning.estimate import memory_needed
     from sampler.check import BATCH, Memory, run_checks
     from sampler.device import numeric_flags, pick_device, pick_dtype
-    from sampler.loading import find_model, load_model
+    from sampler.loading import load_model
 
     device = pick_device(options.device)
     dtype = str(pick_dtype(options.dtype, device)).removeprefix("torch.")
-    files = find_model(options.model, family=options.family, block_size=options.block_size)
+    files = options.find()
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else system.free_memory()
     memory = Memory(free=free, needed=memory_needed(files.config, dtype, batch_size=BATCH))
     model = load_model(files, dtype=dtype, device=options.device)
@@ -243,9 +250,10 @@ def check(arguments: Sequence[str]) -> None:
         if not options.json:
             state = {None: "-", True: "pass", False: "FAIL"}[result.passed]
             print(f"{state:5} {result.name:16} {result.detail}", flush=True)
+    failed = [result.name for result in results if result.passed is False]
     with numeric_flags() as flags:
         found = {
-            "passed": all(result.passed is not False for result in results),
+            "passed": not failed,
             "checks": [result.as_json() for result in results],
             "model": {"source": options.model, "revision": files.revision, "dtype": dtype},
             "device": about,
@@ -255,7 +263,6 @@ def check(arguments: Sequence[str]) -> None:
         }
     text = json.dumps(found, indent=1)
     options.out.write_text(text + "\n", encoding="utf-8")
-    failed = [result.name for result in results if result.passed is False]
     if options.json:
         print(text)
     else:
@@ -276,10 +283,10 @@ def parity(arguments: Sequence[str]) -> None:
     options = parse_options(parser, ParityOptions, arguments)
     if not os.access(options.python, os.X_OK) or options.python.is_dir():
         raise InputError(f"--python {options.python} is not an interpreter; give a path such as ENV/bin/python")
-    from sampler.loading import find_model, load_model
+    from sampler.loading import load_model
     from sampler.parity import code_files, compare
 
-    files = find_model(options.model, family=options.family, block_size=options.block_size, code=True)
+    files = options.find(code=True)
     scripts = code_files(files.folder)
     listed = ", ".join(f"{name} (sha256 {digest}…)" for name, digest in scripts.items())
     print(f"running {listed} of {files.folder} with {options.python}", file=sys.stderr, flush=True)
@@ -289,12 +296,10 @@ def parity(arguments: Sequence[str]) -> None:
         print(json.dumps({"agrees": not found.differences, "code": scripts, **asdict(found)}, indent=1))
     else:
         print(f"{found.states} steps compared with {versions}; logits differ by at most {found.largest:.2g}")
+        differ = f"{len(found.differences)} steps differ, first at {''.join(found.differences[:1])}"
+        print(differ if found.differences else "all logits and tokens agree")
     if found.differences:
-        if not options.json:
-            print(f"{len(found.differences)} steps differ, first at {found.differences[0]}")
         sys.exit(1)
-    if not options.json:
-        print("all logits and tokens agree")
 
 
 def profile(arguments: Sequence[str]) -> None:
@@ -306,30 +311,20 @@ def profile(arguments: Sequence[str]) -> None:
     )
     options, decode = parse_decoding(parser, ProfileOptions, arguments)
     from sampler import drift
-    from sampler.decode import check_prompts
-    from sampler.device import pick_device, pick_dtype
-    from sampler.loading import find_model, load_model
     from sampler.policy import resolve_subset_size
 
-    pick_dtype(options.dtype, pick_device(options.device))
+    options.check_device()
     if options.figure is not None:
         drift.check_path(options.figure)
     lines = read_lines()
-    files = find_model(options.model, family=options.family, block_size=options.block_size)
+    files = options.find()
     settings = files.config.decode_settings(decode, max_new_tokens=options.max_new_tokens)
     size = resolve_subset_size(files.config.num_layers, options.size)
-    check_prompts([], settings, files.config)
-    prompts = []
-    for line in lines:
-        with line:
-            ids = prompt_ids(line, files, options.ids)
-            prompts.append(Prompt(ids=ids, seed=document_seed(0, line.fields["id"])))
-            check_prompts(prompts[-1:], settings, files.config)
-    model = load_model(files, dtype=options.dtype, device=options.device, compiled=options.compile)
-    found = drift.profile(model, prompts, settings=settings, batch_size=options.batch_size)
+    prompts = read_prompts(lines, files, settings, options.ids)
+    found = drift.profile(options.load(files), prompts, settings=settings, batch_size=options.batch_size)
     if not found.passes:
         raise InputError("no block took a second pass, so nothing can be compared; give longer prompts or more of them")
-    print(json.dumps(found.as_json(size), indent=1) if options.json else profile_table(found, size))
+    print(json.dumps(found.as_json(size), indent=1) if options.json else found.table(size))
     if options.figure is not None:
         drift.draw(found, found.suggestion(size), options.figure)
 
@@ -340,6 +335,22 @@ def _raise_with_line(lines: Sequence[Line]) -> "OnFailure":
             raise InputError(error.reason)
 
     return fail
+
+
+def read_prompts(
+    lines: Sequence[Line], files: "ModelFiles", settings: DecodeSettings, as_ids: bool, stop: Any = (), seed: int = 0
+) -> list[Prompt]:
+    """The prompts in the lines, checked against the model."""
+    from sampler.decode import check_prompts
+
+    check_prompts([], settings, files.config)
+    prompts = []
+    for line in lines:
+        with line:
+            ids = prompt_ids(line, files, as_ids)
+            prompts.append(Prompt(ids=ids, stop=stop, seed=document_seed(seed, line.fields["id"])))
+            check_prompts(prompts[-1:], settings, files.config)
+    return prompts
 
 
 def prompt_ids(line: Line, files: "ModelFiles", as_ids: bool) -> tuple[int, ...]:
@@ -365,37 +376,14 @@ def _pair(line: Line, files: "ModelFiles", as_ids: bool) -> Pair:
 
 def _generated_json(line: Line, generated: Generated, *, with_text: bool) -> dict[str, Any]:
     text = {"text": generated.text} if with_text else {}
-    return {
-        "id": line.fields["id"],
-        "ids": list(generated.ids),
-        **text,
-        "finish": generated.finish,
-        **generated.counters.as_json(),
-        "seconds": round(generated.seconds, 6),
-    }
+    answer = {"ids": list(generated.ids), **text, "finish": generated.finish}
+    return {"id": line.fields["id"], **answer, **_work_json(generated)}
 
 
 def _scored_json(line: Line, scored: Scored) -> dict[str, Any]:
-    return {
-        "id": line.fields["id"],
-        "score": scored.score,
-        "greedy": scored.greedy,
-        "rewound": scored.rewound,
-        **scored.counters.as_json(),
-        "seconds": round(scored.seconds, 6),
-    }
+    answer = {"score": scored.score, "greedy": scored.greedy, "rewound": scored.rewound}
+    return {"id": line.fields["id"], **answer, **_work_json(scored)}
 
 
-def profile_table(found: "Profile", size: int) -> str:
-    """A line for each layer, then the suggested layers."""
-    from sampler.drift import GROUPS
-
-    suggested = found.suggestion(size)
-    head = f"{'layer':>5}  {'of stream':>9}  {'of itself':>9}" + "".join(f"  {group:>13}" for group in GROUPS)
-    lines = [f"relative L1 change of each layer's contribution between steps, {found.passes} passes", "", head]
-    for layer in range(found.depth):
-        cells = [found.of(layer, group=group).relative for group in GROUPS]
-        shown = "".join(f"  {'–' if value is None else f'{value:.3f}':>13}" for value in cells)
-        whole = found.of(layer)
-        lines.append(f"{layer:>5}  {whole.of_stream or 0:>9.3f}  {whole.relative or 0:>9.3f}{shown}")
-    return "\n".join([*lines, "", f"the {size} layers that change least relative to the residual stream: {suggested}"])
+def _work_json(result: Generated | Scored) -> dict[str, Any]:
+    return {**result.counters.as_json(), "seconds": round(result.seconds, 6)}

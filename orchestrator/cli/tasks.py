@@ -150,7 +150,6 @@ def run_task(arguments: Sequence[str]) -> None:
     from tqdm import tqdm
 
     from sampler.decode import check_prompts
-    from sampler.loading import find_model, load_model
     from tasks.catalog import GENERATE
     from tasks.documents import TaskOptions
     from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
@@ -161,7 +160,7 @@ def run_task(arguments: Sequence[str]) -> None:
     task = open_task(options.task, TaskOptions.from_settings(options, data=data))
     if task.kind != GENERATE:
         policy.check_scoring()
-    files = find_model(options.model, family=options.family, block_size=options.block_size)
+    files = options.find()
     settings = files.config.decode_settings(decode)
     policy.bind(files.config.num_layers, options.subset_size)
     check_prompts((), settings, files.config)
@@ -169,7 +168,7 @@ def run_task(arguments: Sequence[str]) -> None:
         chat_renderer(files.tokenizer)
     with _output(options.out) as out:
         decoder = ModelDecoder(
-            model=load_model(files, dtype=options.dtype, device=options.device),
+            model=options.load(files),
             policy=policy,
             settings=settings,
             batch_size=options.batch_size,
