@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,8 @@ from sampler.decode import Predictor, decode_prompts
 from sampler.device import OperationCounter, forbid_synchronisation, numeric_flags
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import BUNDLED_FOLDER, LoadedModel, find_model, load_model, open_checkpoint
-from sampler.model import Transformer
 from sampler.parity import fixed_tokens, reference_states
-from sampler.plan import BoundPolicy, CacheSpec, LayerPlan, PassKind, StepContext, compute_all
+from sampler.plan import CacheSpec, PassKind, compute_all
 from sampler.policy import ReusePolicy, policy_examples
 from sampler.records import DecodeSettings, Pair, Prompt
 from sampler.scoring import score_pairs
@@ -140,8 +140,15 @@ def check_layers(model: LoadedModel) -> Outcome:
     """Each layer's output in the model's dtype, against a plain float32 forward from the checkpoint's tensors."""
     states: list[Tensor] = []
     tokens = fixed_tokens(model.config, 0, PROMPT_BLOCKS * model.config.block_size)
-    layers: list[Any] = [_RecordedLayer(layer, states) for layer in model.network.layers]
-    _run_passes(replace(model.network, layers=layers), 1, lambda: ())
+
+    def recorded(layer: Any) -> Any:
+        def run(*arguments: Any) -> Tensor:
+            states.append(layer.run(*arguments))
+            return states[-1]
+
+        return _Altered(layer, run=run)
+
+    _run_passes(replace(model.network, layers=[recorded(layer) for layer in model.network.layers]), 1, lambda: ())
     read = open_checkpoint(model.folder, model.config)
     errors, largest = [], 0.0
     for index, (expected, inner) in enumerate(reference_states(read, model.config, tokens, model.device)):
@@ -166,20 +173,25 @@ def check_layers(model: LoadedModel) -> Outcome:
     return passed, detail, values
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordedLayer:
-    """Keeps the output of a layer."""
+class _Altered:
+    """An object with other methods in place of some of its own."""
 
-    layer: Any
-    states: list[Tensor]
+    def __init__(self, inner: Any, **methods: Callable[..., Any]) -> None:
+        self.inner = inner
+        self.__dict__.update(methods)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.layer, name)
+        return getattr(self.inner, name)
 
-    def run(self, *arguments: Any) -> Tensor:
-        output: Tensor = self.layer.run(*arguments)
-        self.states.append(output)
-        return output
+
+def _within(context: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which runs inside a context."""
+
+    def call(*arguments: Any) -> Any:
+        with context():
+            return function(*arguments)
+
+    return call
 
 
 def check_batches(model: LoadedModel) -> Outcome:
@@ -208,52 +220,22 @@ def check_policies(model: LoadedModel) -> Outcome:
     return True, f"{len(tokens)} policies decode and score", {"tokens": tokens}
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchedTransformer(Transformer):
-    """A model whose forward passes run inside a context."""
-
-    watch: Callable[[], AbstractContextManager[Any]]
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
-        with self.watch():
-            return super().forward(*arguments, **options)
-
-
-def watch_passes(model: LoadedModel, watch: Callable[[], AbstractContextManager[Any]]) -> LoadedModel:
-    return replace(model, network=WatchedTransformer(**vars(model.network), watch=watch))
-
-
-@dataclass(frozen=True, slots=True)
-class _WatchedPolicy:
-    """A policy whose decisions run inside a context."""
-
-    policy: Any
-    watch: Callable[[], AbstractContextManager[Any]]
-
-    def bind(self, depth: int, subset_size: int | None = None) -> BoundPolicy:
-        return _WatchedPolicy(self.policy.bind(depth, subset_size), self.watch)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
-
-    def plan(self, context: StepContext) -> LayerPlan:
-        with self.watch():
-            plan: LayerPlan = self.policy.plan(context)
-        return plan
-
-
 def check_synchronisation(model: LoadedModel) -> Outcome:
     """No pass and no decision of a policy makes the host wait; only reading the result of a pass may."""
 
-    def watch() -> AbstractContextManager[None]:
-        return forbid_synchronisation(model.device)
+    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        return _within(lambda: forbid_synchronisation(model.device), function)
 
-    watched = watch_passes(model, watch)
+    def bind(policy: ReusePolicy, depth: int, subset_size: int | None = None) -> Any:
+        bound = policy.bind(depth, subset_size)
+        return _Altered(bound, plan=guarded(bound.plan))
+
+    network: Any = _Altered(model.network, forward=guarded(model.network.forward))
     names = policy_examples()
     for name in names:
-        policy = _WatchedPolicy(ReusePolicy.parse(name), watch)
+        policy = _Altered(None, bind=partial(bind, ReusePolicy.parse(name)))
         try:
-            _decode(watched, policy, tokens=FEW_TOKENS)
+            _decode(replace(model, network=network), policy, tokens=FEW_TOKENS)
         except RuntimeError as error:
             return False, f"{name}: {_one_line(error)}", {"policy": name}
     return True, f"the forward passes and decisions of {len(names)} policies do not wait for the device", {}
@@ -340,7 +322,7 @@ def _decode(
     return [found[number].ids for number in range(documents)]
 
 
-def _run_passes(network: Transformer, rows: int, kinds: Callable[[], Iterable[PassKind]]) -> None:
+def _run_passes(network: Any, rows: int, kinds: Callable[[], Iterable[PassKind]]) -> None:
     """Prefills each row, then runs passes of these kinds over its next block."""
     config = network.config
     start, size = PROMPT_BLOCKS * config.block_size, config.block_size
@@ -380,7 +362,7 @@ def _record_pass(model: LoadedModel, kind: PassKind, batch: int) -> OperationCou
             recording = True
             yield kind
 
-    _run_passes(watch_passes(model, watch).network, batch, kinds)
+    _run_passes(_Altered(model.network, forward=_within(watch, model.network.forward)), batch, kinds)
     return recorder
 
 

@@ -207,29 +207,25 @@ def check_batch_size(batch_size: int) -> None:
 _Continuation = tuple[tuple[int, ...], bool]  # new tokens, and whether a stop ended them
 
 
+@dataclass(kw_only=True)
 class _Sequence:
     """One prompt being continued. `tokens` holds the prompt, revealed tokens, and masks up to the end of the block."""
 
-    def __init__(
-        self,
-        *,
-        document: int,
-        prompt: Prompt,
-        limit: int,
-        config: ModelConfig,
-        policy: BoundPolicy,
-        settings: DecodeSettings,
-        stop_strings: StopStrings,
-        stopwatch: Stopwatch,
-        on_step: Callable[[Step], None] | None,
-    ) -> None:
-        self.document, self.config, self.policy, self.settings = document, config, policy, settings
-        self.stop_strings, self.stopwatch, self.on_step = stop_strings, stopwatch, on_step
-        self.tokens = list(prompt.ids)
-        self.prompt_length, self.limit = len(prompt.ids), limit
-        self.known = len(prompt.ids)  # every position before this one is revealed
-        self.stopped = False
-        self.random = torch.Generator().manual_seed(prompt.seed)
+    document: int
+    prompt: Prompt
+    limit: int  # on its length
+    config: ModelConfig
+    policy: BoundPolicy
+    settings: DecodeSettings
+    stop_strings: StopStrings
+    stopwatch: Stopwatch
+    on_step: Callable[[Step], None] | None
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt.ids)
+        self.known = self.prompt_length = len(self.tokens)  # every position before `known` is revealed
+        self.random = torch.Generator().manual_seed(self.prompt.seed)
 
     def denoise(self) -> Row[_Continuation]:
         """Prefills the prompt, then denoises block after block until a stop is revealed or the limit is reached."""

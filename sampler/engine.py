@@ -320,8 +320,7 @@ class Engine(Generic[Result]):
             wanted = row.waiting_for
             assert wanted is not None
             row.rounds_waited += 1
-            key = wanted.plan.batch_key, self._uses_reuse_cache(wanted), self._shape(wanted)
-            groups.setdefault(key, []).append(row)
+            groups.setdefault(self._group_key(wanted), []).append(row)
         group = max(groups.values(), key=lambda group: sum(row.rounds_waited for row in group))
         wanted = group[0].waiting_for
         assert wanted is not None
@@ -330,12 +329,12 @@ class Engine(Generic[Result]):
             group = [row for row in group if row in longest]
         return group
 
-    def _shape(self, wanted: Pass) -> object:
-        """What rows must have in common to share a padded pass, besides their plan."""
-        if not self.runner.padded:
-            return None
-        width = len(wanted.tokens)
-        return width, self.runner.selected_positions(wanted.kind, width, len(wanted.plan.selected))
+    def _group_key(self, wanted: Pass) -> object:
+        """Equal for passes that can run together: padded ones must also have the same shape."""
+        width, shape = len(wanted.tokens), None
+        if self.runner.padded:
+            shape = width, self.runner.selected_positions(wanted.kind, width, len(wanted.plan.selected))
+        return wanted.plan.batch_key, self._uses_reuse_cache(wanted), shape
 
     def _uses_reuse_cache(self, wanted: Pass) -> bool:
         """Commit passes do not: no later pass of the block replays them."""

@@ -81,10 +81,8 @@ def score_pairs(
         on_failure=None if on_failure is None else fail_pairs,
     )
     rows = (
-        _Question(
-            members[0], pairs[members[0]].prefix, [pairs[i].target for i in members], config, bound, method
-        ).score()
-        for members in questions
+        _Question(i[0], pairs[i[0]].prefix, [pairs[n].target for n in i], config, bound, method == "chain").score()
+        for i in questions
     )
     for done in engine.run(rows):
         yield from _results(questions[done.index], done)
@@ -155,22 +153,20 @@ class LogProbabilities:
         return [({token: next(logs) for token in tokens}, int(b)) for tokens, b in zip(queries, best, strict=False)]
 
 
+@dataclass
 class _Question:
     """One prefix and its targets, scored as a tree: targets that reach the same state share its forward."""
 
-    def __init__(
-        self,
-        document: int,
-        prefix: tuple[int, ...],
-        targets: Sequence[tuple[int, ...]],
-        config: ModelConfig,
-        policy: BoundPolicy,
-        method: str,
-    ) -> None:
-        self.document, self.prefix, self.targets, self.config, self.policy = document, prefix, targets, config, policy
-        self.chain = method == "chain"
-        self.size = config.block_size
-        self.scores = [_TargetScore() for _ in targets]
+    document: int
+    prefix: tuple[int, ...]
+    targets: Sequence[tuple[int, ...]]
+    config: ModelConfig
+    policy: BoundPolicy
+    chain: bool  # score all tokens, not only the first
+
+    def __post_init__(self) -> None:
+        self.size = self.config.block_size
+        self.scores = [_TargetScore() for _ in self.targets]
 
     def score(self) -> Row[list[_TargetScore]]:
         """Prefills the prefix, then scores each group of targets that start from the same state."""

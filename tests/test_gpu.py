@@ -6,31 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import CheckedCounter, fake_cuda, fake_model, load_guard
+from fake_cuda import SEVEN_B, CheckedCounter, fake_cuda, fake_model, load_guard
 
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, score_pairs
-from sampler.config import ModelConfig
 from sampler.decode import Predictor
 from sampler.passes import PassRunner, PassSegment
 from sampler.plan import WATCHED_INPUT, LayerPlan, PassKind, PastPass, StepContext, compute_all
 from sampler.records import Pair
 
-SEVEN_B = ModelConfig(
-    num_layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_heads=28,
-    num_kv_heads=4,
-    head_dim=128,
-    vocab_size=152_064,
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    tied_embeddings=False,
-    block_size=32,
-    mask_token_id=151_665,
-    eos_token_ids=(151_645,),
-    pad_token_id=151_645,
-)
 SHALLOW = replace(SEVEN_B, num_layers=3)
 DEVICES = {
     "turing": ((7, 5), torch.float16, "_efficient_attention_forward"),

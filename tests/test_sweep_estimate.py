@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fake_cuda import SEVEN_B
 from tasks_model import write_model
 
 from orchestrator.planning.estimate import (
@@ -33,28 +34,10 @@ from orchestrator.planning.run_plan import describe_plan
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.files import encode_table
 from orchestrator.store.schema import ROWS
-from sampler.config import ModelConfig
 from sampler.loading import find_model, load_model
 from tasks.catalog import CATALOG
 from tasks.documents import Document, Provenance, TaskOptions
 from tasks.task import Task
-
-SEVEN = ModelConfig(
-    num_layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_heads=28,
-    num_kv_heads=4,
-    head_dim=128,
-    vocab_size=152064,
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    tied_embeddings=False,
-    block_size=32,
-    mask_token_id=151665,
-    eos_token_ids=(151645,),
-    pad_token_id=151645,
-)
 
 
 def row(number: int, **changes: Any) -> dict[str, Any]:
@@ -69,13 +52,13 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def test_the_full_model_is_counted_right() -> None:
-    assert parameters(SEVEN) == 7_615_616_512
-    needed = memory_needed(SEVEN, "bfloat16")
+    assert parameters(SEVEN_B) == 7_615_616_512
+    needed = memory_needed(SEVEN_B, "bfloat16")
     assert 15.2e9 < needed < 16.5e9
-    assert memory_needed(SEVEN, "float32") > 30e9
-    caches = memory_needed(SEVEN, "bfloat16", batch_size=8) - needed
+    assert memory_needed(SEVEN_B, "float32") > 30e9
+    caches = memory_needed(SEVEN_B, "bfloat16", batch_size=8) - needed
     assert caches > 7 * 4096 * 57_344, "57,344 bytes of keys and values for each position"
-    assert memory_needed(SEVEN, "bfloat16", positions=10**9) == memory_needed(SEVEN, "bfloat16", positions=32_768)
+    assert memory_needed(SEVEN_B, "bfloat16", positions=10**9) == memory_needed(SEVEN_B, "bfloat16", positions=32_768)
 
 
 def test_a_small_model_is_counted_right(tmp_path: Path) -> None:
@@ -112,16 +95,16 @@ def test_disk_counts_trials_rows_and_what_runs() -> None:
 
 def test_rough_seconds_are_of_the_right_size() -> None:
     """Tokens a second of the full model on a GPU at threshold 0.95 were measured to be 50."""
-    assert 30 < 2 / rough_pass_seconds(SEVEN, "bfloat16", "GPU") < 90
-    assert rough_pass_seconds(SEVEN, "float32", "CPU") > 1
+    assert 30 < 2 / rough_pass_seconds(SEVEN_B, "bfloat16", "GPU") < 90
+    assert rough_pass_seconds(SEVEN_B, "float32", "CPU") > 1
 
 
 def test_measured_seconds_win_over_the_rule() -> None:
     work = {"a": RemainingWork(trials=1, rows=10, tokens=100), "b": RemainingWork(trials=1, rows=10, tokens=0)}
-    total, rough = seconds_needed(work, {"a": 2.0}, config=SEVEN, dtype="bfloat16", device="GPU")
+    total, rough = seconds_needed(work, {"a": 2.0}, config=SEVEN_B, dtype="bfloat16", device="GPU")
     assert rough == ["b"]
-    assert total == pytest.approx(20 + 10 * 4 * rough_pass_seconds(SEVEN, "bfloat16", "GPU"))
-    total, rough = seconds_needed(work, {"a": 2.0, "b": 1.0}, config=SEVEN, dtype="bfloat16", device="GPU")
+    assert total == pytest.approx(20 + 10 * 4 * rough_pass_seconds(SEVEN_B, "bfloat16", "GPU"))
+    total, rough = seconds_needed(work, {"a": 2.0, "b": 1.0}, config=SEVEN_B, dtype="bfloat16", device="GPU")
     assert (total, rough) == (30.0, [])
 
 
