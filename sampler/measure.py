@@ -83,7 +83,6 @@ def warm_up(
     *,
     batch_size: int = 1,
     clock: Callable[[], float] = time.perf_counter,
-    max_seconds: float = MAX_WARM_UP_SECONDS,
     min_seconds: float | None = None,
     positions: Sequence[int] | None = None,
 ) -> WarmUp:
@@ -114,7 +113,7 @@ def warm_up(
     rounds: list[float] = []
     began = clock()
     done = False
-    while not (done or len(rounds) >= MAX_WARM_UP_ROUNDS or clock() - began >= max_seconds) or (
+    while not (done or len(rounds) >= MAX_WARM_UP_ROUNDS or clock() - began >= MAX_WARM_UP_SECONDS) or (
         clock() - began < min_seconds
     ):
         started = clock()
