@@ -153,7 +153,7 @@ class Sweep:
 
     def _figures(self) -> Iterator[RenderedFigure]:
         """Drawn one after the other, until the wanted one is found."""
-        return chain.from_iterable(start_drawing(self._section.analysis, actor_startups(self._data.trials), ""))
+        return chain.from_iterable(start_drawing(self._section.analysis, actor_startups(self._data.attempts), ""))
 
     @cached_property
     def _data(self) -> SweepData:

@@ -10,24 +10,59 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 
 from orchestrator.analysis.columns import fingerprints
 from orchestrator.analysis.gates import GATES, Evidence, Finding, check_gates, cold_start, own_device
-from orchestrator.analysis.runs import TrialAttempt, split_by_task, timeline
+from orchestrator.analysis.runs import ResolvedConfiguration, RunOfTask, Timeline, split_by_task, timeline
+from orchestrator.core.configuration import Configuration
+from orchestrator.store.schema import attempts_of
 
 OUTPUT = {f"k{k}_{subset}.output": Truth(speedup=1.3) for k in (2, 3) for subset in ("first", "last")}
 WORLD = World(
     policies={**dict.fromkeys(NINE, Truth()), **OUTPUT}, documents=60, shard=20, length_noise=0.02, document_noise=0.02
 )
 
+NO_LAYERS: dict[str, Any] = {"subset": None, "mode": None, "layers": ()}
+
 
 def evidence(table: pa.Table, **changes: Any) -> Evidence:
     tasks = split_by_task(table, fingerprints(table), {"gsm8k": "exact_match"})
     request = {**asked(WORLD), **changes.pop("request", {})}
     given = {"documents": described(WORLD), **changes}
-    return Evidence(table=table, tasks=tasks, timeline=timeline(tasks, table), request=request, **given)
+    return Evidence(table=table, tasks=tasks, timeline=timeline(tasks), request=request, **given)
 
 
 @pytest.fixture(scope="module")
 def clean() -> pa.Table:
     return draw(WORLD, 1)
+
+
+def line(labels: list[str], **columns: Any) -> Timeline:
+    """One attempt per label, in this order; a column may be one value for all."""
+    runs = [
+        RunOfTask(
+            task="gsm8k",
+            label=label,
+            resolved=ResolvedConfiguration(
+                configuration=Configuration(policy=label),
+                k=int(label[1]),
+                subset=None,
+                mode=None,
+                layers=(),
+                label=label,
+            ),
+        )
+        for label in labels
+    ]
+    defaults = dict.fromkeys(("tokens", "wall", "calibration", "work", "passes", "layers_computed"), 1.0)
+    names = [f"t{number}" for number in range(len(labels))]
+    values = {"started_at": np.arange(len(labels)), "trial_id": names, **defaults, **columns}
+    arrays = {name: np.broadcast_to(np.asarray(value), len(labels)) for name, value in values.items()}
+    return Timeline(runs=tuple(runs), run=np.arange(len(labels)), **arrays)
+
+
+def recorded(attempts: dict[str, dict[str, Any]]) -> pa.Table:
+    """By trial: the only attempt at it."""
+    trial = {"task": "gsm8k", "policy": "k1", "repeat": 0, "shard": 0}
+    records = {name: {"trial": trial, "attempts": [{"attempt": 0, **facts}]} for name, facts in attempts.items()}
+    return attempts_of(records.items())
 
 
 def failures(found: tuple[Finding, ...]) -> set[str]:
@@ -50,7 +85,7 @@ def test_no_gate_fires_on_a_clean_table(seed: int, kind: str) -> None:
         Evidence(
             table=table,
             tasks=tasks,
-            timeline=timeline(tasks, table),
+            timeline=timeline(tasks),
             documents=described(world),
             request=asked(world),
         )
@@ -188,26 +223,10 @@ def test_a_gate_fires_on_a_table_made_to_break_it(fault: str, clean: pa.Table) -
 def test_a_policy_alone_is_measured_by_passes_and_by_layers(first: float, work: float, text: str | None) -> None:
     """An actor's first trial whose policy has no other: its peers leave out other layers."""
 
-    def trial(label: str, layers: float, seconds: float, begins: bool) -> TrialAttempt:
-        return TrialAttempt(
-            trial_id=label,
-            task="gsm8k",
-            label=label,
-            settings=(0.95, 8, True),
-            actor="worker-1",
-            started_at=0.0,
-            documents=50,
-            tokens=1000,
-            seconds=seconds,
-            tokens_per_second=1.0,
-            calibration=1.0,
-            work_per_pass=layers * seconds,
-            work_per_layer=seconds,
-            first_of_actor=begins,
-        )
-
-    trials = [trial("k2_last.output", first, work, True), *(trial(f"k1_{i}", 1.0, 1.0, False) for i in range(4))]
-    found = list(cold_start(Evidence(table=None, tasks=(), timeline=trials, documents={}, request={})))
+    labels = ["k2_last.output", *(f"k1_{i}" for i in range(4))]
+    work, layers = np.array([work, 1.0, 1.0, 1.0, 1.0]), np.array([first, 1.0, 1.0, 1.0, 1.0])
+    attempts = line(labels, actor="worker-1", work=layers * work * 1000, passes=1000.0, layers_computed=layers * 1000)
+    found = list(cold_start(Evidence(table=None, tasks=(), timeline=attempts, documents={}, request={})))
     assert [text in finding.sentence for finding in found if text] == ([] if text is None else [True])
     assert bool(found) == (text is not None)
 
@@ -262,11 +281,13 @@ def test_two_versions_of_the_code(clean: pa.Table) -> None:
 
 
 def test_versions_of_trials_count_before_those_of_commands(clean: pa.Table) -> None:
-    trials = {
-        "k2_first-0-000": {"attempts": [{"code": {"commit": "a" * 40, "dirty": False}}]},
-        "k2_first-0-001": {"attempts": [{"code": {"commit": "b" * 40, "dirty": False}, "model_revision": "other"}]},
-    }
-    found = [finding for finding in check_gates(evidence(clean, trials=trials)) if not finding.ok]
+    attempts = recorded(
+        {
+            "k2_first-0-000": {"code": {"commit": "a" * 40, "dirty": False}},
+            "k2_first-0-001": {"code": {"commit": "b" * 40, "dirty": False}, "model_revision": "other"},
+        }
+    )
+    found = [finding for finding in check_gates(evidence(clean, attempts=attempts)) if not finding.ok]
     assert [finding.gate for finding in found] == ["one version", "one version"]
     assert found[0].trials == ("k2_first-0-001",)
     assert "2 revisions of the model produced the rows: abc, other" in found[1].sentence
@@ -299,25 +320,9 @@ def test_actors_on_one_gpu_at_a_time(second: dict[str, Any], holds: bool) -> Non
         {"actor": "worker-1", "node_id": "a", "gpus": ["0"], "started_at": 0.0},
         {"actor": "worker-2", "node_id": "a", "gpus": ["0"], "started_at": 5.0, **second},
     ]
-    timeline = [
-        TrialAttempt(
-            trial_id=f"t{number}",
-            task="gsm8k",
-            label="k1",
-            settings=(0.95, 8, True),
-            actor=attempt["actor"],
-            started_at=attempt["started_at"],
-            documents=50,
-            tokens=1000,
-            seconds=10.0,
-            tokens_per_second=100.0,
-            calibration=1.0,
-            work_per_pass=1.0,
-            work_per_layer=1.0,
-            first_of_actor=False,
-        )
-        for number, attempt in enumerate(attempts)
-    ]
-    trials = {f"t{number}": {"attempts": [attempt]} for number, attempt in enumerate(attempts)}
-    found = list(own_device(Evidence(table=None, tasks=(), timeline=timeline, documents={}, request={}, trials=trials)))
+    columns = {name: np.array([attempt[name] for attempt in attempts]) for name in ("actor", "started_at")}
+    decoded = line(["k1", "k1"], wall=10.0, **columns)
+    stored = recorded({f"t{number}": {**attempt, "started_at": ""} for number, attempt in enumerate(attempts)})
+    given = Evidence(table=None, tasks=(), timeline=decoded, documents={}, request={}, attempts=stored)
+    found = list(own_device(given))
     assert [finding.trials for finding in found] == ([] if holds else [("t0", "t1")])

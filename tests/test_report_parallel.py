@@ -37,7 +37,7 @@ def test_several_processes_give_the_same_report(tmp_path: Path) -> None:
     victim = trial_files(sweep, ("rows.parquet",))[70]
     victim.write_bytes(victim.read_bytes()[:-20])
     (alone,) = read_sweeps([sweep])
-    assert len(alone.trials) > TRIALS_PER_GROUP
+    assert len(alone.attempts) > TRIALS_PER_GROUP
     with process_pool_map() as parallel:
         (together,) = read_sweeps([sweep], parallel)
         section = build_section(together, parallel=parallel)

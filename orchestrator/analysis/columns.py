@@ -34,6 +34,7 @@ NUMBERS = ("k", "batch_size", "repeat", "attempt", "batch_id", "batch_seconds", 
 NAMES = ("trial_id", "policy", "subset", "mode", "dtype", "doc_id", "subtask", "finish", "actor", "device")
 OTHERS = ("sweep", "task", "shard", "doc_hash", "correct", "metrics", "layers", "token_ids", "scores", "started_at")
 COLUMNS = (*DECODE_SETTINGS, *NUMBERS, *NAMES, *OTHERS)  # all columns that an analysis reads
+MANY_VALUES = ("trial_id", "doc_id", "doc_hash")  # joining dictionaries of hundreds of files would take seconds
 FINGERPRINT = "answer"  # column of a condensed table, instead of token_ids and scores
 
 ROWS_PER_CHUNK = 40_000  # whose token lists are flattened at once
@@ -52,17 +53,30 @@ def to_numpy(column: pa.ChunkedArray) -> Array:
 
 def encode(column: pa.ChunkedArray) -> tuple[Array, tuple[Any, ...]]:
     """Codes into the column's distinct values in sorted order, and these values; null is the last value, None."""
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    whole = encoded.unify_dictionaries().combine_chunks()
-    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-    values = whole.dictionary.to_pylist()
-    code = whole.indices.fill_null(len(values)).to_numpy() if whole.null_count else whole.indices.to_numpy()
-    used = np.flatnonzero(np.bincount(code, minlength=len(values))[: len(values)])  # a slice may not use all
-    order = sorted(used.tolist(), key=values.__getitem__)
-    rank = np.empty(len(values) + 1, dtype=np.int32)
+    whole = column.unify_dictionaries().combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    whole = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    order = pc.sort_indices(whole.dictionary).to_numpy()
+    rank = np.empty(len(order) + 1, dtype=np.int32)
     rank[order] = np.arange(len(order))
     rank[-1] = len(order)  # null
-    return rank[code], (*(values[place] for place in order), *((None,) if whole.null_count else ()))
+    code = whole.indices.fill_null(len(order)).to_numpy() if whole.null_count else whole.indices.to_numpy()
+    return without_unused(rank[code], (*whole.dictionary.take(pa.array(order)).to_pylist(), None))
+
+
+def without_unused(code: Array, values: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
+    """The same values, of which only those that occur are kept."""
+    used = np.bincount(code, minlength=len(values)) > 0
+    if used.all():
+        return code, values
+    place = (np.cumsum(used) - 1).astype(np.int32)
+    return place[code], tuple(values[number] for number in np.flatnonzero(used))
+
+
+def first_places(group: Array, groups: int) -> Array:
+    """Where each group occurs first."""
+    first = np.zeros(groups, dtype=np.int64)
+    first[group[::-1]] = np.arange(len(group))[::-1]
+    return first
 
 
 def group_codes(*keys: Array) -> tuple[Array, int]:
@@ -93,12 +107,15 @@ def _without_gaps(combined: Array, span: int) -> tuple[Array, int]:
     return place.reshape(-1), len(values)
 
 
-def primary_scores(rows: pa.Table, primary: str) -> Array:
-    """Each row's primary metric: 0 or 1 from `correct`, else the number in `metrics`, NaN if there is none."""
-    values = to_numpy(rows["correct"]).astype(np.float64)
+def primary_scores(correct: Array, metrics: pa.ChunkedArray, places: Array, primary: str) -> Array:
+    """Each row's primary metric: 0 or 1 from `correct`, else the number in `metrics`, NaN if there is none.
+
+    `metrics` is the column of all tasks, `places` are those of the rows.
+    """
+    values = correct.astype(np.float64)
     unclear = np.flatnonzero(np.isnan(values))
     if len(unclear):
-        code, texts = encode(rows["metrics"].take(pa.array(unclear)))
+        code, texts = encode(metrics.take(pa.array(places[unclear])))
         values[unclear] = np.array([metric_value(text, primary) for text in texts])[code]
     return values
 
@@ -124,14 +141,14 @@ def apportioned_wall_time(trial: Array, attempt: Array, batch: Array, batch_seco
 
 
 def condense(rows: pa.Table) -> pa.Table:
-    """Replaces tokens, scores and text by fingerprints and encodes strings as dictionaries.
+    """Replaces tokens, scores and text by fingerprints and encodes strings as dictionaries, but those of many values.
 
     A million condensed rows fit into memory: condense batch by batch, concatenate, then analyse.
     """
     kept = [name for name in rows.column_names if name not in ("token_ids", "scores", "text")]
     small = rows.select(kept).append_column(FINGERPRINT, pa.array(fingerprints(rows)))
     for place, field in enumerate(small.schema):
-        if pa.types.is_string(field.type):
+        if pa.types.is_string(field.type) and field.name not in MANY_VALUES:
             small = small.set_column(place, field.name, small.column(place).dictionary_encode())
     return small
 

@@ -1,6 +1,6 @@
 """Details of a task for the report: histograms, agreement of answers, breakdowns by subject and level, regressions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import special
 
-from orchestrator.analysis.columns import Array, to_numpy
+from orchestrator.analysis.columns import Array, group_codes, to_numpy
 from orchestrator.analysis.intervals import Estimate, accuracy_interval, around, tango_interval
 from orchestrator.analysis.runs import TaskRuns
 
@@ -151,27 +151,25 @@ class ShardRatio:
     ratio: float
 
 
-def shard_ratios(rows: TaskRuns, runs: Array, baseline: Array, started: Mapping[str, float]) -> tuple[ShardRatio, ...]:
+def shard_ratios(rows: TaskRuns, runs: Array, baseline: Array) -> tuple[ShardRatio, ...]:
     """A configuration against k=1 on each shard that both completed; at most MAX_SHARD_RATIOS, evenly chosen."""
-    found = []
-    base_tokens, base_work = (rows.mean(baseline, name, timed=True) for name in ("tokens", "work"))
-    for run in runs:
-        cells = rows.timed[run]
-        both = (cells >= 0) & ~np.isnan(base_work)
-        if not both.any():
-            continue
-        trials, group = np.unique(rows.columns["trial_id"][cells[both]], return_inverse=True)
-        tokens, work = (rows.columns[name][cells[both]] for name in ("tokens", "work"))
-        sums = [
-            np.bincount(group.reshape(-1), weights=part) for part in (tokens, work, base_tokens[both], base_work[both])
-        ]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = sums[3] / sums[1] * np.where(sums[2] > 0, sums[0] / sums[2], 1.0)
-        names = [str(rows.names["trial_id"][trial]) for trial in trials]
-        found += [(started[name], one) for name, one in zip(names, ratio, strict=True) if name in started and one > 0]
-    found.sort()
-    chosen = np.unique(np.linspace(0, len(found) - 1, min(len(found), MAX_SHARD_RATIOS)).astype(int))
-    return tuple(ShardRatio(started_at=found[place][0], ratio=float(found[place][1])) for place in chosen)
+    cells = rows.timed[runs]
+    base = [np.broadcast_to(rows.mean(baseline, name, timed=True), cells.shape) for name in ("tokens", "work")]
+    both = (cells >= 0) & ~np.isnan(base[1])
+    own = {name: rows.columns[name][cells[both]] for name in ("trial_id", "tokens", "work", "started_at")}
+    trial, trials = group_codes(own["trial_id"])
+    sums = [
+        np.bincount(trial, weights=values, minlength=trials)
+        for values in (own["tokens"], own["work"], *(side[both] for side in base))
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = sums[3] / sums[1] * np.where(sums[2] > 0, sums[0] / sums[2], 1.0)
+    started = np.full(trials, np.inf)
+    np.minimum.at(started, trial, own["started_at"])
+    order = np.argsort(started, kind="stable")
+    order = order[ratio[order] > 0]
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), MAX_SHARD_RATIOS)).astype(int))]
+    return tuple(ShardRatio(started_at=float(started[one]), ratio=float(ratio[one])) for one in chosen)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

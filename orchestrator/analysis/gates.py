@@ -4,8 +4,9 @@ A gate yields a failed finding for each violation. A finding that `withholds_ver
 concerned undecided; the others are warnings.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +16,9 @@ import pyarrow.compute as pc
 from scipy import special
 
 from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy
-from orchestrator.analysis.runs import TaskRuns, TrialAttempt
+from orchestrator.analysis.runs import TaskRuns, Timeline
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, hit_length_limit
-from orchestrator.analysis.trial_facts import describe_code
+from orchestrator.analysis.trial_facts import describe_code, distinct
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.core.speed import MAX_LENGTH_CHANGE
 
@@ -43,19 +44,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evidence:
-    """All that gates look at. `request` is sweep.json, `trials` the trial.json files if the caller has them."""
+    """All that gates look at. `request` is sweep.json, `attempts` what trial.json files say (store.schema.ATTEMPTS)."""
 
     table: pa.Table
     tasks: Sequence[TaskRuns]
-    timeline: Sequence[TrialAttempt]
+    timeline: Timeline
     documents: Mapping[str, pa.Table]
     request: Mapping[str, Any]
-    trials: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def started_at(self) -> dict[str, float]:
-        """When each trial's last attempt started."""
-        return {attempt.trial_id: attempt.started_at for attempt in self.timeline}
+    attempts: pa.Table | None = None
 
     def kind(self, rows: TaskRuns) -> str:
         """GENERATE, or LOGLIKELIHOOD for a task whose options are scored."""
@@ -159,10 +155,12 @@ def one_version(evidence: Evidence) -> Iterator[Finding]:
     """One version of the code and one revision of the model produced all rows."""
     revisions = {str(evidence.request.get("identity", {}).get("model_revision"))}
     by_code: dict[str, list[str]] = {}
-    for trial_id, trial in evidence.trials.items():
-        for attempt in trial.get("attempts", ()):
-            by_code.setdefault(describe_code(attempt.get("code")), []).append(trial_id)
-            revisions |= {str(attempt["model_revision"])} if "model_revision" in attempt else set()
+    if evidence.attempts is not None:
+        used = evidence.attempts.filter(pc.field("attempt").is_valid())
+        revisions |= set(used["model_revision"].drop_null().unique().to_pylist())
+        for row in used.group_by("code").aggregate([("trial_id", "distinct")]).to_pylist():
+            version = describe_code(row["code"] and json.loads(row["code"]))
+            by_code.setdefault(version, []).extend(row["trial_id_distinct"])
     commands = evidence.request.get("commands", ())
     versions = sorted(set(by_code) or {describe_code(command.get("code")) for command in commands})
     if len(versions) > 1:
@@ -302,22 +300,24 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
     Peers of other policies leave out other layers, and in output mode most of a pass: a trial must deviate both per
     pass and per layer that ran.
     """
-    by_settings: dict[object, list[TrialAttempt]] = {}
-    by_rule: dict[object, list[TrialAttempt]] = {}
-    timed = [attempt for attempt in evidence.timeline if attempt.work_per_pass > 0]
-    for attempt in timed:
-        by_settings.setdefault((attempt.task, attempt.settings), []).append(attempt)
-        by_rule.setdefault((attempt.task, attempt.settings, _rule(attempt.label)), []).append(attempt)
-    for attempt in (attempt for attempt in timed if attempt.first_of_actor):
-        same = by_rule[attempt.task, attempt.settings, _rule(attempt.label)]
-        peers = same if len(same) > MIN_PEERS else by_settings[attempt.task, attempt.settings]
-        if len(peers) <= MIN_PEERS:
+    line = evidence.timeline
+    settings = _codes((one.task, one.resolved.settings) for one in line.runs)
+    same = _codes(
+        (one.task, one.resolved.settings, one.resolved.is_baseline or one.resolved.label) for one in line.runs
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        costs = [line.work / np.maximum(1.0, counts) for counts in (line.passes, line.layers_computed)]
+    timed = line.work > 0
+    for first in np.sort(np.unique(line.actor.astype(str), return_index=True)[1]):
+        if not timed[first]:
             continue
-        others = [peer for peer in peers if peer is not attempt]
-        ratios = (
-            attempt.work_per_pass / float(np.median([peer.work_per_pass for peer in others])),
-            attempt.work_per_layer / float(np.median([peer.work_per_layer for peer in others])),
-        )
+        peers = timed & (same[line.run] == same[line.run[first]])
+        if peers.sum() <= MIN_PEERS:
+            peers = timed & (settings[line.run] == settings[line.run[first]])
+        peers[first] = False
+        if peers.sum() < MIN_PEERS:
+            continue
+        ratios = [float(cost[first] / np.median(cost[peers])) for cost in costs]
         ratio = min(ratios) if min(ratios) > 1 else min(1.0, max(ratios))
         if ratio > COLD_START_RATIO or ratio < 1 / COLD_START_RATIO:
             change, cause = (
@@ -325,14 +325,16 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
                 if ratio > 1
                 else (f"{1 / ratio:.1f} times faster", "its calibration may have been cold")
             )
-            text = f"the first trial of {attempt.actor} ran {change} per pass than its peers; {cause}"
-            sentence = f"{attempt.task} {attempt.label}: {text}."
-            yield Finding(gate="cold start", ok=False, sentence=sentence, trials=(attempt.trial_id,))
+            run, actor = line.runs[line.run[first]], line.actor[first]
+            text = f"the first trial of {actor} ran {change} per pass than its peers; {cause}"
+            sentence = f"{run.task} {run.label}: {text}."
+            yield Finding(gate="cold start", ok=False, sentence=sentence, trials=(str(line.trial_id[first]),))
 
 
-def _rule(label: str) -> str:
-    """All k=1 policies are peers; other policies are peers only of themselves."""
-    return "k1" if label.split("_")[0].split(".")[0].split(" ")[0] == "k1" else label
+def _codes(keys: Iterable[object]) -> Array:
+    """A number for each key; equal keys get the same one."""
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def baseline_speed(evidence: Evidence) -> Iterator[Finding]:
@@ -376,30 +378,28 @@ def own_device(evidence: Evidence) -> Iterator[Finding]:
         text = f"Each actor had {share:g} of a GPU and shared the device with others: speeds are not comparable."
         yield Finding(gate="own device", ok=False, sentence=text, withholds_verdict=True)
         return
-    shared = _overlapping_on_one_gpu(evidence)
+    line, shared = evidence.timeline, _overlapping_on_one_gpu(evidence)
     if shared:
-        (first, second), *_ = shared
-        text = f"{first.actor} and {second.actor} decoded on the same GPU at the same time: speeds are not comparable."
-        trials = tuple(sorted({attempt.trial_id for pair in shared for attempt in pair}))
+        first, second = (line.actor[attempt] for attempt in shared[0])
+        text = f"{first} and {second} decoded on the same GPU at the same time: speeds are not comparable."
+        trials = tuple(sorted({str(line.trial_id[attempt]) for pair in shared for attempt in pair}))
         yield Finding(gate="own device", ok=False, sentence=text, trials=trials, withholds_verdict=True)
 
 
-def _overlapping_on_one_gpu(evidence: Evidence) -> list[tuple[TrialAttempt, TrialAttempt]]:
+def _overlapping_on_one_gpu(evidence: Evidence) -> list[tuple[int, int]]:
     """Consecutive attempts of different actors on one GPU, the second of which began before the first ended."""
-    gpus = {
-        str(attempt.get("actor")): [(str(attempt.get("node_id")), str(gpu)) for gpu in attempt.get("gpus") or ()]
-        for trial in evidence.trials.values()
-        for attempt in trial.get("attempts", ())
-    }
-    by_gpu: dict[tuple[str, str], list[TrialAttempt]] = {}
-    for attempt in sorted(evidence.timeline, key=lambda attempt: attempt.started_at):
-        for gpu in gpus.get(attempt.actor, ()):
-            by_gpu.setdefault(gpu, []).append(attempt)
+    line, used = evidence.timeline, distinct(evidence.attempts, "actor", "node_id", "gpus")
+    by_gpu: dict[tuple[str, str], list[str]] = {}
+    for row in {row["actor"]: row for row in used}.values():
+        for gpu in row["gpus"] or ():
+            by_gpu.setdefault((str(row["node_id"]), str(gpu)), []).append(row["actor"])
     return [
         (first, second)
-        for attempts in by_gpu.values()
-        for first, second in pairwise(attempts)
-        if first.actor != second.actor and second.started_at < first.started_at + first.seconds
+        for actors in by_gpu.values()
+        if len(actors) > 1
+        for first, second in pairwise(np.flatnonzero(np.isin(line.actor.astype(str), actors)).tolist())
+        if line.actor[first] != line.actor[second]
+        and line.started_at[second] < line.started_at[first] + line.wall[first]
     ]
 
 

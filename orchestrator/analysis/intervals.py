@@ -19,7 +19,7 @@ from orchestrator.core.totals import wilson_interval
 CONFIDENCE = 0.95
 DRAWS = 10_000
 MIN_STRATUM = 5  # documents
-MAX_UNITS = 2_000  # more units are joined into so many random groups, which keeps the weight matrix small
+MAX_UNITS = 1_000  # more units are joined into so many random groups, which keeps the weight matrix small
 DRAWS_PER_CHUNK = 1_000
 LARGEST_LOG = 700.0  # whose exponential is a finite number
 MAX_DISTINCT_DIFFERENCES = 256  # with more, the paired bootstrap takes fewer draws

@@ -68,9 +68,10 @@ def analyse(
     speedup: float | None = None,
     seed: int = 0,
     draws: int = DRAWS,
-    trials: Mapping[str, Mapping[str, Any]] | None = None,
+    attempts: pa.Table | None = None,
 ) -> Analysis:
-    """Analyses rows of one or several comparable sweeps; `request` is sweep.json, `trials` the trial.json files.
+    """Analyses rows of one or several comparable sweeps; `request` is sweep.json, `attempts` says what
+    trial.json files say (store.schema.ATTEMPTS).
 
     A `margin` or `speedup` other than declared in the request makes every verdict exploratory. The same rows and seed
     give the same analysis.
@@ -85,10 +86,10 @@ def analyse(
     evidence = Evidence(
         table=rows,
         tasks=tasks,
-        timeline=timeline(tasks, rows),
+        timeline=timeline(tasks),
         documents=documents,
         request=request,
-        trials=trials or {},
+        attempts=attempts,
     )
     _check_comparable(tasks, evidence)
     findings = check_gates(evidence)
@@ -101,7 +102,7 @@ def analyse(
         declared=declared,
         tasks=tuple(results),
         gates=findings,
-        timeline=tuple(evidence.timeline),
+        timeline=evidence.timeline,
         pooled=_pooled(results, criteria, request),
     )
 
@@ -320,7 +321,7 @@ class _TaskAnalysis:
             gates=tuple(self._failed_gates(number)),
             explanation=explanation,
             modelled=None if model is None else modelled_speedup(model, rows, runs, baseline.runs),
-            shards=shard_ratios(rows, runs, baseline.runs, self.evidence.started_at),
+            shards=shard_ratios(rows, runs, baseline.runs),
             regressions=find_regressions(rows, runs, baseline.runs),
             breakdown=breakdown(rows, runs, baseline.runs, *levels),
         )
@@ -364,8 +365,8 @@ class _TaskAnalysis:
     ) -> Iterator[ConfigurationResult]:
         rng = np.random.default_rng([self.seed, 1, *self.rows.task.encode()])
         rankings = [
-            rank(self.rows, number, reference, self._relative_speed(number, reference), self._model, rng)
-            for number in range(len(results))
+            rank(self.rows, number, reference, self._relative_speed(number, result, reference), self._model, rng)
+            for number, result in enumerate(results)
         ]
         rankings = with_beaten_by([result.accuracy.value for result in results], rankings)
         return (replace(result, ranking=one) for result, one in zip(results, rankings, strict=True))
@@ -383,11 +384,15 @@ class _TaskAnalysis:
     def _configuration_of(self, baseline: BaselineRuns) -> Configuration:
         return self.rows.configurations[int(self.rows.owner[baseline.runs[0]])].configuration
 
-    def _relative_speed(self, number: int, reference: Configuration) -> Estimate | None:
-        resolved = self.rows.configurations[number]
-        if resolved.is_baseline and resolved.settings == reference.settings:
+    def _relative_speed(self, number: int, result: ConfigurationResult, reference: Configuration) -> Estimate | None:
+        resolved, compared = result.resolved, result.comparison
+        if resolved.settings != reference.settings:
+            base, runs = self.baselines[reference.settings], self.rows.runs_of(number)
+            found = speedup(self.bootstrap, base, runs, self.noise.work)
+        elif resolved.is_baseline:
             return Estimate(value=1.0, low=1.0, high=1.0)
-        found = speedup(self.bootstrap, self.baselines[reference.settings], self.rows.runs_of(number), self.noise.work)
+        else:
+            found = None if compared is None else compared.speedup
         return None if found is None else found.tokens
 
     def _baseline(self, baseline: BaselineRuns) -> Baseline:

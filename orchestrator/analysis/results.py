@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from orchestrator.analysis.accuracy import PairedDifference, mcnemar
 from orchestrator.analysis.details import Breakdown, Histogram, Regression, ShardRatio
 from orchestrator.analysis.explain import Explanation, ModelledSpeedup
 from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Bounds, Estimate, Levels
 from orchestrator.analysis.ranking import REFERENCE, SPEED, Ranking, family_order
-from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, TrialAttempt
+from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, Timeline
 from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
 from orchestrator.analysis.verdicts import (
     Compared,
@@ -142,7 +144,7 @@ class Analysis:
     declared: Criteria
     tasks: tuple[TaskResult, ...]
     gates: tuple[Finding, ...]
-    timeline: tuple[TrialAttempt, ...]
+    timeline: Timeline
     pooled: PooledResult | None = None  # None unless several tasks share a configuration
 
     @property
@@ -154,6 +156,8 @@ def as_json(value: object) -> object:
     """An analysis, or any part of it, as JSON types; NaN and infinity become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return as_json(value.tolist())
     if isinstance(value, tuple | list):
         return [as_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -4,8 +4,8 @@ A run is one repeat of a configuration. The baseline of a configuration is all r
 settings, pooled: they are identical by definition.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,11 @@ from orchestrator.analysis.columns import (
     Array,
     apportioned_wall_time,
     encode,
+    first_places,
     group_codes,
     primary_scores,
     to_numpy,
+    without_unused,
 )
 from orchestrator.core.configuration import CONFIGURATION_KEYS, DECODE_SETTINGS, Configuration, varying_settings
 from orchestrator.core.speed import TrialTimes, calibrate
@@ -130,48 +132,57 @@ class TaskRuns:
 
 def split_by_task(rows: pa.Table, fingerprints: Array, primary: Mapping[str, str]) -> list[TaskRuns]:
     """One TaskRuns per task, tasks of `primary` (task → metric) first."""
-    code, tasks = encode(rows["task"])
+    columns: dict[str, Array] = {name: to_numpy(rows[name]) for name in (*NUMBERS, "shard", "correct")}
+    names: dict[str, tuple[Any, ...]] = {}
+    for name in (*NAMES, *DECODE_SETTINGS, "sweep", "task"):
+        columns[name], names[name] = encode(rows[name])
+    columns["answer"], columns["started_at"] = fingerprints, to_numpy(rows["started_at"].cast(pa.int64())) / 1e6
+    columns |= _calibrated_times(columns, len(names["trial_id"]))
+    columns["passes"] = sum((columns[f"passes_{kind}"] for kind in PASS_KINDS), np.zeros(len(rows), np.int32))
+    columns["steps"] = columns["passes_full"] + columns["passes_small"]
+    tasks = names["task"]
     requested = [task for task in primary if task in tasks]
-    narrow = rows.select([*DECODE_SETTINGS, *NUMBERS, *NAMES, "correct", "metrics"])
-    for name, values in _calibrated_times(rows).items():
-        narrow = narrow.append_column(name, pa.array(values))
     result = []
     for task in (*requested, *(task for task in tasks if task not in requested)):
-        places = np.flatnonzero(code == tasks.index(task))
-        part = narrow if len(tasks) == 1 else narrow.take(pa.array(places))
-        result.append(_task_runs(task, part, rows["layers"], fingerprints[places], places, primary.get(task, "")))
+        places = np.flatnonzero(columns["task"] == tasks.index(task))
+        own = {name: _at(column, places) for name, column in columns.items()}
+        result.append(_task_runs(task, rows, places, own, dict(names), primary.get(task, "")))
     return result
 
 
-def _calibrated_times(rows: pa.Table) -> dict[str, Array]:
+def _at(column: Array, places: Array) -> Array:
+    """These values; a view if they are next to each other."""
+    start, end = int(places[0]), int(places[-1]) + 1
+    return column[start:end] if end - start == len(places) else column[places]
+
+
+def _calibrated_times(columns: Mapping[str, Array], trials: int) -> dict[str, Array]:
     """Per row: `wall` time, calibrated time (`work`), and whether its trial is `complete`."""
-    trial, trials = encode(rows["trial_id"])
-    numbers = {name: to_numpy(rows[name]) for name in ("attempt", "batch_id", "batch_seconds", "tokens", "calibration")}
-    batch = (numbers[name] for name in ("attempt", "batch_id", "batch_seconds", "tokens"))
-    wall = apportioned_wall_time(trial, *batch)
-    last = np.zeros(len(trials), dtype=np.int64)  # a row of each trial's last attempt
-    order = np.argsort(numbers["attempt"], kind="stable")
+    trial = columns["trial_id"]
+    wall = apportioned_wall_time(
+        trial, columns["attempt"], columns["batch_id"], columns["batch_seconds"], columns["tokens"]
+    )
+    last = np.zeros(trials, dtype=np.int64)  # a row of each trial's last attempt
+    order = np.argsort(columns["attempt"], kind="stable")
     last[trial[order]] = order
 
     def codes(*names: str) -> Array:
-        columns = (rows[name] for name in names)
-        kinds = (encode(column)[0] if _is_text(column.type) else to_numpy(column) for column in columns)
-        return group_codes(*(values[last] for values in kinds))[0]
+        return group_codes(*(columns[name][last] for name in names))[0]
 
-    seconds, tokens, weighted = (
-        np.bincount(trial, weights=values, minlength=len(trials))
-        for values in (wall, numbers["tokens"], wall * numbers["calibration"])
-    )
+    def sums(values: Array) -> Array:
+        return np.bincount(trial, weights=values, minlength=trials)
+
+    seconds = sums(wall)
     with np.errstate(divide="ignore", invalid="ignore"):
-        calibration = weighted / seconds
+        calibration = sums(wall * columns["calibration"]) / seconds
     times = TrialTimes(
         shard=codes("sweep", "task", "shard"),
         baseline=codes("task", *DECODE_SETTINGS),
         configuration=codes("task", *CONFIGURATION_KEYS),
-        is_k1=to_numpy(rows["k"])[last] == 1,
+        is_k1=columns["k"][last] == 1,
         actor=codes("sweep", "actor", "device"),
-        documents=np.bincount(trial, minlength=len(trials)),
-        tokens=tokens,
+        documents=np.bincount(trial, minlength=trials),
+        tokens=sums(columns["tokens"]),
         seconds=seconds,
         calibration=calibration,
     )
@@ -180,41 +191,33 @@ def _calibrated_times(rows: pa.Table) -> dict[str, Array]:
     return {"wall": wall, "work": wall * speed[trial], "complete": times.complete[trial]}
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_dictionary(kind))
-
-
 def _task_runs(
-    task: str, rows: pa.Table, layers: pa.ChunkedArray, fingerprints: Array, places: Array, primary: str
+    task: str,
+    rows: pa.Table,
+    places: Array,
+    columns: dict[str, Array],
+    names: dict[str, tuple[Any, ...]],
+    primary: str,
 ) -> TaskRuns:
-    """`layers` is the whole table's column: taking long lists is slow, and one per configuration is enough."""
-    columns: dict[str, Array] = {name: to_numpy(rows[name]) for name in NUMBERS}
-    names: dict[str, tuple[str | None, ...]] = {}
+    """`rows` is the table of all tasks, `places` this task's rows in it; `columns` are already its own."""
     for name in NAMES:
-        columns[name], names[name] = encode(rows[name])
-    for name in DECODE_SETTINGS:
-        columns[name] = encode(rows[name])[0] if _is_text(rows[name].type) else to_numpy(rows[name])
-    columns["answer"] = fingerprints
-    columns["score"] = primary_scores(rows, primary)
-    columns["wall"], columns["work"] = (to_numpy(rows[name]) for name in ("wall", "work"))
-    columns["passes"] = sum((columns[f"passes_{kind}"] for kind in PASS_KINDS), np.zeros(len(rows), np.int64))
-    columns["steps"] = columns["passes_full"].astype(np.int64) + columns["passes_small"]
+        columns[name], names[name] = without_unused(columns[name], names[name])
+    columns["score"] = primary_scores(columns["correct"], rows["metrics"], places, primary)
     configuration, first = _configuration_codes(columns, names)
     run, runs = group_codes(configuration, columns["repeat"])
     cell = np.full((runs, len(names["doc_id"])), -1, dtype=np.int64)
-    backwards = np.arange(len(rows))[::-1]  # so that of two rows of one document the first one stays
+    backwards = np.arange(len(places))[::-1]  # so that of two rows of one document the first one stays
     cell[run[backwards], columns["doc_id"][backwards]] = backwards
-    example = np.zeros(runs, dtype=np.int64)
-    example[run[backwards]] = backwards
+    example = first_places(run, runs)
     strata = np.zeros(len(names["doc_id"]), dtype=np.int64)
     strata[columns["doc_id"]] = columns["subtask"]
     return TaskRuns(
         task=task,
-        configurations=_resolved(rows.take(pa.array(first)), [layers[int(row)].as_py() for row in places[first]]),
+        configurations=_resolved(rows, places[first]),
         owner=configuration[example],
         repeat=columns["repeat"][example],
         cell=cell,
-        timed=np.where((cell >= 0) & to_numpy(rows["complete"]).astype(bool)[cell], cell, -1),
+        timed=np.where((cell >= 0) & columns["complete"][cell], cell, -1),
         doc_ids=np.array(names["doc_id"], dtype=object),
         strata=strata,
         subtasks=tuple(str(name) for name in names["subtask"]),
@@ -233,14 +236,13 @@ def _configuration_codes(
     rank = np.array([SUBSETS.index(name) if name in SUBSETS else len(SUBSETS) for name in names["subset"]])
     settings = (columns[name] for name in DECODE_SETTINGS)
     key, count = group_codes(*settings, k, rank[columns["subset"]], columns["policy"])
-    first = np.zeros(count, dtype=np.int64)
-    first[key[::-1]] = np.arange(len(key))[::-1]
-    return key, first
+    return key, first_places(key, count)
 
 
-def _resolved(rows: pa.Table, layers: Sequence[Sequence[int]]) -> tuple[ResolvedConfiguration, ...]:
-    """`rows` has one row per configuration."""
-    values = rows.select([*CONFIGURATION_KEYS, "k", "subset", "mode"]).to_pylist()
+def _resolved(rows: pa.Table, first: Array) -> tuple[ResolvedConfiguration, ...]:
+    """`first` has a row of each configuration."""
+    values = rows.select([*CONFIGURATION_KEYS, "k", "subset", "mode"]).take(pa.array(first)).to_pylist()
+    layers = [rows["layers"][int(row)].as_py() for row in first]  # taking lists from the whole column is slow
     found = [Configuration.from_mapping(row) for row in values]
     shown = varying_settings(found)
     return tuple(
@@ -257,64 +259,56 @@ def _resolved(rows: pa.Table, layers: Sequence[Sequence[int]]) -> tuple[Resolved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialAttempt:
-    """One attempt at a trial on one actor, as a point in time."""
+class RunOfTask:
+    """A run of one of several tasks, and its configuration."""
 
-    trial_id: str
     task: str
     label: str
-    settings: Settings
-    actor: str
-    started_at: float  # seconds since 1970
-    documents: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float | None
-    calibration: float
-    work_per_pass: float  # calibrated time of an average pass
-    work_per_layer: float  # calibrated time per layer that ran, overhead included
-    first_of_actor: bool
+    resolved: ResolvedConfiguration
 
 
-def timeline(tasks: Sequence[TaskRuns], table: pa.Table) -> tuple[TrialAttempt, ...]:
-    """Every attempt of all tasks, in order of time."""
-    started = to_numpy(table["started_at"].cast(pa.int64())) / 1e6
-    found = sorted((one for rows in tasks for one in _attempts(rows, started[rows.row])), key=lambda a: a.started_at)
-    seen: set[str] = set()
-    result = []
-    for attempt in found:
-        result.append(attempt if attempt.actor in seen else replace(attempt, first_of_actor=True))
-        seen.add(attempt.actor)
-    return tuple(result)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Timeline:
+    """All attempts at trials in order of time: one entry per attempt in each array."""
+
+    runs: tuple[RunOfTask, ...]
+    run: Array  # attempt → run
+    trial_id: Array
+    actor: Array
+    started_at: Array  # seconds since 1970
+    tokens: Array
+    wall: Array  # seconds of the decode batches
+    calibration: Array
+    work: Array  # calibrated time
+    passes: Array
+    layers_computed: Array
 
 
-def _attempts(rows: TaskRuns, started: Array) -> Iterator[TrialAttempt]:
-    columns, names = rows.columns, rows.names
+def timeline(tasks: Sequence[TaskRuns]) -> Timeline:
+    """Every attempt of all tasks."""
+    runs = [
+        RunOfTask(task=rows.task, label=rows.run_label(run), resolved=rows.configurations[rows.owner[run]])
+        for rows in tasks
+        for run in rows.all_runs
+    ]
+    starts = np.cumsum([0, *(len(rows.owner) for rows in tasks)])
+    parts = [_attempts(rows, int(start)) for rows, start in zip(tasks, starts, strict=False)]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.argsort(columns["started_at"], kind="stable")
+    return Timeline(runs=tuple(runs), **{name: values[order] for name, values in columns.items()})
+
+
+def _attempts(rows: TaskRuns, first_run: int) -> dict[str, Array]:
+    """The arrays of a Timeline for one task."""
+    columns = rows.columns
     group, count = group_codes(columns["trial_id"], columns["attempt"], columns["actor"])
-    first = np.zeros(count, dtype=np.int64)
-    first[group[::-1]] = np.arange(len(group))[::-1]
+    first = first_places(group, count)
     began = np.full(count, np.inf)
-    np.minimum.at(began, group, started)
-    documents = np.bincount(group, minlength=count)
+    np.minimum.at(began, group, columns["started_at"])
+    names = {name: np.array(rows.names[name], dtype=object)[columns[name][first]] for name in ("trial_id", "actor")}
     sums = {
         name: np.bincount(group, weights=columns[name], minlength=count)
         for name in ("tokens", "wall", "work", "passes", "layers_computed")
     }
-    for i, row in enumerate(first):
-        tokens, wall = int(sums["tokens"][i]), float(sums["wall"][i])
-        yield TrialAttempt(
-            trial_id=str(names["trial_id"][columns["trial_id"][row]]),
-            task=rows.task,
-            label=rows.run_label(int(rows.run[row])),
-            settings=rows.configurations[rows.owner[rows.run[row]]].settings,
-            actor=str(names["actor"][columns["actor"][row]]),
-            started_at=float(began[i]),
-            documents=int(documents[i]),
-            tokens=tokens,
-            seconds=wall,
-            tokens_per_second=tokens / wall if tokens and wall > 0 else None,
-            calibration=float(columns["calibration"][row]),
-            work_per_pass=float(sums["work"][i] / max(1.0, sums["passes"][i])),
-            work_per_layer=float(sums["work"][i] / max(1.0, sums["layers_computed"][i])),
-            first_of_actor=False,
-        )
+    run = rows.run[first] + first_run
+    return {**names, **sums, "run": run, "started_at": began, "calibration": columns["calibration"][first]}

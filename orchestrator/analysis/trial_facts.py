@@ -1,17 +1,23 @@
-"""What trial.json files say about a sweep, and sums of its rows' counters: actor start-ups, memory, provenance."""
+"""What trial.json files say about a sweep, and sums of its rows' counters: actor start-ups, memory, provenance.
 
-from collections.abc import Iterator, Mapping
+Attempts are a table (store.schema.ATTEMPTS): a large sweep has hundreds of thousands of trials.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orchestrator.analysis.columns import COUNTERS
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import KEYS, TaskConfiguration
 
-TrialFiles = Mapping[str, Mapping[str, Any]]  # trial_id → content of trial.json
+STARTUP = ("load_seconds", "warm_up_seconds", "calibration_seconds", "started_at")
+LAST = pc.ScalarAggregateOptions(skip_nulls=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +34,7 @@ def counter_sums(rows: pa.Table) -> dict[TaskConfiguration, CounterSums]:
     wanted = [*((name, "sum") for name in COUNTERS), ("started_at", "min"), ("started_at", "max"), ([], "count_all")]
     grouped = rows.select([*KEYS, *COUNTERS, "started_at"]).group_by(list(KEYS)).aggregate(wanted)
     return {
-        (row["task"], Configuration.from_mapping(row)): CounterSums(
+        task_configuration(row): CounterSums(
             rows=row["count_all"],
             sums={name: row[f"{name}_sum"] for name in COUNTERS},
             began=row["started_at_min"],
@@ -38,54 +44,46 @@ def counter_sums(rows: pa.Table) -> dict[TaskConfiguration, CounterSums]:
     }
 
 
-def trials_by_configuration(trials: TrialFiles) -> dict[TaskConfiguration, dict[str, Mapping[str, Any]]]:
-    found: dict[TaskConfiguration, dict[str, Mapping[str, Any]]] = {}
-    for trial_id, facts in trials.items():
-        found.setdefault(_task_configuration(facts["trial"]), {})[trial_id] = facts
-    return found
+def task_configuration(row: Mapping[str, Any]) -> TaskConfiguration:
+    return row["task"], Configuration.from_mapping(row)
 
 
-def peak_memory(trials: TrialFiles) -> dict[TaskConfiguration, int]:
+def peak_memory(attempts: pa.Table) -> dict[TaskConfiguration, int]:
     """The most bytes that any attempt at a configuration's trials used; on a CPU, by its whole process."""
-    most: dict[TaskConfiguration, int] = {}
-    for trial, attempt in _attempts(trials):
-        if isinstance(attempt.get("peak_memory"), int | float):
-            key = _task_configuration(trial)
-            most[key] = max(most.get(key, 0), int(attempt["peak_memory"]))
-    return most
-
-
-def _task_configuration(trial: Mapping[str, Any]) -> TaskConfiguration:
-    return trial["task"], Configuration.from_mapping(trial)
+    most = attempts.group_by(list(KEYS)).aggregate([("peak_memory", "max")]).to_pylist()
+    return {task_configuration(row): int(found) for row in most if (found := row["peak_memory_max"]) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorStartup:
     """Times of an actor before its first row, in seconds since 1970."""
 
-    actor: str
     began: float
     loaded: float
     warm: float
 
 
-def actor_startups(trials: TrialFiles) -> dict[str, ActorStartup]:
+def actor_startups(attempts: pa.Table) -> dict[str, ActorStartup]:
     """By actor, if its first attempt records how long loading and warm-up took."""
-    first: dict[str, tuple[float, Mapping[str, Any]]] = {}
-    for _, attempt in _attempts(trials):
-        at = _seconds(attempt.get("started_at"))
-        if at is not None and {"actor", "load_seconds", "warm_up_seconds"} <= attempt.keys():
-            actor = str(attempt["actor"])
-            if actor not in first or at < first[actor][0]:
-                first[actor] = at, attempt
-    return {actor: _startup(actor, at, attempt) for actor, (at, attempt) in first.items()}
+    known = attempts.filter(pc.field("load_seconds").is_valid() & pc.field("warm_up_seconds").is_valid())
+    ordered = known.sort_by("started_at")  # ISO 8601, all of one machine's time zone
+    first = ordered.group_by("actor", use_threads=False).aggregate([(name, "first") for name in STARTUP]).to_pylist()
+    found = {}
+    for row in first:
+        loading, warm_up, calibration, started_at = (row[f"{name}_first"] for name in STARTUP)
+        at = _seconds(started_at)
+        if at is not None:
+            warm = at - (calibration or 0.0)  # an attempt starts when its calibration is done
+            began = warm - warm_up - loading
+            found[str(row["actor"])] = ActorStartup(began=began, loaded=warm - warm_up, warm=warm)
+    return found
 
 
-def _startup(actor: str, at: float, attempt: Mapping[str, Any]) -> ActorStartup:
-    """An attempt's start time is when its calibration was done."""
-    warm = at - float(attempt.get("calibration_seconds") or 0)
-    loaded = warm - float(attempt["warm_up_seconds"])
-    return ActorStartup(actor=actor, began=loaded - float(attempt["load_seconds"]), loaded=loaded, warm=warm)
+def _seconds(timestamp: object) -> float | None:
+    try:
+        return datetime.fromisoformat(str(timestamp)).timestamp()
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,40 +96,49 @@ class UsedDevice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnfinishedTrial:
-    trial_id: str
-    name: str
-    status: str
-    reason: str  # of the last attempt
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrialProvenance:
-    """Devices, packages and code versions of all attempts, in the order of their first use."""
+    """Devices, packages and code versions of attempts, in the order of their first use."""
 
     devices: tuple[UsedDevice, ...]
     packages: tuple[tuple[str, tuple[str, ...]], ...]
     codes: tuple[str, ...]
-    unfinished: tuple[UnfinishedTrial, ...]
-    attempts: int
 
 
-def trial_provenance(trials: TrialFiles) -> TrialProvenance:
+def provenance_by_configuration(attempts: pa.Table) -> dict[TaskConfiguration | None, TrialProvenance]:
+    """Of each task and configuration; of all attempts together under None."""
+    used: dict[TaskConfiguration | None, list[Mapping[str, Any]]] = {None: []}
+    for row in distinct(attempts, *KEYS, "device", "packages", "code", "actor"):
+        used[None].append(row)
+        used.setdefault(task_configuration(row), []).append(row)
+    return {key: _provenance(rows) for key, rows in used.items()}
+
+
+def distinct(table: pa.Table | None, *columns: str) -> Iterator[dict[str, Any]]:
+    """Distinct values of these columns, in the order in which they occur; those stored as JSON are parsed."""
+    parsed: dict[str, Any] = {}
+    if table is None:
+        return
+    for row in table.group_by(list(columns), use_threads=False).aggregate([]).to_pylist():
+        for name in columns:
+            if pa.types.is_dictionary(table.schema.field(name).type) and row[name] is not None:
+                row[name] = parsed.setdefault(row[name], json.loads(row[name]))
+        yield row
+
+
+def _provenance(rows: Iterable[Mapping[str, Any]]) -> TrialProvenance:
     devices: dict[str, tuple[dict[str, str], dict[str, None]]] = {}
     packages: dict[str, dict[str, None]] = {}
     codes: dict[str, None] = {}
-    count = 0
-    for _, attempt in _attempts(trials):
-        count += 1
-        device = attempt.get("device")
-        if isinstance(device, Mapping):
+    for row in rows:
+        device = row["device"] or {}
+        if device:
             facts, actors = devices.setdefault(str(device.get("name")), ({}, {}))
             facts |= {str(k): str(v) for k, v in device.items() if k not in ("name", *facts) and v is not None}
-            actors[str(attempt.get("actor"))] = None
-        for name, version in (attempt.get("packages") or {}).items():
+            actors[str(row["actor"])] = None
+        for name, version in (row["packages"] or {}).items():
             packages.setdefault(str(name), {})[str(version)] = None
-        if isinstance(attempt.get("code"), Mapping):
-            codes[describe_code(attempt["code"])] = None
+        if row["code"]:
+            codes[describe_code(row["code"])] = None
     return TrialProvenance(
         devices=tuple(
             UsedDevice(name=name, facts=tuple(facts.items()), actors=tuple(actors))
@@ -139,8 +146,6 @@ def trial_provenance(trials: TrialFiles) -> TrialProvenance:
         ),
         packages=tuple((name, tuple(versions)) for name, versions in packages.items()),
         codes=tuple(codes),
-        unfinished=tuple(_unfinished(trials)),
-        attempts=count,
     )
 
 
@@ -152,28 +157,12 @@ def describe_code(code: object) -> str:
     return f"commit {str(code['commit'])[:12]}" + (" with uncommitted changes" if code.get("dirty") else "")
 
 
-def _unfinished(trials: TrialFiles) -> Iterator[UnfinishedTrial]:
-    for trial_id, facts in trials.items():
-        if facts.get("status") != "finished":
-            trial = facts.get("trial", {})
-            attempts = facts.get("attempts") or [{}]
-            yield UnfinishedTrial(
-                trial_id=trial_id,
-                name=f"{trial.get('task')}/{trial.get('policy')}/{trial.get('shard')}",
-                status=str(facts.get("status")),
-                reason=str(attempts[-1].get("reason") or ""),
-            )
-
-
-def _attempts(trials: TrialFiles) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each attempt with its trial; a reconstructed trial.json has no attempts."""
-    for facts in trials.values():
-        for attempt in facts.get("attempts") or ():
-            yield facts["trial"], attempt
-
-
-def _seconds(timestamp: object) -> float | None:
-    try:
-        return datetime.fromisoformat(str(timestamp)).timestamp()
-    except ValueError:
-        return None
+def unfinished_trials(attempts: pa.Table) -> list[str]:
+    """A sentence for each trial that is not finished, with the reason of its last attempt."""
+    last = [(name, "last", LAST) for name in ("task", "policy", "shard", "status", "reason")]
+    left = attempts.filter(pc.field("status") != "finished").group_by("trial_id", use_threads=False).aggregate(last)
+    return [
+        f"Trial {row['task_last']}/{row['policy_last']}/{row['shard_last']} is {row['status_last']}, not finished"
+        + (f": {row['reason_last']}." if row["reason_last"] else ".")
+        for row in left.to_pylist()
+    ]

@@ -5,7 +5,7 @@ zero) suit color-blind readers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,23 +48,16 @@ class LabeledHistogram:
     histogram: Histogram
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedTrial:
-    """A trial's start in seconds since the sweep started, its speed in tokens/s and its calibration in tokens/s."""
-
-    start: float
-    k: int | None
-    speed: float
-    calibration: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ActorTimeline:
-    """`loading` and `warm_up` are (start, end) in seconds since the sweep started."""
+    """An actor's trials in order of time, one entry in each array; times are in seconds since the sweep started."""
 
     actor: str
-    trials: Sequence[TimedTrial]
-    loading: tuple[float, float] | None = None
+    start: np.ndarray
+    k: np.ndarray  # NaN for policies without a period
+    speed: np.ndarray  # tokens/s
+    calibration: np.ndarray  # tokens/s
+    loading: tuple[float, float] | None = None  # start and end
     warm_up: tuple[float, float] | None = None
 
 
@@ -106,7 +99,8 @@ def _draw_heatmap(axes: Axes, heatmap: Heatmap) -> None:
         for column, text in enumerate(texts):
             value = float(heatmap.values[row][column])
             dark = math.isfinite(value) and _luminance(color_map(norm(value))) < DARK_LUMINANCE
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else BLACK)
+            shown = axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else BLACK)
+            shown.set_in_layout(False)  # it is inside its cell: nothing to measure
     axes.set_xticks(range(len(heatmap.columns)), heatmap.columns)
     axes.set_yticks(range(len(heatmap.rows)), heatmap.rows)
     axes.set_ylim(len(heatmap.rows) - 0.5, -0.5)
@@ -178,13 +172,13 @@ def plot_speed_over_time(timelines: Sequence[ActorTimeline]) -> Figure:
     """One row per actor. Slow first trials show a cold start; calibrations show whether the machine itself changed."""
     shown = list(timelines)[:MAX_ACTORS]
     figure = new_figure(7.2, 0.95 + 1.05 * len(shown))
-    unit, scale = _time_unit(shown)
+    unit, scale = _unit_of(max(float(timeline.start.max()) for timeline in shown))
     rows = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, timeline in zip(rows, shown, strict=True):
         _draw_timeline(axes, timeline, scale)
         axes.set_title(timeline.actor, fontsize=8.5, fontweight="normal", pad=3)
         axes.grid(True)
-    fastest = max(max(trial.speed, trial.calibration) for timeline in shown for trial in timeline.trials)
+    fastest = max(float(np.maximum(timeline.speed, timeline.calibration).max()) for timeline in shown)
     rows[0].set_ylim(0, 1.1 * fastest)
     rows[-1].set_xlabel(f"{unit} since the sweep started")
     figure.supylabel("tokens/s", fontsize=8.5)
@@ -218,26 +212,22 @@ def _unit_of(seconds: float) -> tuple[str, float]:
     return ("hours", 3600.0) if seconds > 2.5 * 3600 else ("minutes", 60.0) if seconds > 150 else ("seconds", 1.0)
 
 
-def _time_unit(timelines: Sequence[ActorTimeline]) -> tuple[str, float]:
-    last = max((trial.start for timeline in timelines for trial in timeline.trials), default=0.0)
-    return _unit_of(last)
-
-
 def _draw_timeline(axes: Axes, timeline: ActorTimeline, scale: float) -> None:
     for span, look in ((timeline.loading, LOADING), (timeline.warm_up, WARM_UP)):
         if span is not None:
             axes.axvspan(span[0] / scale, span[1] / scale, edgecolor=GRAY, linewidth=0.4, zorder=0.5, **look)
-    starts = np.array([trial.start for trial in timeline.trials]) / scale
-    calibrations = np.array([trial.calibration for trial in timeline.trials])
-    line = _summarized(starts, calibrations)
+    line = _summarized(timeline.start / scale, timeline.calibration)
     axes.plot(*line, color=GRAY, linewidth=0.8, marker="|", markersize=4, zorder=1.5)
-    for k, trials in _by_k(timeline.trials).items():
-        starts, speeds = (
-            np.array([trial.start for trial in trials]) / scale,
-            np.array([trial.speed for trial in trials]),
-        )
-        style = marker_style(k, "first")
-        axes.plot(*_summarized(starts, speeds), **style, markersize=3.6, linestyle="none", zorder=2)
+    for k in _distinct_k([timeline]):
+        own = np.isnan(timeline.k) if k is None else timeline.k == k
+        points = _summarized(timeline.start[own] / scale, timeline.speed[own])
+        axes.plot(*points, **marker_style(k, "first"), markersize=3.6, linestyle="none", zorder=2)
+
+
+def _distinct_k(timelines: Sequence[ActorTimeline]) -> list[int | None]:
+    """None, for policies without a period, is last."""
+    found = np.unique(np.concatenate([timeline.k for timeline in timelines]))  # NaN is last
+    return [None if np.isnan(k) else int(k) for k in found]
 
 
 def _summarized(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -250,18 +240,10 @@ def _summarized(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return points[:, 0], points[:, 1]
 
 
-def _by_k(trials: Sequence[TimedTrial]) -> Mapping[int | None, list[TimedTrial]]:
-    found: dict[int | None, list[TimedTrial]] = {}
-    for trial in sorted(trials, key=lambda one: (one.k is None, one.k or 0, one.start)):
-        found.setdefault(trial.k, []).append(trial)
-    return found
-
-
 def _time_legend(figure: Figure, timelines: Sequence[ActorTimeline]) -> None:
-    ks = {trial.k for timeline in timelines for trial in timeline.trials}
     entries: list[Line2D | Patch] = [
         Line2D([], [], **marker_style(k, "first"), linestyle="none", label="other" if k is None else f"k={k}")
-        for k in sorted(ks, key=lambda k: (k is None, k or 0))
+        for k in _distinct_k(timelines)
     ]
     entries.append(Line2D([], [], color=GRAY, linewidth=0.8, marker="|", label="calibration (k=1)"))
     if any(timeline.loading for timeline in timelines):

@@ -28,6 +28,7 @@ OTHER_COLOR = "#117733"
 MARKERS = {1: "o", 2: "s", 3: "^", 4: "D", 5: "P"}
 FILLS = {"first": "full", "middle": "left", "last": "none"}
 PNG_DPI = 200
+PNG_COMPRESSION = 3  # of 9: a third of the time that 6 takes, and a few percent more bytes
 RC_PARAMS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "reuse-sweep",
@@ -100,15 +101,22 @@ def new_figure(width: float, height: float) -> Figure:
 
 def render(figure: Figure, *, name: str, title: str, caption: str) -> RenderedFigure:
     """The same data gives the same bytes."""
-    figure.draw_without_rendering()
+    _lay_out(figure)
     figure.set_layout_engine("none")  # keep the layout: computing it again would take most of the time
     svg, png = io.StringIO(), io.BytesIO()
     FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})
     figure.dpi = PNG_DPI
-    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
+    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None}, pil_kwargs={"compress_level": PNG_COMPRESSION})
     return RenderedFigure(
         name=name, title=title, caption=caption, svg=printable(svg.getvalue()).encode(), png=png.getvalue()
     )
+
+
+def _lay_out(figure: Figure) -> None:
+    """Computes positions and sizes, without drawing."""
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.execute(figure)
 
 
 def marker_style(k: int | None, subset: str | None) -> dict[str, Any]:
@@ -143,7 +151,7 @@ def place_labels(
 ) -> None:
     """Write each label next to its point, at the offset that covers the least of points, lines and other labels."""
     figure: Any = axes.figure
-    figure.draw_without_rendering()  # computes limits and sizes
+    _lay_out(figure)
     renderer = figure.canvas.get_renderer()
     pixels: Any = axes.transData.transform(list(points)) if points else []
     radius = POINT_RADIUS_PIXELS

@@ -99,7 +99,7 @@ def _read_answers(data: SweepData, wanted: Sequence[Regression]) -> Mapping[tupl
     keys = {(trial, one.doc_id) for one in wanted for trial in (one.baseline_trial, one.trial)}
     names: dict[int, dict[str, str]] = defaultdict(dict)  # by store: id there → trial
     for trial, _ in keys:
-        store, stored_id = data.origin[trial]
+        store, stored_id = data.origin.get(trial, (0, trial))
         names[store][stored_id] = trial
     these = pc.field("doc_id").isin(pa.array(sorted({doc_id for _, doc_id in keys}), pa.string()))
     columns = ["trial_id", "doc_id", "text", "token_ids"]

@@ -1,10 +1,11 @@
 """Which figures a report contains, and their titles and captions."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
+
+import numpy as np
 
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.details import Subgroup
@@ -12,14 +13,12 @@ from orchestrator.analysis.gates import UNTIMED
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.ranking import EXECUTIONS, POSITIONS, REFERENCE, SPEED, beyond_fixed_grid
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
-from orchestrator.analysis.runs import TrialAttempt
 from orchestrator.analysis.trial_facts import ActorStartup
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.charts import (
     ActorTimeline,
     Heatmap,
     LabeledHistogram,
-    TimedTrial,
     plot_heatmap_row,
     plot_histograms,
     plot_shard_ratios,
@@ -41,7 +40,6 @@ from orchestrator.report.text import number, p_value, signed
 GENERATE = "generate"
 MAX_CONFIGURATIONS = 24  # in figures with one row per configuration
 MAX_SUBJECTS = 60
-REPEAT_SUFFIX = re.compile(r"\.r[0-9]+$")
 MAX_GRIDS = 3  # sets of decode settings with a figure of k × layers
 
 
@@ -357,28 +355,20 @@ def _speed_over_time(timelines: Sequence[ActorTimeline], prefix: str) -> Iterato
 
 
 def _timelines(analysis: Analysis, startups: Mapping[str, ActorStartup]) -> Iterator[ActorTimeline]:
-    k_by_label = {c.label: c.resolved.k for task in analysis.tasks for c in task.configurations}
-    by_actor: dict[str, list[TrialAttempt]] = {}
-    for trial in analysis.timeline:
-        if trial.tokens_per_second is not None:
-            by_actor.setdefault(trial.actor, []).append(trial)
-    if not by_actor:
+    line = analysis.timeline
+    timed = (line.tokens > 0) & (line.wall > 0)
+    if not timed.any():
         return
-    first_trial = min(trial.started_at for trials in by_actor.values() for trial in trials)
-    start = min([first_trial, *(startup.began for startup in startups.values())])
-    for actor in sorted(by_actor, key=lambda name: (len(name), name)):
-        startup = startups.get(actor)
+    start = min([float(line.started_at[timed].min()), *(startup.began for startup in startups.values())])
+    k = np.array([math.nan if run.resolved.k is None else run.resolved.k for run in line.runs])
+    for actor in sorted(set(line.actor[timed]), key=lambda name: (len(name), name)):
+        startup, own = startups.get(actor), np.flatnonzero(timed & (line.actor == actor))
         yield ActorTimeline(
             actor=actor,
-            trials=[
-                TimedTrial(
-                    start=trial.started_at - start,
-                    k=k_by_label.get(REPEAT_SUFFIX.sub("", trial.label)),
-                    speed=trial.tokens_per_second or 0.0,
-                    calibration=trial.calibration,
-                )
-                for trial in by_actor[actor]
-            ],
+            start=line.started_at[own] - start,
+            k=k[line.run[own]],
+            speed=line.tokens[own] / line.wall[own],
+            calibration=line.calibration[own],
             loading=None if startup is None else (startup.began - start, startup.loaded - start),
             warm_up=None if startup is None else (startup.loaded - start, startup.warm - start),
         )

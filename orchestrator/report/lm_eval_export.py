@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from lm_eval.api.group import Group
 from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
 
-from orchestrator.core.trial import Trial
+from orchestrator.core.configuration import Configuration
+from orchestrator.core.totals import KEYS
 from orchestrator.core.untrusted import CONTROL, path_below, printable
 from orchestrator.report.sweeps import check_files, corruption_notice, open_sweep
 from orchestrator.report.write import write_all
@@ -60,12 +62,12 @@ class PromptParts:
 def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
     """Write the files of each configuration and return their directories."""
     store, request = open_sweep(folder)
-    trials = store.trials()
-    check_files(store, trials)
+    attempts = store.attempts()
+    check_files(store, attempts)
     target = path_below(folder, "lm-eval/results.json").parent if out is None else out
     sources: dict[str, TaskSource] = {}
     written = []
-    for name, by_task in _trials_by_configuration(trials).items():
+    for name, by_task in _trials_by_configuration(attempts).items():
         rows_by_task = {}
         for task, trial_ids in by_task.items():
             rows = store.rows(trial_ids, COLUMNS, verify=False).to_pylist()
@@ -86,13 +88,13 @@ def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
     return written
 
 
-def _trials_by_configuration(trials: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
+def _trials_by_configuration(attempts: pa.Table) -> dict[str, dict[str, list[str]]]:
     """Trial ids by configuration and repeat, then by task."""
     found: dict[str, dict[str, list[str]]] = {}
-    for trial_id, facts in trials.items():
-        trial = Trial.from_dict(facts["trial"])
-        name = trial.configuration.slug() + (f".r{trial.repeat}" if trial.repeat else "")
-        found.setdefault(name, {}).setdefault(trial.task, []).append(trial_id)
+    trials = attempts.group_by([*KEYS, "repeat"], use_threads=False).aggregate([("trial_id", "distinct")])
+    for row in trials.to_pylist():
+        name = Configuration.from_mapping(row).slug() + (f".r{row['repeat']}" if row["repeat"] else "")
+        found.setdefault(name, {})[row["task"]] = row["trial_id_distinct"]
     return dict(sorted(found.items()))
 
 

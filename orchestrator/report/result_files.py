@@ -8,8 +8,9 @@ from typing import Any
 
 from orchestrator.analysis import as_json
 from orchestrator.analysis.results import ConfigurationResult, TaskResult, best, best_by_k
-from orchestrator.analysis.trial_facts import TrialFiles, trial_provenance, trials_by_configuration
+from orchestrator.analysis.trial_facts import TrialProvenance
 from orchestrator.core.configuration import DECODE_SETTINGS, varying_settings
+from orchestrator.core.totals import TaskConfiguration
 from orchestrator.report.earlier import caveats
 from orchestrator.report.section import ConfigurationView, Section, TaskView
 from orchestrator.report.tables import (
@@ -224,22 +225,21 @@ def _escape(text: str) -> str:
 def configuration_summaries(section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
     """Directory name (task[_limit_N]/configuration) and content."""
     limit = section.request.get("settings", {}).get("limit")
-    trials = trials_by_configuration(section.trials)
+    nothing = TrialProvenance(devices=(), packages=(), codes=())
     for task_view in section.tasks:
         task = task_view.task
         folder = task.task + (f"_limit_{limit}" if limit else "")
         varying = varying_settings(result.configuration for result in task.configurations)
         for view in task_view.configurations:
             configuration = view.result.configuration
-            own_trials = trials.get((task.task, configuration), {})
-            yield f"{folder}/{configuration.slug(varying)}", _summary(section, task, view, own_trials)
+            found = section.provenance_by_configuration.get((task.task, configuration), nothing)
+            yield f"{folder}/{configuration.slug(varying)}", _summary(section, task, view, found)
 
 
-def _summary(section: Section, task: TaskResult, view: ConfigurationView, trials: TrialFiles) -> dict[str, Any]:
+def _summary(section: Section, task: TaskResult, view: ConfigurationView, found: TrialProvenance) -> dict[str, Any]:
     result = view.result
     own, speed = result.resolved, result.throughput
     identity = section.request["identity"]
-    found = trial_provenance(trials)
     rate = speed.tokens_per_second
     return {
         "task": task.task,
@@ -282,7 +282,7 @@ def _summary(section: Section, task: TaskResult, view: ConfigurationView, trials
         "counters": {"rows": view.counters.rows, **view.counters.sums},
         "flops_per_token": view.flops_per_token,
         "peak_memory_bytes": view.peak_memory_bytes,
-        "gates": _gates(section, trials),
+        "gates": _gates(section, (task.task, own.configuration)),
     }
 
 
@@ -307,10 +307,10 @@ def _intervals(result: ConfigurationResult) -> dict[str, Any]:
     return {name: as_json(value) for name, value in found.items()}
 
 
-def _gates(section: Section, trials: TrialFiles) -> list[dict[str, Any]]:
+def _gates(section: Section, own: TaskConfiguration) -> list[dict[str, Any]]:
     """Gates that passed, and those that failed for this configuration's trials."""
     return [
         {"gate": finding.gate, "ok": finding.ok, "sentence": finding.sentence}
         for finding in section.analysis.gates
-        if finding.ok or not finding.trials or trials.keys() & set(finding.trials)
+        if finding.ok or not finding.trials or own in section.configurations_of(finding)
     ]

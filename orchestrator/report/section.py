@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from orchestrator.analysis import Analysis, analyse
 from orchestrator.analysis.accuracy import documents_needed
 from orchestrator.analysis.explain import Explanation, flops_per_token
-from orchestrator.analysis.gates import IMPORTED
+from orchestrator.analysis.gates import IMPORTED, Finding
 from orchestrator.analysis.intervals import Estimate, Levels
 from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fastest_within_margin
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
@@ -18,10 +21,14 @@ from orchestrator.analysis.trial_facts import (
     actor_startups,
     counter_sums,
     describe_code,
+    distinct,
     peak_memory,
-    trial_provenance,
+    provenance_by_configuration,
+    task_configuration,
+    unfinished_trials,
 )
 from orchestrator.analysis.verdicts import Criteria
+from orchestrator.core.totals import KEYS, TaskConfiguration
 from orchestrator.report.drawing import RenderedFigure
 from orchestrator.report.earlier import EarlierTaskResults
 from orchestrator.report.examples import Examples, find_examples
@@ -149,7 +156,7 @@ class Section:
     tasks: tuple[TaskView, ...]
     speed_over_time: RenderedFigure | None
     examples: tuple[Examples, ...]
-    trials: Mapping[str, Mapping[str, Any]]
+    attempts: pa.Table  # store.schema.ATTEMPTS
     data_notices: tuple[str, ...] = ()
     earlier: tuple[EarlierTaskResults, ...] = ()  # of another experiment, to show next to ours
     earlier_name: str = ""
@@ -188,8 +195,13 @@ class Section:
         return list(summarize_gates(self.analysis.gates))
 
     @cached_property
-    def _trial_provenance(self) -> TrialProvenance:
-        return trial_provenance(self.trials)
+    def provenance_by_configuration(self) -> Mapping[TaskConfiguration | None, TrialProvenance]:
+        return provenance_by_configuration(self.attempts)
+
+    def configurations_of(self, finding: Finding) -> set[TaskConfiguration]:
+        """Whose trials a finding names."""
+        named = pc.is_in(self.attempts["trial_id"], pa.array(finding.trials, pa.string()))
+        return {task_configuration(row) for row in distinct(self.attempts.filter(named), *KEYS)}
 
     @property
     def identical_by_construction(self) -> list[list[str]]:
@@ -251,7 +263,7 @@ class Section:
 
     def provenance(self) -> Iterator[tuple[str, str]]:
         request, identity = self.request, self.request["identity"]
-        found = self._trial_provenance
+        found = self.provenance_by_configuration[None]
         yield "sweep", ", ".join(self.analysis.sweeps)
         yield "model", f"{identity.get('model')}, revision {identity.get('model_revision') or 'unknown'}"
         for task, datasets in identity.get("datasets", {}).items():
@@ -274,7 +286,8 @@ class Section:
             arguments = " ".join(str(word) for word in command.get("argv", ()))
             code = f", {describe_code(command['code'])}" if isinstance(command.get("code"), Mapping) else ""
             yield "command", f"{arguments} ({command.get('at', '')}{code})"
-        yield "attempts", f"{whole(found.attempts)} for {whole(len(self.trials))} trials"
+        trials = pc.count_distinct(self.attempts["trial_id"]).as_py()
+        yield "attempts", f"{whole(pc.count(self.attempts['attempt']).as_py())} for {whole(trials)} trials"
 
     def missing(self) -> Iterator[str]:
         present = [view.task.task for view in self.tasks]
@@ -284,10 +297,8 @@ class Section:
         for view in self.tasks:
             for sentence in view.task.missing:
                 yield f"{view.task.task}: {sentence}"
-        unfinished = self._trial_provenance.unfinished
-        for trial in unfinished[:MAX_FAILED_TRIALS]:
-            reason = f": {trial.reason}" if trial.reason else ""
-            yield f"Trial {trial.name} is {trial.status}, not finished{reason}."
+        unfinished = unfinished_trials(self.attempts)
+        yield from unfinished[:MAX_FAILED_TRIALS]
         if len(unfinished) > MAX_FAILED_TRIALS:
             yield f"{len(unfinished) - MAX_FAILED_TRIALS} more trials are not finished."
 
@@ -302,14 +313,14 @@ def build_section(
     parallel: Map = sequential_map,
 ) -> Section:
     """Analyze the rows and draw the figures. InputError if the rows cannot be compared."""
-    analysis = analyse(data.rows, data.documents, data.request, margin=margin, speedup=speedup, trials=data.trials)
+    analysis = analyse(data.rows, data.documents, data.request, margin=margin, speedup=speedup, attempts=data.attempts)
     order = [*data.request["tasks"], *(task.task for task in analysis.tasks)]
     tasks = sorted(map(sort_configurations, analysis.tasks), key=lambda task: order.index(task.task))
     analysis = replace(analysis, tasks=tuple(tasks))
-    drawing = start_drawing(analysis, actor_startups(data.trials), prefix, parallel) if figures else None
+    drawing = start_drawing(analysis, actor_startups(data.attempts), prefix, parallel) if figures else None
     examples = tuple(find_examples(data, analysis))  # while other processes draw
     by_task, over_time = ({}, None) if drawing is None else collect_figures(analysis, drawing)
-    counters, memory, model = counter_sums(data.rows), peak_memory(data.trials), data.request.get("model", {})
+    counters, memory, model = counter_sums(data.rows), peak_memory(data.attempts), data.request.get("model", {})
 
     views = []
     for task in analysis.tasks:
@@ -340,6 +351,6 @@ def build_section(
         tasks=tuple(views),
         speed_over_time=over_time,
         examples=examples,
-        trials=data.trials,
+        attempts=data.attempts,
         data_notices=(*data.reading_notices, *data.notices),
     )

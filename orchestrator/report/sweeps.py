@@ -3,7 +3,6 @@
 Only the columns that the analysis needs are loaded. Texts are read later, for the few documents that are shown.
 """
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +37,8 @@ class SweepData:
     request: Mapping[str, Any]  # sweep.json of the first sweep, with the tasks of all
     rows: pa.Table
     documents: Mapping[str, pa.Table]
-    trials: Mapping[str, Mapping[str, Any]]  # trial.json by the trial_id used in `rows`
-    origin: Mapping[str, tuple[int, str]]  # trial_id used in `rows` → index of the store, trial_id there
+    attempts: pa.Table  # what trial.json files say (store.schema.ATTEMPTS), with the trial ids used in `rows`
+    origin: Mapping[str, tuple[int, str]]  # trial_id in `rows` → index of the store, trial_id there; if not (0, same)
     notices: tuple[str, ...]
 
     @property
@@ -92,10 +91,9 @@ def read_sweeps(
 def _read_sweep(folder: Path, parallel: Map, record: Mapping[str, Any] | None) -> SweepData:
     store, request = open_sweep(folder, record)
     parts = start_reading(store, parallel)
-    trials = store.trials(totals=False)  # while other processes read rows
+    attempts = store.attempts()  # while other processes read rows
+    check_files(store, attempts)
     rows = join_parts(store, parts)
-    gc.freeze()  # 100,000 trials are millions of objects that stay: the garbage collector need not look at them again
-    check_files(store, trials)
     if not rows.num_rows and store.corrupted:
         raise InputError(f"{next(iter(store.corrupted.values()))}, and {folder} has no other rows; continue the sweep")
     if not rows.num_rows:
@@ -105,19 +103,22 @@ def _read_sweep(folder: Path, parallel: Map, record: Mapping[str, Any] | None) -
         request=request,
         rows=rows,
         documents={task: store.documents(task) for task in rows["task"].unique().to_pylist()},
-        trials=trials,
-        origin={trial_id: (0, trial_id) for trial_id in store.trial_ids()},
+        attempts=attempts,
+        origin={},
         notices=(),
     )
 
 
-def check_files(store: Store, trials: Mapping[str, Mapping[str, Any]]) -> None:
+def check_files(store: Store, attempts: pa.Table) -> None:
     """InputError if the rows of a finished trial are gone (corrupted files are reported by the store)."""
-    for trial_id, facts in trials.items():
-        rows = facts.get("rows") if facts.get("status") == "finished" else None
-        if rows and not store.has_rows_file(trial_id) and not store.completed_documents(trial_id):
+    finished = attempts.filter((pc.field("status") == "finished") & (pc.field("rows") > 0))
+    rows = dict(zip(finished["trial_id"].to_pylist(), finished["rows"].to_pylist(), strict=True))
+    for trial_id in rows.keys() - store.compacted_trial_ids():
+        if not store.has_rows_file(trial_id) and not store.completed_documents(trial_id):
             path = store.trial_folder(trial_id) / ROWS_FILE
-            raise InputError(f"{path} is missing, but its trial finished with {rows} rows; restore it, or rerun")
+            raise InputError(
+                f"{path} is missing, but its trial finished with {rows[trial_id]} rows; restore it, or rerun"
+            )
 
 
 def start_reading(store: Store, parallel: Map = sequential_map) -> Iterator[Part]:
@@ -154,6 +155,10 @@ def _merge(old: SweepData, new: SweepData) -> SweepData:
     """Rows of both. Copies of a row count once; a trial that was run twice becomes another repeat."""
     rows, renamed = _new_rows(old, new)
     shared = old.documents.keys() & new.documents.keys()
+    attempts, known = _with_names(new.attempts, renamed), old.attempts["trial_id"].combine_chunks()
+    origin = {renamed.get(one, one): (len(old.stores), one) for one in new.rows["trial_id"].unique().to_pylist()}
+    for trial_id in old.rows["trial_id"].unique().to_pylist():
+        origin.pop(trial_id, None)
     return SweepData(
         stores=(*old.stores, *new.stores),
         request=_merge_requests(old.request, new.request),
@@ -163,8 +168,10 @@ def _merge(old: SweepData, new: SweepData) -> SweepData:
             **old.documents,
             **{task: max(old.documents[task], new.documents[task], key=len) for task in shared},
         },
-        trials={**{renamed.get(key, key): facts for key, facts in new.trials.items()}, **old.trials},
-        origin={**{renamed.get(key, key): (len(old.stores), key) for key in new.origin}, **old.origin},
+        attempts=pa.concat_tables(
+            [old.attempts, attempts.filter(pc.invert(pc.is_in(attempts["trial_id"], known)))]
+        ).unify_dictionaries(),
+        origin={**origin, **old.origin},
         notices=(*old.notices, *new.notices, *_different_criteria(old.request, new.request)),
     )
 
@@ -184,12 +191,16 @@ def _new_rows(old: SweepData, new: SweepData) -> tuple[pa.Table, dict[str, str]]
         return rows, {}
     renamed = {trial: f"{trial}x{len(old.stores)}" for trial in rerun}
     offset = pc.max(old.rows["repeat"]).as_py() + 1
-    ids = rows["trial_id"].to_pylist()
-    repeats = [r + offset * (trial in renamed) for r, trial in zip(rows["repeat"].to_pylist(), ids, strict=True)]
-    for name, values in (("trial_id", [renamed.get(trial, trial) for trial in ids]), ("repeat", repeats)):
-        column = rows.schema.field(name)
-        rows = rows.set_column(rows.schema.get_field_index(name), column, pa.array(values, column.type))
-    return rows, renamed
+    again = [trial in renamed for trial in rows["trial_id"].to_pylist()]
+    repeats = pc.add(rows["repeat"], pc.multiply(pa.array(again).cast(pa.int32()), offset)).cast(pa.int32())
+    rows = rows.set_column(rows.schema.get_field_index("repeat"), rows.schema.field("repeat"), repeats)
+    return _with_names(rows, renamed), renamed
+
+
+def _with_names(table: pa.Table, renamed: Mapping[str, str]) -> pa.Table:
+    ids = [renamed.get(trial, trial) for trial in table["trial_id"].to_pylist()]
+    column = table.schema.field("trial_id")
+    return table.set_column(table.schema.get_field_index("trial_id"), column, pa.array(ids, column.type))
 
 
 def _merge_requests(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,12 +26,24 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json
 import pyarrow.parquet as pq
 
+from orchestrator.core.configuration import DECODE_SETTINGS, default_of
 from orchestrator.core.totals import Sums
 from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.store.files import DECODE_ERRORS, CorruptedFile, StoreError, encode_table, open_regular, read_table
-from orchestrator.store.schema import ROWS, select_fields, trial_record_problem
+from orchestrator.store.schema import (
+    ATTEMPT_NUMBERS,
+    ATTEMPT_TEXTS,
+    ATTEMPT_VALUES,
+    ATTEMPTS,
+    ROWS,
+    attempt_problem,
+    attempts_of,
+    select_fields,
+    trial_record_problem,
+)
 from orchestrator.store.trial_files import READ_ATTEMPTS, TOTALS_KEY, Corruption, TrialRows
 from sampler.errors import InputError
 
@@ -59,6 +71,28 @@ TRIALS = pa.schema(
     ]
 )
 
+USUAL_RECORDS = pyarrow.json.ParseOptions(
+    explicit_schema=pa.schema(
+        [
+            ("trial", pa.struct([("trial_id", pa.string())])),
+            ("status", pa.string()),
+            (
+                "attempts",
+                pa.list_(
+                    pa.struct(
+                        [
+                            ("attempt", pa.int64()),
+                            *((name, pa.string()) for name in ATTEMPT_TEXTS),
+                            *((name, pa.float64()) for name in ATTEMPT_NUMBERS),
+                            (SHARED_KEY, pa.struct([(name, pa.int64()) for name in ATTEMPT_VALUES])),
+                        ]
+                    )
+                ),
+            ),
+        ]
+    ),
+    unexpected_field_behavior="ignore",
+)
 SUMMARY = pa.schema([column for column in TRIALS if column.name != "record"])
 REQUIRED = ("trial_id", "task", "policy", "repeat", "shard", "rows")
 
@@ -78,6 +112,43 @@ class CompactedFile:
 
     def record(self, trial_id: str) -> dict[str, Any]:
         return next(record for found, record in self.records() if found == trial_id)
+
+    def attempts(self) -> pa.Table:
+        """ATTEMPTS of these trials. Arrow parses usual records, several times as fast as `parse`, which gets others."""
+        try:
+            return self._usual_attempts()
+        except (ValueError, LookupError, *DECODE_ERRORS):
+            return attempts_of(self.records())
+
+    def _usual_attempts(self) -> pa.Table:
+        """Raises ValueError if a record is unusual in any way."""
+        stored = pa.ipc.open_stream(self.stream).read_all()
+        text = "\n".join(stored["record"].to_pylist()).encode()
+        whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+        records = pyarrow.json.read_json(io.BytesIO(text), whole, USUAL_RECORDS).combine_chunks()
+        lists, ids = records["attempts"].chunk(0), pc.struct_field(records["trial"], "trial_id")
+        usual = pc.and_(pc.equal(records["status"], "finished"), pc.equal(ids, self.trials["trial_id"]))
+        if not pc.all(pc.and_(usual, pc.greater(pc.list_value_length(lists), 0)), skip_nulls=False).as_py():
+            raise ValueError("a trial is not finished, or has no attempts")
+        found = pa.Table.from_struct_array(lists.flatten())
+        if not all(pc.all(pc.is_finite(found[name])).as_py() is not False for name in ATTEMPT_NUMBERS):
+            raise ValueError("a number is not finite")
+        shared = pa.Table.from_struct_array(found[SHARED_KEY].combine_chunks())
+        values = pa.array([_to_json(value) for value in json.loads(stored.schema.metadata[VALUES_METADATA_KEY])])
+        own = self.trials.take(pc.list_parent_indices(lists))
+        columns = {"status": pa.repeat("finished", len(own)), "attempt": found["attempt"]}
+        columns |= {name: found[name] for name in (*ATTEMPT_TEXTS, *ATTEMPT_NUMBERS)}
+        for name in ATTEMPT_VALUES:
+            places = shared[name].combine_chunks().cast(pa.int32())
+            columns[name] = pa.DictionaryArray.from_arrays(places, values)
+        for name in ("trial_id", "rows", *TRIAL_KEYS):
+            columns[name] = own[name].fill_null(default_of(name)) if name in DECODE_SETTINGS else own[name]
+        for name in ("actor", "node_id", *ATTEMPT_VALUES):
+            for value in pa.chunked_array(columns[name]).unique().drop_null().to_pylist():
+                problem = attempt_problem({name: json.loads(value) if name in ATTEMPT_VALUES else value})
+                if problem is not None:
+                    raise ValueError(problem)
+        return pa.table(columns).select(ATTEMPTS.names).cast(ATTEMPTS)
 
     def parse(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Raises CorruptedFile if the records are not those of the trials."""
@@ -277,6 +348,15 @@ class CompactedFiles:
             for trial_id, record in file.records():
                 if self.file_of.get(trial_id) is file and trial_id not in without:
                     yield trial_id, record
+
+    def attempts(self, without: Collection[str] = ()) -> pa.Table:
+        """ATTEMPTS of all compacted trials but some, each trial once."""
+        file_of, tables = self.file_of, [ATTEMPTS.empty_table()]
+        for file in self.files:
+            found = file.attempts()
+            keep = [file_of.get(one) is file and one not in without for one in found["trial_id"].to_pylist()]
+            tables.append(found if all(keep) else found.filter(pa.array(keep, pa.bool_())))
+        return pa.concat_tables(tables).unify_dictionaries()
 
     def next_name(self, task: str) -> str:
         """A name that sorts after those of all files."""

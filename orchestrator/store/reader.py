@@ -48,6 +48,7 @@ from orchestrator.store.schema import (
     DOCUMENTS,
     ROWS,
     SCHEMA_VERSION,
+    attempts_of,
     check_version,
     select_fields,
     sweep_record_problem,
@@ -55,7 +56,6 @@ from orchestrator.store.schema import (
 from orchestrator.store.trial_files import (
     READ_ATTEMPTS,
     ROWS_FILE,
-    TOTALS_KEY,
     TRIAL_FILE,
     Corruption,
     TrialRows,
@@ -151,17 +151,16 @@ class Store:
         assert trial_id.isalnum(), trial_id
         return self.folder / "trials" / trial_id
 
-    def trials(self, *, totals: bool = True) -> dict[str, dict[str, Any]]:
-        """The content of each trial.json, by trial id. Trials may share objects: do not change them.
-
-        Without `totals`, the totals of compacted trials are left out, which saves a quarter of the memory.
-        """
+    def trials(self) -> dict[str, dict[str, Any]]:
+        """The content of each trial.json, by trial id. Trials may share objects: do not change them."""
         found = dict(self.iter_trials())
-        for trial_id, record in self._compacted_now().records(without=found):
-            if not totals:
-                record[TOTALS_KEY] = None
-            found[trial_id] = record
-        return found
+        return {**found, **dict(self._compacted_now().records(without=found))}
+
+    def attempts(self) -> pa.Table:
+        """`schema.ATTEMPTS` of all trials: what `trials` says, as a table, which takes a tenth of time and memory."""
+        found = attempts_of(self.iter_trials())
+        compacted = self._compacted_now().attempts(without=set(found["trial_id"].to_pylist()))
+        return pa.concat_tables([found, compacted]).unify_dictionaries()
 
     def iter_trials(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The id and trial.json of each trial that has a folder, one at a time."""

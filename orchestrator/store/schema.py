@@ -7,15 +7,17 @@ Adding a nullable column keeps SCHEMA_VERSION: older files then have nulls in it
 else (a required column, another type or meaning, a removed column) needs the next SCHEMA_VERSION, see docs/format.md.
 """
 
+import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.core.configuration import DECODE_SETTINGS, default_of
+from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, default_of
+from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.core.untrusted import (
     CONTROL,
     anything,
@@ -100,9 +102,11 @@ def _name_problem(table: pa.Table) -> str | None:
         for value in table[column].unique().to_pylist() if column in table.column_names else ():
             if value and (expected := name_problem(value)) is not None:
                 return f"has {shown(value)} in the column {column!r}, which must be {expected}"
-    for column in LINES:
-        for value in table[column].unique().to_pylist() if column in table.column_names else ():
-            if value is not None and (len(value) > LONGEST_NAME_CHARACTERS or CONTROL.search(value)):
+    for column in (name for name in LINES if name in table.column_names):
+        values = table[column].unique()
+        usual = pc.and_(pc.ascii_is_printable(values), pc.less(pc.binary_length(values), LONGEST_NAME_CHARACTERS))
+        for value in values.filter(pc.invert(usual)).to_pylist():
+            if len(value) > LONGEST_NAME_CHARACTERS or CONTROL.search(value):
                 return f"has {shown(value)} in the column {column!r}, which must be a name on one line"
     return None
 
@@ -213,6 +217,22 @@ DOCUMENTS = pa.schema(
     metadata={VERSION_KEY: str(SCHEMA_VERSION)},
 )
 
+ATTEMPT_TEXTS = ("actor", "node_id", "started_at", "model_revision", "reason")
+ATTEMPT_NUMBERS = ("load_seconds", "warm_up_seconds", "calibration_seconds", "peak_memory")
+ATTEMPT_VALUES = ("device", "packages", "code", "gpus")  # as JSON
+ATTEMPTS = pa.schema(  # what trial.json files say, as a table: one row per attempt; all attempts of a trial follow
+    [
+        _required("trial_id", pa.string()),
+        *(pa.field(name, ROWS.field(name).type) for name in TRIAL_KEYS),
+        pa.field("status", pa.string()),
+        pa.field("rows", pa.int64()),
+        pa.field("attempt", pa.int64()),  # null: the trial has no attempt
+        *(pa.field(name, pa.string()) for name in ATTEMPT_TEXTS),
+        *(pa.field(name, pa.float64()) for name in ATTEMPT_NUMBERS),
+        *(pa.field(name, pa.dictionary(pa.int32(), pa.string())) for name in ATTEMPT_VALUES),
+    ]
+)
+
 _FIELDS = {field.name: field for field in (*DOCUMENTS, *ROWS)}  # a name in both has the same type
 
 # The keys of trial.json and sweep.json that are read, and what they may hold
@@ -223,7 +243,7 @@ def _device(value: Any) -> str | None:
 
 
 TRIAL_REQUIRED = ("trial_id", "task", "policy", "repeat", "shard")
-TRIAL_RECORD = {
+TRIAL_RECORD: dict[str, Any] = {
     "trial": {
         "trial_id": line,
         "task": file_name,
@@ -331,6 +351,26 @@ def trial_record_problem(record: Mapping[str, Any], trial_id: str) -> str | None
     if (totals.get("correct") or 0) > sum((totals.get("scored") or {}).values()):
         return "counts more correct documents than it has"
     return None if record["trial"]["trial_id"] == trial_id else f"describes the trial {record['trial']['trial_id']}"
+
+
+def attempt_problem(attempt: Mapping[str, Any]) -> str | None:
+    """Why an attempt, or a part of it, cannot be one of a trial.json."""
+    return shape_problem(attempt, TRIAL_RECORD["attempts"][0])
+
+
+def attempts_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> pa.Table:
+    """ATTEMPTS of trials, given by their ids and trial.json."""
+    lines: list[dict[str, Any]] = []
+    for trial_id, record in records:
+        trial = {**record["trial"], **Configuration.from_mapping(record["trial"]).as_dict()}
+        own = {**trial, "trial_id": trial_id, "status": record.get("status"), "rows": record.get("rows")}
+        for attempt in record["attempts"] or [{}]:
+            values = {name: _to_json(attempt[name]) for name in ATTEMPT_VALUES if attempt.get(name) is not None}
+            lines.append({**attempt, **own, **values})
+    return pa.Table.from_pylist(lines, schema=ATTEMPTS)
+
+
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def sweep_record_problem(record: Mapping[str, Any]) -> str | None:
