@@ -10,7 +10,7 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 
 from orchestrator.analysis.columns import fingerprints
 from orchestrator.analysis.gates import GATES, Evidence, Finding, check_gates, cold_start, own_device
-from orchestrator.analysis.runs import ResolvedConfiguration, RunOfTask, Timeline, split_by_task, timeline
+from orchestrator.analysis.runs import AttemptTimeline, ResolvedConfiguration, RunOfTask, split_by_task, timeline
 from orchestrator.core.configuration import Configuration
 from orchestrator.store.schema import attempts_of
 
@@ -34,7 +34,7 @@ def clean() -> pa.Table:
     return draw(WORLD, 1)
 
 
-def line(labels: list[str], **columns: Any) -> Timeline:
+def line(labels: list[str], **columns: Any) -> AttemptTimeline:
     """One attempt per label, in this order; a column may be one value for all."""
     runs = [
         RunOfTask(
@@ -55,7 +55,7 @@ def line(labels: list[str], **columns: Any) -> Timeline:
     names = [f"t{number}" for number in range(len(labels))]
     values = {"started_at": np.arange(len(labels)), "trial_id": names, **defaults, **columns}
     arrays = {name: np.broadcast_to(np.asarray(value), len(labels)) for name, value in values.items()}
-    return Timeline(runs=tuple(runs), run=np.arange(len(labels)), **arrays)
+    return AttemptTimeline(runs=tuple(runs), run=np.arange(len(labels)), **arrays)
 
 
 def recorded(attempts: dict[str, dict[str, Any]]) -> pa.Table:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from scipy import special
 
 from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy
-from orchestrator.analysis.runs import TaskRuns, Timeline
+from orchestrator.analysis.runs import AttemptTimeline, TaskRuns
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, hit_length_limit
 from orchestrator.analysis.trial_facts import describe_code, distinct
 from orchestrator.core.configuration import DECODE_SETTINGS
@@ -48,7 +48,7 @@ class Evidence:
 
     table: pa.Table
     tasks: Sequence[TaskRuns]
-    timeline: Timeline
+    timeline: AttemptTimeline
     documents: Mapping[str, pa.Table]
     request: Mapping[str, Any]
     attempts: pa.Table | None = None

@@ -14,7 +14,7 @@ from orchestrator.analysis.explain import Explanation, ModelledSpeedup
 from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Bounds, Estimate, Levels
 from orchestrator.analysis.ranking import REFERENCE, SPEED, Ranking, family_order
-from orchestrator.analysis.runs import SUBSETS, ResolvedConfiguration, Timeline
+from orchestrator.analysis.runs import SUBSETS, AttemptTimeline, ResolvedConfiguration
 from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
 from orchestrator.analysis.verdicts import (
     Compared,
@@ -144,7 +144,7 @@ class Analysis:
     declared: Criteria
     tasks: tuple[TaskResult, ...]
     gates: tuple[Finding, ...]
-    timeline: Timeline
+    timeline: AttemptTimeline
     pooled: PooledResult | None = None  # None unless several tasks share a configuration
 
     @property

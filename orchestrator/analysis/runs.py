@@ -268,7 +268,7 @@ class RunOfTask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Timeline:
+class AttemptTimeline:
     """All attempts at trials in order of time: one entry per attempt in each array."""
 
     runs: tuple[RunOfTask, ...]
@@ -284,7 +284,7 @@ class Timeline:
     layers_computed: Array
 
 
-def timeline(tasks: Sequence[TaskRuns]) -> Timeline:
+def timeline(tasks: Sequence[TaskRuns]) -> AttemptTimeline:
     """Every attempt of all tasks."""
     runs = [
         RunOfTask(task=rows.task, label=rows.run_label(run), resolved=rows.configurations[rows.owner[run]])
@@ -295,11 +295,11 @@ def timeline(tasks: Sequence[TaskRuns]) -> Timeline:
     parts = [_attempts(rows, int(start)) for rows, start in zip(tasks, starts, strict=False)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(columns["started_at"], kind="stable")
-    return Timeline(runs=tuple(runs), **{name: values[order] for name, values in columns.items()})
+    return AttemptTimeline(runs=tuple(runs), **{name: values[order] for name, values in columns.items()})
 
 
 def _attempts(rows: TaskRuns, first_run: int) -> dict[str, Array]:
-    """The arrays of a Timeline for one task."""
+    """The arrays of a AttemptTimeline for one task."""
     columns = rows.columns
     group, count = group_codes(columns["trial_id"], columns["attempt"], columns["actor"])
     first = first_places(group, count)
