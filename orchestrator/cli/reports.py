@@ -31,13 +31,18 @@ keys of --json (more may be added, none will be removed):
   last_row        time of the last row
   documents       done, wanted, missing
   trials          wanted, and by state: finished, running, unfinished (begun,
-                  not running), failed, pending (not begun)
+                  not running), failed, pending (not begun), skipped (a race
+                  does not need them any more)
   failures        trial_id, label, attempts, reason, documents (reasons by id)
   configurations  task, policy, threshold, small_block, block_cache; documents,
                   wanted, missing; scored, correct, accuracy, accuracy_low,
                   accuracy_high (Wilson, 95 %); tokens, seconds (of batches),
                   tokens_per_s, calibration (tokens/s); against the pooled k=1:
                   speedup (each side by its calibration), layer_positions
+                  race: null, or state (racing, confirmed, rejected or
+                  finished), documents, planned, look (evidence so far),
+                  log_e_confirm, log_e_reject and goal (what decides),
+                  documents_saved, seconds_saved, seconds_saved_at_end
   damage          a sentence for each corrupted file; set_aside: number of
                   files that were quarantined, or replaced by --force
   notices         a sentence for each column of a newer version that is ignored
@@ -234,8 +239,15 @@ def print_status(found: "SweepStatus", damage: Sequence[str]) -> None:
     with SweepView() as view:
         for line in (*_request_lines(found), _state_line(found), ""):
             view.note(line)
-        view.table(found.totals)
-        for line in ("", *_count_lines(found), *_failure_lines(found), *_damage_lines(found, damage), *found.notices):
+        view.table(found.totals, found.race)
+        for line in (
+            "",
+            *_count_lines(found),
+            *_race_lines(found),
+            *_failure_lines(found),
+            *_damage_lines(found, damage),
+            *found.notices,
+        ):
             view.note(line)
 
 
@@ -267,6 +279,20 @@ def _count_lines(found: "SweepStatus") -> Iterator[str]:
     yield f"documents: {found.documents:,} of {found.wanted:,}{missing}"
     states = ", ".join(f"{count:,} {state}" for state, count in found.trials.items() if count)
     yield f"trials: {states or 'none'} of {sum(found.trials.values()):,}"
+
+
+def _race_lines(found: "SweepStatus") -> Iterator[str]:
+    from orchestrator.progress.table import describe_evidence
+    from orchestrator.progress.view import race_summary
+
+    if found.race:
+        yield race_summary(found.race)
+    for one in found.race:
+        if one.look is not None:
+            state = (
+                f"{one.task} {one.configuration.label()} is {one.state} after {one.look.documents:,} of {one.planned:,}"
+            )
+            yield f"  {state} documents: {describe_evidence(one)}, goal {one.rules.speedup:g}x"
 
 
 def _failure_lines(found: "SweepStatus") -> Iterator[str]:

@@ -12,7 +12,7 @@ decide that, within the same levels.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,8 @@ from orchestrator.core.evidence import (
     log_wealth,
 )
 from orchestrator.core.totals import TaskConfiguration
-from orchestrator.core.trial import Trial, WantedDocuments
+from orchestrator.core.trial import Trial, TrialKey, WantedDocuments
+from sampler.errors import InputError
 from sampler.policy import ReusePolicy
 
 RACING, CONFIRMED, REJECTED, FINISHED = "racing", "confirmed", "rejected", "finished"
@@ -203,6 +204,13 @@ class TaskRace:
     def is_needed(self, configuration: Configuration, shard: int) -> bool:
         return configuration not in self.lanes or self._place.get(shard, 0) < self.needed_shards(configuration)
 
+    def skipped_trials(self, begun: Collection[TrialKey]) -> int:
+        return sum(
+            place >= self.needed_shards(one) and (self.task, *one.as_dict().values(), 0, shard) not in begun
+            for one in self.lanes
+            for shard, place in self._place.items()
+        )
+
     def needed_documents(self, configuration: Configuration) -> int:
         return sum(map(len, self._shards[: self.needed_shards(configuration)]))
 
@@ -310,9 +318,15 @@ class Race:
     @classmethod
     def from_record(cls, record: Mapping[str, Any], wanted: WantedDocuments) -> "Race | None":
         """The race that sweep.json declares; None if it declares none."""
-        settings = record["settings"]
-        if not settings.get("race"):
+        if not record["settings"].get("race"):
             return None
+        try:
+            return cls._declared(record, record["settings"], wanted)
+        except (KeyError, TypeError) as problem:
+            raise InputError(f"sweep.json declares a race and lacks {problem}: it was edited") from None
+
+    @classmethod
+    def _declared(cls, record: Mapping[str, Any], settings: Mapping[str, Any], wanted: WantedDocuments) -> "Race":
         rules = {"alpha": settings["race_alpha"], "margin": record["margin"], "speedup": record["speedup"]}
         facts = {task: record["tasks"][task] for task in wanted.by_shard if task in record["tasks"]}
         generates = {task: one["kind"] != "loglikelihood" for task, one in facts.items()}
@@ -335,6 +349,15 @@ class Race:
                 race.tasks[decision.task].restore(decision)
         return race
 
+    def add_trials(self, trials: Mapping[str, Trial], rows: pa.Table) -> None:
+        """Adds finished trials, by id, whose rows (with ROW_COLUMNS) are in one table, in any order."""
+        codes = rows["trial_id"].combine_chunks().dictionary_encode()
+        order = np.argsort(codes.indices.to_numpy(), kind="stable")
+        counts = np.bincount(codes.indices.to_numpy(), minlength=len(codes.dictionary))
+        ends = np.cumsum(counts)
+        for trial_id, count, end in zip(codes.dictionary.to_pylist(), counts, ends, strict=True):
+            self.add_rows(trials[trial_id], rows.take(pa.array(order[end - count : end])))
+
     def add_rows(self, trial: Trial, rows: pa.Table) -> list[Decision]:
         """Adds the rows (with ROW_COLUMNS) of a finished trial; returns the decisions that follow."""
         if trial.task not in self.tasks or trial.repeat:
@@ -342,10 +365,25 @@ class Race:
         evidence = TrialEvidence.from_rows(rows, self.primary[trial.task])
         return self.tasks[trial.task].add(trial.configuration, trial.shard, evidence)
 
+    def merged_decisions(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The decisions for sweep.json: those it has, then new ones."""
+        stored = list(record.get(DECISIONS_KEY, ()))
+        known = {(one.task, one.configuration) for one in map(Decision.from_dict, stored)}
+        return stored + [
+            lane.decision.as_dict()
+            for race in self.tasks.values()
+            for configuration, lane in race.lanes.items()
+            if lane.decision is not None and (race.task, configuration) not in known
+        ]
+
     def is_needed(self, trial: Trial) -> bool:
         """Whether a decision still needs this trial, or was made from it."""
         race = self.tasks.get(trial.task)
         return race is None or race.is_needed(trial.configuration, trial.shard)
+
+    def skipped_trials(self, begun: Collection[TrialKey]) -> int:
+        """How many trials were not begun and are not needed any more."""
+        return sum(race.skipped_trials(begun) for race in self.tasks.values())
 
     def needed_documents(self) -> dict[TaskConfiguration, int]:
         return {

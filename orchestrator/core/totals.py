@@ -118,6 +118,11 @@ class RunningTotals:
         self._sums: dict[TaskConfiguration, Sums] = {}
         self._times = _TimesOfTrials()
 
+    def reduce_wanted(self, wanted: Mapping[TaskConfiguration, int]) -> None:
+        """Rows that a race still wants; a configuration that already has more keeps them."""
+        for key in self._wanted.keys() & wanted.keys():
+            self._wanted[key] = max(wanted[key], self._sums[key].documents if key in self._sums else 0)
+
     def add_rows(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Rows with at least COLUMNS; all rows of a decode batch come together."""
         for trial, sums in _sums_by_attempt(rows):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
@@ -19,7 +19,7 @@ SUBJECT_RUN_LENGTH = 8  # consecutive documents of one subject: they share few-s
 Cut = tuple[int | None, int]  # documents below this index of their subject (None: all) fill this many shards in total
 
 # Not in format version 1: part of a trial's id only if set, so that the trials of existing sweeps keep their ids.
-LATER_IDENTITY = ("family", "block_size", "thinking")
+LATER_IDENTITY = ("family", "block_size", "thinking", "race")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +47,7 @@ class SweepIdentity:
     family: str | None = None  # --family and --block-size, where config.json was overridden
     block_size: int | None = None
     thinking: bool = False
+    race: bool = False  # documents are in a random order that depends on the seed
 
     def as_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -65,7 +66,7 @@ class SweepIdentity:
         """What can change the rows of every trial of a task."""
         leave_out = {"depth", "datasets", "cuts"} | (set() if self.cuts is None else {"shard_size"})
         common = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in leave_out}
-        if self.sample is None:
+        if self.sample is None and not self.race:
             del common["seed"]
         for name in LATER_IDENTITY:
             if not common[name]:
@@ -105,12 +106,19 @@ def extend_cuts(
     return (*cuts, (None if everything else limit, shards + -(-new // shard_size)))
 
 
-def assign_shards(documents: Sequence[Document], cuts: Sequence[Cut] | None, *, shard_size: int = 1) -> dict[str, int]:
+def assign_shards(
+    documents: Sequence[Document],
+    cuts: Sequence[Cut] | None,
+    *,
+    shard_size: int = 1,
+    position: Callable[[str], bytes] | None = None,
+) -> dict[str, int]:
     """The shard of each document of a task (or of a sample) that a cut covers, in the order they are run.
 
     Subjects take turns, a few documents each. So the first documents of every subject, which --limit selects, fill the
     first shards. The shards of a cut have the same number of documents, or one more. `shard_size` is for sweeps of
-    older versions, which have no cuts: their last shard can be much shorter than the others.
+    older versions, which have no cuts: their last shard can be much shorter than the others. In a race, documents are
+    in the order of `position`, by id.
     """
     order = {subtask: place for place, subtask in enumerate(dict.fromkeys(d.subtask for d in documents))}
 
@@ -118,7 +126,7 @@ def assign_shards(documents: Sequence[Document], cuts: Sequence[Cut] | None, *, 
         round_number, place = divmod(document.index, SUBJECT_RUN_LENGTH)
         return round_number, order[document.subtask], place
 
-    in_order = sorted(documents, key=turn)
+    in_order = sorted(documents, key=turn if position is None else lambda document: position(document.doc_id))
     if cuts is None:
         return {document.doc_id: i // shard_size for i, document in enumerate(in_order)}
     shards: dict[str, int] = {}

@@ -5,11 +5,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import Problems
+from orchestrator.core.race import race_position
 from orchestrator.core.system import Device
 from orchestrator.core.trial import Trial
 from orchestrator.planning.estimate import disk_needed, documents_per_trial, format_bytes
@@ -40,6 +42,7 @@ from tasks.task import Task, open_task
 JOB_DIRECTORY = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directory of a job
 FALLBACK_PLACEMENT = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # after an error
 ANY_BLOCK = DecodeSettings(small_block=1)  # divides every block: --small-block is checked once, not for every task
+RACE_SHARDS = 50  # of a task, at least: a race looks at its configurations after every shard
 WHOLE_FILE_BYTES = 16 * 2**20  # larger files are sampled
 SAMPLES, SAMPLE_BYTES = 64, 64 * 2**10  # different weights differ in all samples
 
@@ -142,6 +145,9 @@ def _shard_size(task: Task, settings: SweepSettings, files: ModelFiles | None, p
         return settings.shard_size or 1
     device = "GPU" if placement.gpus_per_actor else "CPU"
     size = documents_per_trial(answer_tokens(task), config=files.config, dtype=settings.dtype, device=device)
+    if settings.race:
+        wanted = sum(settings.limit is None or document.index < settings.limit for document in task.documents)
+        size = max(1, min(size, wanted // RACE_SHARDS))
     return max(1, size // settings.batch_size) * settings.batch_size
 
 
@@ -166,7 +172,8 @@ def _open(
             own = (
                 None if cuts is None else extend_cuts(cuts.get(name, ()), task.documents, limit=limit, shard_size=size)
             )
-            shards = assign_shards(task.documents, own, shard_size=size)
+            position = partial(race_position, settings.seed, name) if settings.race else None
+            shards = assign_shards(task.documents, own, shard_size=size, position=position)
             opened[name] = PreparedTask(task=task, shards=shards, cuts=own, shard_size=size, limit=settings.limit)
         except InputError as error:
             unavailable += error.sentences
@@ -199,6 +206,7 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
         family=settings.family,
         block_size=settings.block_size,
         thinking=settings.thinking,
+        race=settings.race,
     )
 
 

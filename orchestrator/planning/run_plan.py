@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import system
+from orchestrator.core.race import Race
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.estimate import (
     ANSWER_TOKENS,
@@ -65,6 +66,10 @@ class RunPlan:
     record: SweepRecord = field(default_factory=dict)  # what sweep.json will say
     notices: tuple[str, ...] = ()
 
+    @property
+    def is_race(self) -> bool:
+        return bool(self.record and self.record["settings"].get("race"))
+
     def unfinished(self, facts: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
         """Trials to run, given each trial.json."""
         return [trial for trial in self.trials if not self.wanted.is_complete(trial, facts.get(trial.trial_id))]
@@ -84,6 +89,11 @@ def plan_run(
     if stored is not None and known:
         record["extensions"] = [*stored.get("extensions", ()), *_extension(stored, record)]
     trials = tuple(prepared.trials)
+    if force is not None and prepared.settings.race:
+        raise InputError(
+            "--force must not be used with --race: its decisions were made from the rows that would be replaced; start "
+            "another sweep with --name"
+        )
     rerun = () if force is None else _begun(trials, known, force or prepared.settings.policies)
     plan = RunPlan(
         folder=str(prepared.folder),
@@ -94,6 +104,8 @@ def plan_run(
         record=record,
     )
     remaining = plan.unfinished({trial_id: facts for trial_id, facts in known.items() if trial_id not in rerun})
+    if (race := Race.from_record(record, prepared.wanted)) is not None:
+        remaining = [trial for trial in remaining if race.is_needed(trial)]
     notices = [f"corrupted and quarantined: {found}" for found in writer.corrupted.values()]
     notices += writer.notices
     if stored is not None and (unknown := unknown_settings(stored)):
@@ -197,7 +209,8 @@ def describe_plan(
             for name, task in prepared.tasks.items()
         ),
         f"policies   {', '.join(settings.policies)}",
-        f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows",
+        f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows"
+        + (" at most: --race stops configurations whose verdict is certain" if settings.race else ""),
         f"actors     {placement.actors} ({placement.each})",
         f"disk       about {format_bytes(disk_needed(work, running=prepared.rows_in_progress))}",
         f"time       about {rough_duration(seconds / actors)}, {_basis(prepared, rough, measured or {}, device)}",

@@ -314,6 +314,10 @@ class SweepSettings:
         5.0, above=0, below=100, help="acceptable drop in accuracy in percentage points, declared in advance"
     )
     speedup: float = setting(1.2, above=1, help="speed-up that counts as faster, declared in advance")
+    race: bool = setting(False, help="stop a configuration once its verdict is certain; see docs/statistics.md")
+    race_alpha: float = setting(
+        0.05, above=0, maximum=0.5, help="with --race: chance of any wrong verdict on a task, declared in advance"
+    )
     quiet: bool = setting(False, help="no live view")
 
     def __post_init__(self) -> None:
@@ -324,6 +328,8 @@ class SweepSettings:
         if (twice := repeated(canonical)) is not None:
             raise InputError(f"--policies must not contain {twice} twice")
         object.__setattr__(self, "policies", canonical)
+        if self.race and len({ReusePolicy.parse(name).k == 1 for name in canonical}) < 2:
+            raise InputError(f"--race needs k1 and a policy to compare with it (got {', '.join(canonical)})")
         if self.threshold is not None:
             object.__setattr__(self, "threshold", tuple(float(value) for value in self.threshold))
 
@@ -332,6 +338,8 @@ class SweepSettings:
             yield "--limit and --sample must not be used together: choose the first N documents or N random ones"
         if self.gpus_per_actor == 0 and self.accelerator_type is not None:
             yield f"--accelerator-type {self.accelerator_type} needs --gpus-per-actor above 0 (got 0)"
+        if self.race and self.repeats > 1:
+            yield f"--race needs --repeats 1 (got {self.repeats}): it measures until each verdict is certain"
 
     @property
     def custom_resources(self) -> dict[str, float]:

@@ -33,6 +33,7 @@ FIXED = {  # identity values that a later command must repeat, and what a person
     "family": "--family",
     "block_size": "--block-size",
     "thinking": "--thinking",
+    "race": "--race",
 }
 
 
@@ -151,11 +152,12 @@ def describe_extension(stored: SweepRecord, combined: SweepRecord) -> list[str]:
 
 def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
     before, now = stored["identity"], new["identity"]
-    sampled = before["sample"] is not None and now["sample"] is not None
+    raced = bool(before.get("race") and now.get("race"))
+    random_order = raced or (before["sample"] is not None and now["sample"] is not None)
     free = {"shard_size"} if "cuts" in before else set()  # it then only concerns documents without a trial
     for key, name in FIXED.items():
         old, current = (identity.get(key, _absent(key)) for identity in (before, now))
-        if key not in free and old != current and (key != "seed" or sampled):
+        if key not in free and old != current and (key != "seed" or random_order):
             yield f"{name} {_show(old)} (now {_show(current)})"
     for task in before["datasets"].keys() & now["datasets"].keys():
         for dataset in sorted(before["datasets"][task].keys() | now["datasets"][task].keys()):
@@ -165,9 +167,22 @@ def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
     compiled = [bool(record["settings"].get("compile")) for record in (stored, new)]  # another speed, and rounding
     if compiled[0] != compiled[1]:
         yield f"--compile {_show(compiled[0])} (now {_show(compiled[1])})"
+    if raced:
+        yield from _race_changes(stored["settings"], new["settings"])
     for key in ("margin", "speedup"):  # declared before the first run
         if stored.get(key) != new[key]:
             yield f"--{key} {_show(stored.get(key))} (now {_show(new[key])})"
+
+
+def _race_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """A race declares its documents, configurations and error beforehand; only other tasks may be added to it."""
+    for key in ("race_alpha", "limit"):
+        if before[key] != now[key]:
+            yield f"--{key.replace('_', '-')} {_show(before[key])} (now {_show(now[key])})"
+    for key in EXTENDABLE:
+        old, current = (", ".join(map(_show, _values(settings, key))) for settings in (before, now))
+        if key != "tasks" and not set(_values(now, key)) <= set(_values(before, key)):
+            yield f"a race among the {key.replace('_', ' ')} {old} (now {current})"
 
 
 def _absent(key: str) -> Any:

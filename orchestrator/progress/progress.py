@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orchestrator.core.evidence import ROW_COLUMNS
+from orchestrator.core.race import Race, Standing
 from orchestrator.core.totals import COLUMNS, RunningTotals, Sums, TaskConfiguration, Totals, trial_sums
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.store import Store
@@ -33,6 +35,7 @@ class Progress:
     actors: int = 0
     started: int = 0  # workers started by this run
     warm: int = 0
+    race: tuple[Standing, ...] = ()
 
     @property
     def documents(self) -> int:
@@ -76,13 +79,28 @@ def add_compacted(totals: RunningTotals, store: Store, trials: pa.Table) -> None
         totals.add_sums(Trial.from_dict(facts["trial"]), stored_sums(store, trial_id, facts))
 
 
+def stored_race(record: Mapping[str, Any], wanted: WantedDocuments, store: Store, facts: TrialFacts) -> Race | None:
+    """The race of a folder, with the evidence of all its finished trials; None if the sweep is no race."""
+    race = Race.from_record(record, wanted)
+    if race is not None:
+        done = [trial_id for trial_id, known in facts.items() if known["status"] == "finished"]
+        trials = {trial_id: Trial.from_dict(facts[trial_id]["trial"]) for trial_id in done}
+        race.add_trials(trials, store.rows(done, ROW_COLUMNS, verify=False))
+    return race
+
+
 def stored_progress(sweep: str, trials: Sequence[Trial], wanted: WantedDocuments, store: Store) -> Progress:
     facts = store.trials()
+    complete = [wanted.is_complete(trial, facts.get(trial.trial_id)) for trial in trials]
+    record, totals = store.read_sweep_record(), stored_totals(trials, wanted, store, facts)
+    race = None if record is None else stored_race(record, wanted, store, facts)
+    totals.reduce_wanted({} if race is None else race.needed_documents())
     return Progress(
         sweep=sweep,
-        totals=stored_totals(trials, wanted, store, facts).totals(),
-        trials=len(trials),
-        finished=sum(wanted.is_complete(trial, facts.get(trial.trial_id)) for trial in trials),
+        totals=totals.totals(),
+        trials=sum(done or race is None or race.is_needed(trial) for trial, done in zip(trials, complete, strict=True)),
+        race=() if race is None else race.standings(),
+        finished=sum(complete),
         failed=sum(facts.get(trial.trial_id, {}).get("status") == "failed" for trial in trials),
     )
 

@@ -17,16 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.core.configuration import grid
+from orchestrator.core.race import Race, Standing
 from orchestrator.core.totals import RunningTotals, TaskConfiguration, Totals
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
-from orchestrator.progress.progress import add_compacted, stored_sums
+from orchestrator.progress.progress import add_compacted, stored_race, stored_sums
 from orchestrator.store import Store
 from orchestrator.store.lock import LockHolder, active_writer
 from orchestrator.store.schema import SCHEMA_VERSION
 from orchestrator.store.trial_files import ROWS_FILE, segment_numbers, segment_path
 from sampler.errors import InputError
 
-STATES = ("finished", "running", "unfinished", "failed", "pending")
+STATES = ("finished", "running", "unfinished", "failed", "pending", "skipped")  # skipped: a race does not need it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +55,14 @@ class SweepStatus:
     set_aside: int  # quarantined files: corrupted, or replaced by --force
     last_row: datetime | None
     notices: tuple[str, ...] = ()
+    race: tuple[Standing, ...] = ()
 
     @property
     def state(self) -> str:
         if self.writer is not None:
             return "running"
-        return "complete" if self.trials["finished"] == sum(self.trials.values()) and not self.missing else "stopped"
+        done = self.trials["finished"] + self.trials["skipped"]
+        return "complete" if done == sum(self.trials.values()) and not self.missing else "stopped"
 
     @property
     def documents(self) -> int:
@@ -75,7 +78,7 @@ class SweepStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Keys may be added, never removed: other programs read them."""
-        writer = self.writer
+        writer, race = self.writer, {standing.key: standing.as_json() for standing in self.race}
         return {
             "schema": SCHEMA_VERSION,
             "folder": str(self.folder),
@@ -86,7 +89,9 @@ class SweepStatus:
             "documents": {"done": self.documents, "wanted": self.wanted, "missing": self.missing},
             "trials": {"wanted": sum(self.trials.values()), **self.trials},
             "failures": [asdict(failure) for failure in self.failures],
-            "configurations": [{**t.as_json(), "missing": max(0, t.wanted - t.documents)} for t in self.totals],
+            "configurations": [
+                {**t.as_json(), "missing": max(0, t.wanted - t.documents), "race": race.get(t.key)} for t in self.totals
+            ],
             "damage": list(self.damage),
             "set_aside": self.set_aside,
             "notices": list(self.notices),
@@ -155,6 +160,7 @@ class _StatusReader:
             if state == "failed":
                 failures.append(_failure(trial, facts))
         self._add_compacted(self._store.compacted_trials(without=seen), totals, states)
+        race = self._race(totals, states)
         return SweepStatus(
             folder=self._store.folder,
             record=self._record,
@@ -166,7 +172,21 @@ class _StatusReader:
             set_aside=self._store.count_quarantined_files(),
             last_row=None if self._last is None else datetime.fromtimestamp(self._last, UTC),
             notices=tuple(self._store.notices),
+            race=() if race is None else race.standings(),
         )
+
+    def _race(self, totals: RunningTotals, states: Counter[str]) -> Race | None:
+        """Reads the rows: a race depends on every document. Trials that it does not need are not pending."""
+        if Race.from_record(self._record, self._wanted) is None:
+            return None
+        facts = self._store.trials()
+        race = stored_race(self._record, self._wanted, self._store, facts)
+        assert race is not None
+        begun = {Trial.from_dict(known["trial"]).key for known in facts.values()}
+        totals.reduce_wanted(race.needed_documents())
+        skipped = race.skipped_trials(begun)
+        states["skipped"], states["pending"] = skipped, states["pending"] - skipped
+        return race
 
     def _add_compacted(self, trials: pa.Table, totals: RunningTotals, states: Counter[str]) -> None:
         """Compacted trials are finished. Their totals are columns: 100,000 trials take a fraction of a second."""

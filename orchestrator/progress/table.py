@@ -1,5 +1,6 @@
 """Totals as lines of text, for the live view, the end of a sweep and the status command."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,8 @@ from itertools import groupby
 from rich.text import Text
 
 from orchestrator.core.configuration import varying_settings
+from orchestrator.core.evidence import MAX_LOG_E
+from orchestrator.core.race import RACING, Standing
 from orchestrator.core.totals import Totals
 from sampler.policy import SUBSETS
 
@@ -74,8 +77,11 @@ def groups_of(totals: Sequence[Totals]) -> tuple[Group, ...]:
 class TerminalTable:
     """Renders groups within a given width; `bars` adds a progress bar per configuration."""
 
-    def __init__(self, groups: Sequence[Group], *, width: int, glyphs: Glyphs, bars: bool) -> None:
+    def __init__(
+        self, groups: Sequence[Group], *, width: int, glyphs: Glyphs, bars: bool, race: Sequence[Standing] = ()
+    ) -> None:
         self._groups, self._glyphs, self._width = groups, glyphs, width
+        self._race = {standing.key: standing for standing in race}
         lines = [line for group in groups for line in group.lines]
         longest = max((len(line.configuration.policy) for line in lines), default=0)
         count = max((len(_count(line)) for line in lines), default=0)
@@ -122,6 +128,9 @@ class TerminalTable:
             _Column(title="layers", width=6, drop_order=4, cell=_right(lambda t: self._times(t.layer_positions))),
         ]
         columns.remove(columns[-1] if bars else columns[0])  # 80 characters do not fit both
+        if self._race:
+            columns.append(_Column(title="race", width=11, drop_order=1, cell=_right(self._race_state)))
+            columns.append(_Column(title="evidence", width=26, drop_order=5, cell=_right(self._evidence)))
         while len(columns) > 1 and sum(2 + column.width for column in columns) > room:
             columns.remove(max(reversed(columns), key=lambda column: column.drop_order))
         return columns
@@ -177,10 +186,34 @@ class TerminalTable:
     def _times(self, value: float | None) -> str:
         return self._glyphs.dash if value is None else f"{value:.2f}{self._glyphs.times}"
 
+    def _race_state(self, line: Totals) -> str:
+        """With how much of the evidence for the nearest decision on accuracy there is, while it races."""
+        standing = self._race.get(line.key)
+        if standing is None:
+            return self._glyphs.none
+        near = f" {100 * min(standing.nearest, 1):.0f} %" if standing.nearest is not None else ""
+        return standing.state + (near if standing.state == RACING else "")
+
+    def _evidence(self, line: Totals) -> str:
+        standing = self._race.get(line.key)
+        return self._glyphs.none if standing is None or standing.look is None else describe_evidence(standing)
+
     def _cropped(self, text: Text) -> Text:
         text.truncate(self._width)
         text.no_wrap = True
         return text
+
+
+def describe_evidence(standing: Standing) -> str:
+    """The e-value that is nearer to its decision, with what it must reach, and the bounds of the speed-up."""
+    look, rules = standing.look, standing.rules
+    assert look is not None
+    confirms = look.log_e_plus / rules.log_e_confirm >= look.log_e_minus / rules.log_e_reject
+    log_e, needed = (look.log_e_plus, rules.log_e_confirm) if confirms else (look.log_e_minus, rules.log_e_reject)
+    value = "certain" if log_e >= MAX_LOG_E else f"{math.exp(log_e):.2g}"
+    accuracy = f"E{'+' if confirms else '-'} {value}/{math.exp(needed):.0f}"
+    bounds = f" {look.speedup_low:.2f}-{look.speedup_high:.2f}x" if look.speedup_low and look.speedup_high else ""
+    return accuracy + bounds
 
 
 def _right(write: Callable[[Totals], str]) -> Callable[[Totals, int], Text]:

@@ -8,6 +8,7 @@ with SweepView(quiet=False) as view:
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TextIO
@@ -16,6 +17,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from orchestrator.core.race import CONFIRMED, FINISHED, RACING, REJECTED, Standing
 from orchestrator.core.totals import Totals
 from orchestrator.core.untrusted import printable
 from orchestrator.progress.progress import Pace, Progress
@@ -76,24 +78,27 @@ class SweepView:
         self._console.print(Text(printable(sentence)))
 
     def finish(self, progress: Progress) -> None:
-        self.table(progress.totals)
+        self.table(progress.totals, progress.race)
         missing = progress.wanted - progress.documents
         facts = f"{progress.documents:,} documents, {progress.finished:,} of {progress.trials:,} trials done"
         last = Text(facts + (f", {missing:,} documents missing" if missing > 0 else ""))
         if progress.failed:
             last.append(f", {progress.failed} failed", style="red")
         self._console.print(last, soft_wrap=not self._terminal)
+        if progress.race:
+            self._console.print(race_summary(progress.race), soft_wrap=not self._terminal)
 
-    def table(self, totals: Sequence[Totals]) -> None:
+    def table(self, totals: Sequence[Totals], race: Sequence[Standing] = ()) -> None:
         """Prints all configurations, in place of the live display."""
         self._stop(keep=False)
-        for line in end_table(totals, width=self._width(totals), glyphs=self._glyphs):
+        for line in end_table(totals, width=self._width(totals), glyphs=self._glyphs, race=race):
             self._console.print(line, soft_wrap=True)
 
     def screen(self, progress: Progress, *, width: int, height: int) -> list[Text]:
         """The live display, in fewer than `height` lines."""
         now = self._clock()
-        table = TerminalTable(groups_of(progress.totals), width=width, glyphs=self._glyphs, bars=True)
+        groups = groups_of(progress.totals)
+        table = TerminalTable(groups, width=width, glyphs=self._glyphs, bars=True, race=progress.race)
         elapsed = duration(now - self._started)
         head = Text(progress.sweep, style="bold")
         head.truncate(max(10, width - len(elapsed) - 2), overflow="crop")
@@ -102,6 +107,8 @@ class SweepView:
         facts = f"  {done:,} of {wanted:,} documents{self._speed()}"
         whole = table.bar(done, wanted, max(5, width - len(facts))).append(facts)
         below = [self._trials(progress)]
+        if progress.race:
+            below.append(Text(race_summary(progress.race)))
         if progress.running:
             below.append(Text("now: " + ", ".join(progress.running), style="dim"))
         room = height - 1 - 2 - len(below)
@@ -160,10 +167,23 @@ class SweepView:
         return self._console.width if self._terminal else max(DEFAULT_WIDTH, longest + 70)
 
 
-def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs) -> list[Text]:
+def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs, race: Sequence[Standing] = ()) -> list[Text]:
     """All configurations; with progress bars if documents are missing."""
     bars = any(line.documents < line.wanted for line in totals)
-    return TerminalTable(groups_of(totals), width=width, glyphs=glyphs, bars=bars).all()
+    return TerminalTable(groups_of(totals), width=width, glyphs=glyphs, bars=bars, race=race).all()
+
+
+def race_summary(race: Sequence[Standing]) -> str:
+    """How many configurations are decided, and the time that this has saved."""
+    states = Counter(standing.state for standing in race if standing.look is not None)
+    counted = ", ".join(
+        f"{states[state]} {state}" for state in (CONFIRMED, REJECTED, RACING, FINISHED) if states[state]
+    )
+    now, end = (sum(one.seconds_saved for one in race), sum(one.seconds_saved_at_end for one in race))
+    documents = sum(one.documents_saved for one in race)
+    later = f", {duration(end)} by the end if nothing else is decided" if states[RACING] else ""
+    saved = duration(now if states[RACING] else end)
+    return f"race: {counted or 'nothing to look at yet'}; saved {documents:,} documents, {saved} of decoding{later}"
 
 
 def duration(seconds: float) -> str:

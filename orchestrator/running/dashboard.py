@@ -15,6 +15,7 @@ import ray
 from ray import cloudpickle
 from ray.util.metrics import Gauge
 
+from orchestrator.core.race import CONFIRMED, REJECTED, Standing
 from orchestrator.core.totals import Totals
 from orchestrator.core.trial import Trial
 from orchestrator.progress.progress import Progress
@@ -24,12 +25,24 @@ PREFIX = "ray_"  # Ray adds it to the name of every gauge
 TAGS = ("sweep", "task", "policy", "settings")
 DONE, WANTED, TRIALS = "reuse_sweep_documents_done", "reuse_sweep_documents_wanted", "reuse_sweep_trials"
 ACCURACY, SPEED, SPEEDUP = "reuse_sweep_accuracy", "reuse_sweep_tokens_per_s", "reuse_sweep_speedup"
+DECIDED, SAVED, SAVED_AT_END = (
+    f"reuse_sweep_race_{name}" for name in ("state", "seconds_saved", "seconds_saved_at_end")
+)
+EVIDENCE_FOR, EVIDENCE_AGAINST = "reuse_sweep_race_evidence_for", "reuse_sweep_race_evidence_against"
+SPEED_LOW, SPEED_HIGH = "reuse_sweep_race_speedup_low", "reuse_sweep_race_speedup_high"
 GAUGES = {  # description and tags
     DONE: ("Documents answered and stored.", TAGS),
     WANTED: ("Documents that the sweep will answer.", TAGS),
     ACCURACY: ("Share of correct answers so far, 0 to 1.", TAGS),
     SPEED: ("Tokens per second of decoding.", TAGS),
     SPEEDUP: ("Calibrated tokens per second relative to k1.", TAGS),
+    DECIDED: ("State in the race: 1 confirmed, -1 rejected, 0 racing or finished.", TAGS),
+    EVIDENCE_FOR: ("Log e-value for a drop inside the margin, relative to what confirms: 1 is reached.", TAGS),
+    EVIDENCE_AGAINST: ("Log e-value for a drop beyond the margin, relative to what rejects: 1 is reached.", TAGS),
+    SPEED_LOW: ("Lower bound of the speed-up in the race.", TAGS),
+    SPEED_HIGH: ("Upper bound of the speed-up in the race.", TAGS),
+    SAVED: ("Seconds of decoding that the race has saved so far.", TAGS),
+    SAVED_AT_END: ("Seconds of decoding that the race will have saved, if nothing else is decided.", TAGS),
     TRIALS: ("Trials by state: finished, failed, running or pending.", ("sweep", "state")),
 }
 
@@ -116,14 +129,18 @@ class SweepMetrics:
 
     def update(self, progress: Progress) -> None:
         for totals in progress.totals:
-            tags = gauge_tags(self._sweep, totals)
-            for name, value in gauge_values(totals).items():
-                self._gauges[name].set(value, tags)
+            self._set(gauge_tags(self._sweep, totals), gauge_values(totals))
+        for standing in progress.race:
+            self._set(gauge_tags(self._sweep, standing), race_gauge_values(standing))
         for state, count in trials_by_state(progress).items():
             self._gauges[TRIALS].set(count, {"sweep": self._sweep, "state": state})
 
+    def _set(self, tags: dict[str, str], values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._gauges[name].set(value, tags)
 
-def gauge_tags(sweep: str, totals: Totals) -> dict[str, str]:
+
+def gauge_tags(sweep: str, totals: Totals | Standing) -> dict[str, str]:
     """`settings` distinguishes configurations of the same policy."""
     configuration = totals.configuration
     settings = configuration.settings_label()
@@ -139,6 +156,23 @@ def gauge_values(totals: Totals) -> dict[str, float]:
         SPEED: totals.tokens_per_s,
         SPEEDUP: totals.speedup,
     }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def race_gauge_values(standing: Standing) -> dict[str, float]:
+    state = {CONFIRMED: 1.0, REJECTED: -1.0}.get(standing.state, 0.0)
+    values: dict[str, float | None] = {
+        DECIDED: state,
+        SAVED: standing.seconds_saved,
+        SAVED_AT_END: standing.seconds_saved_at_end,
+    }
+    if (look := standing.look) is not None:
+        values |= {
+            EVIDENCE_FOR: look.log_e_plus / standing.rules.log_e_confirm,
+            EVIDENCE_AGAINST: look.log_e_minus / standing.rules.log_e_reject,
+            SPEED_LOW: look.speedup_low,
+            SPEED_HIGH: look.speedup_high,
+        }
     return {name: value for name, value in values.items() if value is not None}
 
 

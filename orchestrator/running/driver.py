@@ -29,9 +29,11 @@ from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.environment import AccessTokens
 from orchestrator.running.result_actor import FailedSetup, Node, WorkerFailure
 from orchestrator.running.scheduling import (
+    RPC_TIMEOUT_SECONDS,
     ElasticGridSearch,
     KeepLoadingActors,
     NodeHealth,
+    RacedTrials,
     WorkerClasses,
     WorkerRequest,
     search_space,
@@ -52,7 +54,6 @@ from sampler.errors import InputError
 MAX_FAILURES = 2  # a trial is tried three times
 MAX_ROUNDS = 3  # of trials whose rows were found corrupted after they had ended; more mean that the disk is broken
 POLL_SECONDS = 0.5
-RPC_TIMEOUT_SECONDS = 2.0
 FAILURE_RPC_TIMEOUT_SECONDS = 60.0
 START_NOTICE_SECONDS, LOAD_NOTICE_SECONDS = 30.0, 120.0  # until a worker should have started, and be ready
 WORKER_DIED = "its worker died (killed, perhaps for lack of memory, or ended by --worker-timeout because it hung)"
@@ -115,6 +116,7 @@ def _run_round(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
     trainable.__qualname__ = SweepWorker.__qualname__  # Ray names processes after it; Tune's wrapper has another name
     first_worker = ray.get(run.results.first_worker.remote(), timeout=FAILURE_RPC_TIMEOUT_SECONDS)
     request = WorkerRequest(run.placement.bundle, run.health.excluded)
+    raced = [RacedTrials(run.results)] if run.plan.is_race else []
     actors = run.placement.actors  # Tune pickles the functions it is given: they must not refer to `run`
     with tempfile.TemporaryDirectory(prefix="reuse-tune-", ignore_cleanup_errors=True) as scratch:
         tuner = tune.Tuner(
@@ -123,7 +125,7 @@ def _run_round(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
             tune_config=tune.TuneConfig(
                 num_samples=len(trials),
                 reuse_actors=True,
-                search_alg=ElasticGridSearch(trials, run.capacity or (lambda: actors)),
+                search_alg=ElasticGridSearch(trials, run.capacity or (lambda: actors), *raced),
                 scheduler=KeepLoadingActors(request, WorkerClasses(first_worker)),
                 trial_name_creator=lambda trial: by_key[trial_key(trial.config)].label,
                 trial_dirname_creator=lambda trial: by_key[trial_key(trial.config)].trial_id,
@@ -142,6 +144,8 @@ def _run_round(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
         with ProgressPoller(run.results, run.view, notes, run.placement), run.stop.deferred():
             tuner.fit()
     _call(callback.failure_writes, timeout=FAILURE_RPC_TIMEOUT_SECONDS)
+    for trial in trials if raced else ():
+        run.dashboard.end(trial.trial_id)  # also those that were not needed any more
     return callback.not_done
 
 

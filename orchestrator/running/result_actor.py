@@ -16,10 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from orchestrator.core.evidence import ROW_COLUMNS
+from orchestrator.core.race import DECISIONS_KEY, Race
 from orchestrator.core.totals import COLUMNS, trial_sums
 from orchestrator.core.trial import Trial, TrialKey
 from orchestrator.planning.run_plan import RunPlan
-from orchestrator.progress.progress import Progress, stored_totals
+from orchestrator.progress.progress import Progress, stored_race, stored_totals
 from orchestrator.running.dashboard import SweepMetrics
 from orchestrator.store import StoreError, StoreWriter
 from orchestrator.store.compaction import FULL_ROWS
@@ -39,6 +41,7 @@ class Assignment:
     trial: Trial
     missing: tuple[str, ...]
     pause: float = 0.0  # seconds to wait before starting
+    needed: bool = True  # False: a race has decided on the configuration meanwhile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +91,7 @@ class Results:
         self._waited: dict[str, TrialKey] = {}  # by worker: the trial for which it waited before loading
         self._first_worker, self._problem = 1, ""
         self._compaction = threading.Thread()
+        self._race: Race | None = None
         try:
             self._open()
         except (InputError, StoreError) as problem:  # such as a full disk: raised by each call, without Ray's trace
@@ -99,6 +103,8 @@ class Results:
         self._totals = stored_totals(self._plan.trials, self._plan.wanted, self._writer, known)
         unfinished = {trial.trial_id for trial in self._plan.unfinished(known)}
         self._finished = self._trials.keys() - unfinished
+        self._race = stored_race(self._writer.sweep_record or self._plan.record, self._plan.wanted, self._writer, known)
+        self._store_decisions()
         numbers = [_number(str(attempt.get("actor"))) for facts in known.values() for attempt in facts["attempts"]]
         self._first_worker = 1 + max(numbers, default=0)
 
@@ -159,7 +165,11 @@ class Results:
             pause = 0.0 if self._waited.pop(worker, None) == key else _pause(self._assigned[key])
             self._assigned[key] += 1
         missing = tuple(d for d in self._plan.wanted.of(trial) if d not in done)
-        return Assignment(trial=trial, missing=missing, pause=pause)
+        return Assignment(trial=trial, missing=missing, pause=pause, needed=self.is_needed(key))
+
+    def is_needed(self, key: TrialKey) -> bool:
+        """False if the trial belongs to a configuration that the race has decided on without it."""
+        return self._race is None or self._race.is_needed(self._by_key[key])
 
     def begin(self, trial_id: str, facts: Mapping[str, Any]) -> int:
         """Starts an attempt and returns its number."""
@@ -181,8 +191,21 @@ class Results:
         facts = {**facts, TOTALS_KEY: sums.as_json()}
         self._store.finish(trial_id, facts, self._plan.wanted.of(self._trials[trial_id]))
         self._end(trial_id, self._finished)
+        if self._race is not None:
+            rows = self._store.rows([trial_id], ROW_COLUMNS, verify=False)
+            with self._lock:
+                if self._race.add_rows(self._trials[trial_id], rows):
+                    self._store_decisions()
         if self._store.compaction_is_due:
             self._start_compaction()
+
+    def _store_decisions(self) -> None:
+        """In sweep.json. A decision that gets lost follows from the rows again."""
+        record = None if self._race is None else self._writer.read_sweep_record()
+        if self._race is not None and record is not None:
+            decisions = self._race.merged_decisions(record)
+            if decisions != record.get(DECISIONS_KEY, []):
+                self._writer.write_sweep_record({**record, DECISIONS_KEY: decisions})
 
     def _start_compaction(self) -> None:
         """In a thread of its own: workers do not wait for it. After a disk error the rows stay where they are."""
@@ -209,17 +232,24 @@ class Results:
         """
         corruption = [str(found) for found in self._store.corrupted.values()]
         with self._lock:
-            return sorted(self._trials.keys() - self._finished), corruption
+            missing = self._trials.keys() - self._finished
+            return sorted(one for one in missing if self.is_needed(self._trials[one].key)), corruption
 
     def progress(self) -> Progress:
         if self._problem:
             raise StoreError(self._problem)
         with self._lock:
             actors = max(self._actors, len(self._running))  # more if nodes were added
+            race, trials = self._race, len(self._trials)
+            if race is not None:
+                skipped = self._trials.keys() - self._finished
+                trials -= sum(not race.is_needed(self._trials[trial_id]) for trial_id in skipped)
+                self._totals.reduce_wanted(race.needed_documents())
             progress = Progress(
                 sweep=self._plan.sweep,
                 totals=self._totals.totals(),
-                trials=len(self._trials),
+                trials=trials,
+                race=() if race is None else race.standings(),
                 finished=len(self._finished),
                 failed=len(self._failed),
                 running=tuple(self._trials[trial_id].label for trial_id in sorted(self._running)),
@@ -237,6 +267,7 @@ class Results:
                 self._compaction.join()
             with suppress(StoreError):
                 self._writer.compact()
+                self._store_decisions()
             self._writer.close()
 
     def _end(self, trial_id: str, ended: set[str]) -> None:

@@ -6,15 +6,18 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import BasicVariantGenerator
 from ray.util import placement_group
 
-from orchestrator.core.trial import TRIAL_KEYS, Trial
+from orchestrator.core.trial import TRIAL_KEYS, Trial, TrialKey, trial_key
 from orchestrator.running.result_actor import FailedSetup, WorkerFailure
 from orchestrator.running.stop import Aborted
+from orchestrator.store import StoreError
 
 MAX_FAILED_SETUPS = 3  # in a row, on one node, which is then excluded for the rest of the run
+RPC_TIMEOUT_SECONDS = 2.0
 NODE_ID_LABEL = "ray.io/node-id"  # Ray gives it to every node
 
 
@@ -36,15 +39,38 @@ class WorkerRequest(tune.PlacementGroupFactory):  # type: ignore[misc]
 
 
 class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
-    """Hands out the planned trials in order, at most as many at a time as the cluster has capacity for now."""
+    """Hands out the planned trials in order, at most as many at a time as the cluster has capacity for now.
 
-    def __init__(self, trials: Sequence[Trial], capacity: Callable[[], int]) -> None:
+    In a race, `is_needed` leaves out trials of configurations that are decided by then.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        capacity: Callable[[], int],
+        is_needed: Callable[[TrialKey], bool] = lambda _: True,
+    ) -> None:
         super().__init__(points_to_evaluate=[trial.tune_config for trial in trials], max_concurrent=capacity())
-        self._capacity = capacity
+        self._capacity, self._is_needed = capacity, is_needed
 
     def next_trial(self) -> Any:
         self.max_concurrent = self._capacity()
-        return super().next_trial()
+        while (trial := super().next_trial()) is not None and not self._is_needed(trial_key(trial.config)):
+            self.on_trial_complete(trial.trial_id)
+        return trial
+
+
+class RacedTrials:
+    """Asks the result actor whether a race still needs a trial. While it does not answer, every trial is needed."""
+
+    def __init__(self, results: Any) -> None:
+        self._results = results
+
+    def __call__(self, key: TrialKey) -> bool:
+        try:
+            return bool(ray.get(self._results.is_needed.remote(key), timeout=RPC_TIMEOUT_SECONDS))
+        except (GetTimeoutError, RayActorError, StoreError):
+            return True
 
 
 def search_space(trials: Sequence[Trial]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.running.worker import Worker
 
 # A trial's last result has one of these keys, unless a scheduler stopped the trial early.
-FINISHED = "finished"  # all rows are stored
+FINISHED = "finished"  # all rows are stored, or a race does not need them any more
 FAILED = "failed"  # why the trial cannot run
 REFUSED = "refused"  # why the store refused rows
 REPORT_SECONDS = 2.0  # between two results of a running trial; the first comes with the second batch
@@ -95,6 +95,9 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         """Decodes the documents that have no row yet."""
         assigned: Assignment = ray.get(self._results.assign.remote(self._key, self._name))
         trial_id = assigned.trial.trial_id
+        if not assigned.needed:
+            yield {"done": True, FINISHED: True}
+            return
         time.sleep(assigned.pause)
         totals = TrialTotals()
         with self._reporting_failed_setup(), self._watchdog.working():

@@ -293,7 +293,7 @@ _IDENTITY = {
     **{name: optional(whole()) for name in ("depth", "subset_size", "sample", "fewshot", "max_new_tokens")},
     **{name: optional(whole(1)) for name in ("batch_size", "shard_size")},
     "seed": optional(whole(-(2**53))),
-    **{name: optional(flag) for name in ("chat_template", "thinking")},
+    **{name: optional(flag) for name in ("chat_template", "thinking", "race")},
     "family": optional(line),
     "block_size": optional(whole(1)),
     "datasets": each(each(optional(line)), file_name),
@@ -307,6 +307,21 @@ _SETTINGS = {
     **{name: optional(whole(1)) for name in ("batch_size", "shard_size")},
     "repeats": whole(1),
     "gpus_per_actor": optional(number),
+    "race": optional(flag),
+    "race_alpha": optional(number),
+}
+_DECISION = {
+    "task": file_name,
+    "policy": file_name,
+    **{name: optional(like(default_of(name))) for name in DECODE_SETTINGS},
+    "outcome": one_of("confirmed", "rejected"),
+    "because": [line],
+    "look": {
+        **{name: whole() for name in ("shards", "documents")},
+        **dict.fromkeys(("difference", "log_e_plus", "log_e_minus"), number),
+        **{name: optional(number) for name in ("speedup", "speedup_low", "speedup_high")},
+    },
+    "rules": {**dict.fromkeys(("alpha", "margin", "speedup", "comparisons"), number), "generates": flag},
 }
 MAX_DOCUMENTS = 10_000_000  # of a task, for which status reserves memory
 MAX_CONFIGURATIONS = 1_000_000
@@ -335,6 +350,7 @@ SWEEP_RECORD = {
         file_name,
     ),
     "imported": optional(each([line], file_name)),  # by configuration: the files it was imported from
+    "race_decisions": optional([_DECISION]),
     "commands": optional([{"code": optional(each(anything)), "packages": optional(each(line))}]),
 }
 
