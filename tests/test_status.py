@@ -43,7 +43,14 @@ def test_a_complete_sweep(sweep: MadeSweep) -> None:
             sweep.run(store, trial)
     found_status = read_status(sweep.folder)
     assert found_status.state == "complete"
-    assert found_status.trials == {"finished": 4, "running": 0, "unfinished": 0, "failed": 0, "pending": 0}
+    assert found_status.trials == {
+        "finished": 4,
+        "running": 0,
+        "unfinished": 0,
+        "failed": 0,
+        "pending": 0,
+        "skipped": 0,
+    }
     assert (found_status.documents, found_status.wanted, found_status.missing) == (40, 40, 0)
     from_rows = {totals.key: totals for totals in totals_of(store.rows())}
     for totals in found_status.totals:
@@ -85,10 +92,26 @@ def test_a_sweep_that_runs_and_then_was_stopped(sweep: MadeSweep) -> None:
     stopped = as_json(sweep.folder)
     assert running["state"] == "running"
     assert running["writer"]["pid"] == os.getpid()
-    assert running["trials"] == {"wanted": 4, "finished": 1, "running": 1, "unfinished": 0, "failed": 0, "pending": 2}
+    assert running["trials"] == {
+        "wanted": 4,
+        "finished": 1,
+        "running": 1,
+        "unfinished": 0,
+        "failed": 0,
+        "pending": 2,
+        "skipped": 0,
+    }
     assert f"running: process {os.getpid()} on " in output
     assert (stopped["state"], stopped["writer"]) == ("stopped", None)
-    assert stopped["trials"] == {"wanted": 4, "finished": 1, "running": 0, "unfinished": 1, "failed": 0, "pending": 2}
+    assert stopped["trials"] == {
+        "wanted": 4,
+        "finished": 1,
+        "running": 0,
+        "unfinished": 1,
+        "failed": 0,
+        "pending": 2,
+        "skipped": 0,
+    }
     assert stopped["documents"] == {"done": 13, "wanted": 40, "missing": 27}
     assert sorted(one["missing"] for one in stopped["configurations"]) == [10, 17]
     assert "run the same command" in status(sweep.folder).stdout
@@ -123,7 +146,15 @@ def test_a_larger_limit_leaves_finished_trials_unfinished(tmp_path: Path) -> Non
             small.run(store, trial)
     MadeSweep(tmp_path / "made", documents=30).begin().close()
     found = as_json(small.folder)
-    assert found["trials"] == {"wanted": 6, "finished": 2, "running": 0, "unfinished": 2, "failed": 0, "pending": 2}
+    assert found["trials"] == {
+        "wanted": 6,
+        "finished": 2,
+        "running": 0,
+        "unfinished": 2,
+        "failed": 0,
+        "pending": 2,
+        "skipped": 0,
+    }
     assert found["documents"]["missing"] == 30
 
 

@@ -318,7 +318,7 @@ class Race:
     @classmethod
     def from_record(cls, record: Mapping[str, Any], wanted: WantedDocuments) -> "Race | None":
         """The race that sweep.json declares; None if it declares none."""
-        if not record["settings"].get("race"):
+        if not record.get("settings", {}).get("race"):
             return None
         try:
             return cls._declared(record, record["settings"], wanted)

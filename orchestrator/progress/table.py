@@ -190,13 +190,13 @@ class TerminalTable:
         """With how much of the evidence for the nearest decision on accuracy there is, while it races."""
         standing = self._race.get(line.key)
         if standing is None:
-            return self._glyphs.none
+            return self._glyphs.dash
         near = f" {100 * min(standing.nearest, 1):.0f} %" if standing.nearest is not None else ""
         return standing.state + (near if standing.state == RACING else "")
 
     def _evidence(self, line: Totals) -> str:
         standing = self._race.get(line.key)
-        return self._glyphs.none if standing is None or standing.look is None else describe_evidence(standing)
+        return self._glyphs.dash if standing is None or standing.look is None else describe_evidence(standing)
 
     def _cropped(self, text: Text) -> Text:
         text.truncate(self._width)
