@@ -37,7 +37,7 @@ OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's
 OTHERS |= {"--index-url", "--require-hashes", "--no-deps", "--head"}  # of pip and ray start
 PROGRAMS = {
     *("sweep", "status", "report", "export", "tasks", "tasks run", "generate", "score", "profile", "bench"),
-    *("check", "parity", "version", "import"),
+    *("check", "parity", "version", "import", "track"),
     *("bench sweep", "slurm submit", "slurm status", "tools.bundled.documents", "tools.bundled.training_lines"),
     *("tools.cold", "tools.faults", "tools.scale", "tools.tiny.train", "tools.tiny.evaluate", "tools.settings_page"),
 }

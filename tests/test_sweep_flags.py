@@ -21,8 +21,8 @@ FROZEN = {
     "subset-size dtype batch-size max-new-tokens repeats seed shard-size",
     "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
     "compile wait-for-nodes dashboard no-dashboard worker-timeout callback",
-    "Run": "out name upload skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet config "
-    "save-config dry-run force",
+    "Run": "out name upload track skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet "
+    "config save-config dry-run force",
 }
 OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typed and as read
     "tasks": ("mmlu, gsm8k", ("mmlu", "gsm8k")),
@@ -53,6 +53,7 @@ OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typ
     "address": ("127.0.0.1:6379", "127.0.0.1:6379"),
     "wait-for-nodes": ("60", 60.0),
     "callback": ("package.module:Class", ("package.module:Class",)),
+    "track": ("mlflow,wandb", ("mlflow", "wandb")),
     "upload": ("file:///mnt/results", "file:///mnt/results"),
     "out": ("elsewhere", "elsewhere"),
     "name": ("mine", "mine"),

@@ -17,6 +17,7 @@ COMMANDS = {  # name: module, what it does
     "report": ("reports", "write the report of a sweep: HTML, Markdown, figures"),
     "export": ("reports", "write the results in the format of lm-eval"),
     "import": ("reports", "read results that lm-eval wrote with another engine"),
+    "track": ("reports", "send totals and verdicts to TensorBoard, W&B, MLflow or Trackio"),
     "tasks": ("tasks", "list the benchmarks, or run one without Ray"),
     "generate": ("sampling", "continue prompts from standard input"),
     "score": ("sampling", "compute log-likelihoods of texts from standard input"),

@@ -3,12 +3,12 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.console import Parser, parse_options, say
+from orchestrator.cli.console import Parser, parse_options, run_command, say
 from orchestrator.core.untrusted import path_below
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
@@ -69,6 +69,13 @@ Samples are those that lm-eval logs (its flag log_samples). They are paired by d
 accuracy as a sweep. Speeds are compared only if every sample has the keys "seconds" and "tokens", which lm-eval itself
 does not write.
 """
+TRACK_EXAMPLES = """examples:
+  reuse-sweep track results/demo --to tensorboard        then: tensorboard --logdir results/demo/trackers/tensorboard
+  reuse-sweep track results/demo --to mlflow,wandb       their own variables choose the server: MLFLOW_TRACKING_URI, ...
+
+Only what a tracker does not have yet is sent. One run per task and configuration, with accuracy, tokens_per_s, speedup
+and documents over the number of documents.
+"""
 EXPLORATORY = "other than the declared one; makes verdicts exploratory"
 EXPORT_EXAMPLES = """examples:
   reuse-sweep export --lm-eval results/my-sweep
@@ -122,6 +129,12 @@ class ImportOptions:
     margin: float = shared(SweepSettings, "margin")
     speedup: float = shared(SweepSettings, "speedup")
     out: str = shared(SweepSettings, "out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackOptions:
+    folder: Path = setting(positional=True, metavar="DIR", help="directory of a sweep")
+    to: tuple[str, ...] = shared(SweepSettings, "track", default=MISSING, repeatable=False, help="trackers")
 
 
 def status(arguments: Sequence[str]) -> None:
@@ -202,6 +215,53 @@ def import_(arguments: Sequence[str]) -> None:
     )
     say(*notices, sep="\n")
     say(folder)
+
+
+def track(arguments: Sequence[str]) -> None:
+    parser = Parser(
+        prog="reuse-sweep track",
+        description="Sends the totals and verdicts of a sweep to experiment trackers, as --track does during the run.",
+        examples=TRACK_EXAMPLES,
+    )
+    options = parse_options(parser, TrackOptions, arguments)
+    from orchestrator.progress.trackers import TrackerProcesses, check_installed
+    from orchestrator.report.sweeps import open_sweep
+
+    open_sweep(options.folder)
+    check_installed(options.to)
+    with TrackerProcesses(options.folder, options.to, say, timeout=None) as children:
+        pass
+    say(*(f"{name}: up to date" for name in options.to if name not in children.failed), sep="\n")
+    if children.failed:
+        sys.exit(1)
+
+
+def feed_tracker(folder: str, name: str) -> None:
+    """The process of a tracker; see orchestrator/progress/trackers.py."""
+    from orchestrator.progress.trackers import feed
+
+    run_command(lambda: feed(Path(folder), name, lambda: _tracker_summary(Path(folder))))
+
+
+def _tracker_summary(folder: Path) -> dict[str, dict[str, str]]:
+    """Verdict and provenance of each run; empty if nothing can be compared yet."""
+    from orchestrator.report.section import build_section
+    from orchestrator.report.sweeps import read_sweeps
+
+    try:
+        (data,) = read_sweeps([folder])
+        section = build_section(data, figures=False)
+    except InputError:
+        return {}
+    known = {name: text for name, text in section.provenance() if name in ("model", "code", "device", "torch")}
+    return {
+        f"{task.task}/{result.configuration.slug()}": {
+            "verdict": "baseline" if result.comparison is None else result.comparison.verdict.sentence,
+            **known,
+        }
+        for task in section.analysis.tasks
+        for result in task.configurations
+    }
 
 
 def version(arguments: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.run_plan import RunPlan, describe_plan, plan_run, save_plan, worker_settings
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.progress.progress import stored_progress
+from orchestrator.progress.trackers import TrackerProcesses, check_installed
 from orchestrator.progress.view import SweepView
 from orchestrator.report.write import write_report
 from orchestrator.running.dashboard import DashboardTrials
@@ -33,6 +34,7 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
     """Returns the number of failed trials."""
     settings = command.settings
     callbacks = _load_callbacks(settings.callback)
+    check_installed(settings.track)
     with ExitStack() as ray_session:
         dashboard = None
         if settings.address is not None:
@@ -142,7 +144,11 @@ def _run_trials(
 
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(plan.remaining)))
     fixed = prepared.settings.address is None or prepared.settings.actors is not None
-    with SweepView(quiet=prepared.settings.quiet) as view, Uploader(copy, view.note):
+    with (
+        SweepView(quiet=prepared.settings.quiet) as view,
+        Uploader(copy, view.note),
+        TrackerProcesses(Path(plan.folder), prepared.settings.track, view.note),
+    ):
         for notice in plan.notices:
             view.note(notice)
         actors = f"{placement.actors} actors ({placement.each}) in {prepared.identity.dtype}"

@@ -18,6 +18,7 @@ from sampler.errors import InputError
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "ray", "lm_eval", "datasets", "pyarrow", "numpy")
 PROJECT = "reuse-sweep"
+TRACKER_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
 SOURCE_FOLDERS = ("orchestrator", "sampler", "tasks")  # a change elsewhere, such as in docs, cannot change a row
 COMMAND_TIMEOUT_SECONDS = 10
 DTYPES = ("float32", "float16", "bfloat16")  # a device that supports one also supports those before it

@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.core.configuration import default_of
 from orchestrator.core.errors import InputErrors
+from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.planning.fields import (
     METAVARS,
     OPTIONS,
@@ -304,6 +305,13 @@ class SweepSettings:
     name: str | None = setting(None, check=_check_name, default_text="model name", help="directory of this sweep")
     upload: str | None = setting(
         None, metavar="URL", check=_check_upload, help="copy the sweep there as it runs: s3, gs or file URL"
+    )
+    track: tuple[str, ...] = setting(
+        (),
+        metavar="A,B",
+        repeatable=True,
+        choices=tuple(TRACKER_PACKAGES),
+        help="send totals to experiment trackers: tensorboard, wandb, mlflow, trackio",
     )
     skip_unavailable: bool = setting(False, help="skip tasks that are not available instead of stopping")
     allow_code_execution: bool = setting(
