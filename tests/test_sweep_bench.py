@@ -16,7 +16,7 @@ from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import RunningTotals, Sums
 from orchestrator.core.trial import Trial
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.progress.timeline import PARTS, timeline
+from orchestrator.progress.progress import PARTS, timeline
 from sampler.errors import InputError
 from tools import cold
 

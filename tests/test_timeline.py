@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.progress.timeline import PARTS, timeline
+from orchestrator.progress.progress import PARTS, timeline
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 

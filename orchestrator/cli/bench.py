@@ -21,7 +21,7 @@ from sampler.policy import ReusePolicy
 
 if TYPE_CHECKING:
     from orchestrator.core.totals import Totals
-    from orchestrator.progress.timeline import Timeline
+    from orchestrator.progress.progress import Timeline
     from sampler.measure import Bench
 
 SWEEP_NAME = "bench"
@@ -225,7 +225,7 @@ class MeasuredSweep:
 
 def run_sweep(options: SweepBenchOptions, out: Path) -> MeasuredSweep:
     from orchestrator.core.totals import COLUMNS, totals_of
-    from orchestrator.progress.timeline import timeline
+    from orchestrator.progress.progress import timeline
     from orchestrator.store import Store
 
     folder = out / SWEEP_NAME

@@ -9,7 +9,7 @@ from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.machine import Machine, Placement
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.planning.settings import PolicyGrid
-from orchestrator.progress.timeline import timeline
+from orchestrator.progress.progress import timeline
 from orchestrator.progress.view import SweepView
 from orchestrator.running import environment
 from orchestrator.running.stop import StopSignals
