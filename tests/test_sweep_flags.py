@@ -21,8 +21,8 @@ FROZEN = {
     "subset-size dtype batch-size max-new-tokens repeats seed shard-size",
     "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
     "compile wait-for-nodes dashboard no-dashboard worker-timeout callback",
-    "Run": "out name upload track skip-unavailable allow-code-execution unsafe-code-execution margin speedup quiet "
-    "config save-config dry-run force",
+    "Run": "out name upload track skip-unavailable allow-code-execution unsafe-code-execution margin speedup "
+    "race race-alpha quiet config save-config dry-run force",
 }
 OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typed and as read
     "tasks": ("mmlu, gsm8k", ("mmlu", "gsm8k")),
@@ -59,6 +59,7 @@ OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typ
     "name": ("mine", "mine"),
     "margin": ("3", 3.0),
     "speedup": ("1.5", 1.5),
+    "race-alpha": ("0.1", 0.1),
 }
 
 

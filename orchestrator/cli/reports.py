@@ -55,6 +55,7 @@ exit code: 0; 2 if there is no readable sweep, or if --check found corruption
 REPORT_EXAMPLES = """examples:
   reuse-sweep report results/my-sweep --open
   reuse-sweep report results/monday results/tuesday --out reports/both
+  reuse-sweep report results                          index.html: all sweeps below a directory
   reuse-sweep report results/my-sweep --compare examples/seed-results
   reuse-sweep report results/my-sweep --margin 3      exploratory: not the margin declared before the run
 Sweeps of the same model and settings are merged. Different ones get separate sections and are never paired.
@@ -164,8 +165,18 @@ def report(arguments: Sequence[str]) -> None:
         examples=REPORT_EXAMPLES,
     )
     options = parse_options(parser, ReportOptions, arguments)
-    from orchestrator.report.write import write_report
+    from orchestrator.report.write import sweeps_below, write_index, write_report
 
+    several = sweeps_below(options.folders[0]) if len(options.folders) == 1 else []
+    if several and options.compare is not None:
+        raise InputError(f"--compare needs one sweep, and {options.folders[0]} has {len(several)}; choose one of them")
+    if several:
+        target = options.out or options.folders[0]
+        figures = not options.no_figures
+        page = write_index(several, target, margin=options.margin, speedup=options.speedup, figures=figures)
+        say(page)
+        _open(page, options.open)
+        return
     written = write_report(
         options.folders,
         out=options.out,
@@ -175,10 +186,14 @@ def report(arguments: Sequence[str]) -> None:
         figures=not options.no_figures,
     )
     say(*written.verdicts, written.page, sep="\n")
-    if options.open:
+    _open(written.page, options.open)
+
+
+def _open(page: Path, wanted: bool) -> None:
+    if wanted:
         import webbrowser
 
-        webbrowser.open(written.page.resolve().as_uri())
+        webbrowser.open(page.resolve().as_uri())
 
 
 def export(arguments: Sequence[str]) -> None:

@@ -107,6 +107,7 @@ class Cell:
     detail: str = ""  # an interval, for instance: a second line in the page, in parentheses in Markdown
     sort: float | str | None = None  # the number to sort by, "" if it is missing; None sorts by text
     badge: bool = False
+    link: str = ""
 
     @property
     def markdown(self) -> str:

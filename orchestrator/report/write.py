@@ -1,5 +1,6 @@
 """Writes the report of one or several sweeps. All content is computed before the first file is written.
 
+index.html                                      of a directory of sweeps: all of them, with links
 report.html                                     a single page that loads nothing
 results.md                                      its tables
 figures/<name>.svg, .png
@@ -9,14 +10,18 @@ summaries/<task>[_limit_N]/<configuration>/summary.json
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from orchestrator.analysis.gates import IMPORTED
+from orchestrator.analysis.results import Comparison
 from orchestrator.core.untrusted import path_below, printable
 from orchestrator.report import tables, text
 from orchestrator.report.earlier import caveats, read_summaries, read_summary
@@ -24,11 +29,19 @@ from orchestrator.report.parallel import process_pool_map, sequential_map
 from orchestrator.report.result_files import configuration_summaries, results_markdown
 from orchestrator.report.section import Section, build_section
 from orchestrator.report.sweeps import read_sweeps
+from orchestrator.report.tables import Table, TableRow
+from orchestrator.report.text import Cell, estimate_cell, number_cell, text_cell
 from orchestrator.store import Store
 from orchestrator.store.files import DISK, make_folders, remove_quietly, write_file
+from orchestrator.store.reader import SWEEP_FILE
 from sampler.errors import InputError
 
 PAGE = "report.html"
+INDEX = "index.html"
+INDEX_TITLES = (
+    *("sweep", "model", "task", "documents", "configurations", "k=1 accuracy %", "best within the margin"),
+    *("difference, points", "speed-up", "verdict", "last row"),
+)
 POOL_MIN_TRIALS = 400  # with fewer trials, starting processes takes longer than the report
 TEMPLATES = Path(__file__).with_name("templates")
 TEXT_FILTERS = ("number", "percent", "whole", "interval", "counted")
@@ -89,6 +102,75 @@ def write_report(
     write_all(target, files)
     _remove_outdated_summaries(target, files)
     return WrittenReport(verdicts=tuple(_verdicts(sections)), page=target / PAGE)
+
+
+def sweeps_below(folder: Path) -> list[Path]:
+    """The sweeps directly below a directory that is not a sweep itself."""
+    if (folder / SWEEP_FILE).exists() or not folder.is_dir():
+        return []
+    return sorted(path.parent for path in folder.glob(f"*/{SWEEP_FILE}"))
+
+
+def write_index(
+    folders: Sequence[Path],
+    target: Path,
+    *,
+    margin: float | None = None,
+    speedup: float | None = None,
+    figures: bool = True,
+) -> Path:
+    """index.html with all sweeps, their verdicts and links to their reports, which are written where missing."""
+    rows: list[TableRow] = []
+    missing: list[tuple[str, str]] = []
+    for folder in folders:
+        try:
+            (data,) = read_sweeps([folder])
+            section = build_section(data, figures=False, margin=margin, speedup=speedup)
+            if not (folder / PAGE).exists():
+                write_report([folder], figures=figures)
+            rows += _index_rows(section, folder, target)
+        except InputError as problem:  # for instance, no rows yet
+            missing.append((folder.name, str(problem)))
+    table = Table(name="Sweeps", titles=INDEX_TITLES, rows=tuple(rows))
+    page = _render("index.html.j2", title=f"Sweeps in {target.resolve().name}", sections=[table], missing=missing)
+    write_all(target, {INDEX: printable(page).encode()})
+    return target / INDEX
+
+
+def _index_rows(section: Section, folder: Path, target: Path) -> Iterator[TableRow]:
+    """One row per task: k=1, and the best configuration that surely stays within the margin."""
+    link = quote(Path(os.path.relpath(folder / PAGE, target)).as_posix())
+    origin = " (imported)" if IMPORTED in section.request else ""
+    for view in section.tasks:
+        inside = [
+            (result, result.comparison)
+            for result in view.task.configurations
+            if result.comparison is not None and result.comparison.difference.points.low > -section.criteria.margin
+        ]
+        best = max(inside, key=lambda pair: _merit(pair[1]), default=None)
+        speedup = None if best is None or best[1].speedup is None else best[1].speedup.tokens
+        baseline = view.task.baselines[0].accuracy if view.task.baselines else None
+        ended = max(one.counters.ended for one in view.configurations)
+        yield TableRow(
+            cells=(
+                Cell(text=folder.name, link=link),
+                text_cell(f"{section.model}{origin}"),
+                text_cell(view.task.task),
+                number_cell(view.task.documents, 0),
+                number_cell(len(view.configurations), 0),
+                estimate_cell(baseline, 1, 100),
+                text_cell("none within the margin" if best is None else best[0].label),
+                estimate_cell(None if best is None else best[1].difference.points, 1, sign=True),
+                estimate_cell(speedup if view.generates else None, 2, unit="×"),
+                Cell(text=view.task.verdict.outcome, badge=True),
+                text_cell(f"{ended:%Y-%m-%d}"),
+            )
+        )
+
+
+def _merit(comparison: Comparison) -> tuple[float, float]:
+    speed = None if comparison.speedup is None else comparison.speedup.tokens
+    return 0.0 if speed is None else speed.value, comparison.difference.points.value
 
 
 def _verdicts(sections: Sequence[Section]) -> Iterator[str]:
@@ -154,24 +236,23 @@ def render_page(sections: Sequence[Section], *, folders: Sequence[str]) -> str:
     style sheet and script, by their hashes, and images in data URIs.
     """
     models = list(dict.fromkeys(section.model for section in sections))
-    css, js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     compared = any(section.earlier for section in sections)
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            sections=sections,
-            title=f"Layer reuse in {' and '.join(models)}",
-            folders=folders,
-            contents=[entry for entry in CONTENTS if entry[0] != "earlier" or compared],
-            css=css,
-            js=js,
-            content_security_policy=(
-                f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; img-src data:; "
-                "base-uri 'none'; form-action 'none'"
-            ),
-        )
+    return _render(
+        "report.html.j2",
+        sections=sections,
+        title=f"Layer reuse in {' and '.join(models)}",
+        folders=folders,
+        contents=[entry for entry in CONTENTS if entry[0] != "earlier" or compared],
     )
+
+
+def _render(template: str, **values: Any) -> str:
+    css, js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    policy = (
+        f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    return _environment().get_template(template).render(css=css, js=js, content_security_policy=policy, **values)
 
 
 def _environment() -> Environment:
