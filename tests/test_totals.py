@@ -229,9 +229,9 @@ def test_names_may_come_as_dictionaries() -> None:
     assert {t.key: t.documents for t in totals_of(pa.concat_tables([encoded]))} == expected
 
 
-def test_a_million_rows() -> None:
+def test_many_rows() -> None:
     part = made_rows(many(10_000)).select([name for name in COLUMNS if name != "trial_id"])
-    trials = [pa.array([f"{i}-{j // 20}" for j in range(10_000)]) for i in range(100)]
+    trials = [pa.array([f"{i}-{j // 20}" for j in range(10_000)]) for i in range(10)]
     table = pa.concat_tables([part.append_column("trial_id", names) for names in trials])
     totals = totals_of(table)
-    assert sum(t.documents for t in totals) == 1_000_000
+    assert sum(t.documents for t in totals) == 100_000

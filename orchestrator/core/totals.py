@@ -6,13 +6,12 @@ The interval of an accuracy is not paired and decides nothing (see orchestrator.
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from orchestrator.core.configuration import CONFIGURATION_KEYS, Configuration
 from orchestrator.core.speed import TrialTimes, calibrate, paired_speedups
@@ -20,9 +19,10 @@ from orchestrator.core.trial import Trial
 
 TaskConfiguration = tuple[str, Configuration]
 KEYS = ("task", *CONFIGURATION_KEYS)
-BATCH_KEYS = ("trial_id", "attempt", "batch_id")  # a decode batch: its wall time counts once
-CONSTANT = (*KEYS, "k", "repeat", "shard", "actor")  # in all rows of an attempt at a trial
-COLUMNS = (*BATCH_KEYS, *CONSTANT, "correct", "tokens", "batch_seconds", "layer_positions", "calibration")
+COLUMNS = (
+    *("trial_id", *KEYS, "k", "repeat", "shard", "attempt", "actor"),
+    *("correct", "tokens", "layer_positions", "batch_id", "batch_seconds", "calibration"),
+)
 Z_95 = 1.959963984540054
 
 
@@ -251,48 +251,27 @@ def wilson_interval(correct: float, count: float, z: float = Z_95) -> tuple[floa
     return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
-def _sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> Iterable[tuple[Trial, Sums]]:
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    table, trial_ids = _with_numbered_trials(table.select(list(COLUMNS)))
-    batches = table.group_by(list(BATCH_KEYS)).aggregate([("batch_seconds", "one"), ("calibration", "one")])
-    speed = pc.if_else(pc.greater(batches["calibration_one"], 0), batches["calibration_one"], math.nan)
-    batches = batches.append_column("work", pc.multiply(batches["batch_seconds_one"], speed))
-    times = batches.group_by(["trial_id", "attempt"]).aggregate([("batch_seconds_one", "sum"), ("work", "sum")])
-    by_attempt = {(row["trial_id"], row["attempt"]): row for row in times.to_pylist()}
-    constant = [(name, "one") for name in CONSTANT]
-    added = [("correct", "sum"), ("correct", "count"), ("tokens", "sum"), ("layer_positions", "sum")]
-    attempts = table.group_by(["trial_id", "attempt"]).aggregate([*constant, *added, ("tokens", "count")])
-    for row in sorted(attempts.to_pylist(), key=lambda row: row["attempt"]):
-        spent = by_attempt[row["trial_id"], row["attempt"]]
-        sums = Sums(
-            baseline=row["k_one"] == 1,
-            documents=row["tokens_count"],
-            correct=row["correct_sum"] or 0,
-            tokens=row["tokens_sum"],
-            seconds=spent["batch_seconds_one_sum"],
-            work=spent["work_sum"],
-            layer_positions=row["layer_positions_sum"],
-            scored={row["repeat_one"]: row["correct_count"]},
-            actor=row["actor_one"],
-        )
-        trial = Trial(
-            trial_id=trial_ids[row["trial_id"]],
-            task=row["task_one"],
-            configuration=Configuration(**{name: row[f"{name}_one"] for name in CONFIGURATION_KEYS}),
-            repeat=row["repeat_one"],
-            shard=row["shard_one"],
-        )
-        yield trial, sums
-
-
-def _with_numbered_trials(table: pa.Table) -> tuple[pa.Table, list[str]]:
-    """Plain columns, with numbers for trial ids (grouping by them takes a third of the time), and these ids."""
-    for position, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type):
-            table = table.set_column(position, column.name, table[column.name].cast(column.type.value_type))
-    names = table["trial_id"].combine_chunks().dictionary_encode()
-    table = table.set_column(table.schema.get_field_index("trial_id"), "trial_id", names.indices)
-    return table, names.dictionary.to_pylist()
+def _sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> list[tuple[Trial, Sums]]:
+    """Of each attempt at each trial, in the order of attempts."""
+    found: dict[tuple[int, str], tuple[Trial, Sums]] = {}
+    batches: set[tuple[int, str, int]] = set()
+    for row in rows.select(list(COLUMNS)).to_pylist():
+        key = row["attempt"], row["trial_id"]
+        if key not in found:
+            own = Sums(baseline=row["k"] == 1, scored={row["repeat"]: 0}, actor=row["actor"])
+            found[key] = Trial.from_dict(row), own
+        sums = found[key][1]
+        sums.documents += 1
+        sums.tokens += row["tokens"]
+        sums.layer_positions += row["layer_positions"]
+        if row["correct"] is not None:
+            sums.correct += row["correct"]
+            sums.scored[row["repeat"]] += 1
+        if (*key, row["batch_id"]) not in batches:  # the wall time of a decode batch is in all its rows
+            batches.add((*key, row["batch_id"]))
+            sums.seconds += row["batch_seconds"]
+            sums.work += row["batch_seconds"] * (row["calibration"] if row["calibration"] > 0 else math.nan)
+    return [found[key] for key in sorted(found)]
 
 
 def _settings(key: TaskConfiguration) -> tuple[object, ...]:
