@@ -20,7 +20,7 @@ import pytest
 from sweep_cases import write_case
 from sweep_runs import SECRET, Run, is_loopback, listening, outcome
 
-from orchestrator.running.driver import load_callbacks
+from orchestrator.running.driver import load_callback
 from orchestrator.store import Store
 from sampler import InputError
 
@@ -210,7 +210,7 @@ def test_tune_knows_the_grid_and_hears_from_running_trials(watched: Watched) -> 
 )
 def test_a_callback_that_cannot_be_used_is_refused(name: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        load_callbacks([name])
+        load_callback(name)
 
 
 def test_configurations_that_are_the_same_give_the_same_tokens(watched: Watched) -> None:

@@ -1,11 +1,11 @@
-"""Runs a sweep: preflight, plan, trials on Ray, report."""
+"""Runs a sweep: preflight, plan, trials on Ray, report. Import it after `environment.prepare`: it imports Ray."""
 
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.cli.console import say
 from orchestrator.cli.sweep import SweepCommand
@@ -19,6 +19,7 @@ from orchestrator.progress.progress import stored_progress
 from orchestrator.progress.trackers import TrackerProcesses, check_installed
 from orchestrator.progress.view import SweepView
 from orchestrator.report.write import write_report
+from orchestrator.running import autoscaler, cluster, driver
 from orchestrator.running.dashboard import DashboardTrials
 from orchestrator.running.scheduling import NodeHealth
 from orchestrator.running.stop import StopSignals
@@ -26,20 +27,15 @@ from orchestrator.store import Store, StoreWriter
 from orchestrator.store.upload import RemoteCopy, Uploader, finish_upload, open_remote_copy
 from sampler.errors import InputError
 
-if TYPE_CHECKING:
-    from orchestrator.running.cluster import Probe
-
 
 def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
     """Returns the number of failed trials."""
     settings = command.settings
-    callbacks = _load_callbacks(settings.callback)
+    callbacks = [driver.load_callback(name) for name in settings.callback]
     check_installed(settings.track)
     with ExitStack() as ray_session:
         dashboard = None
         if settings.address is not None:
-            from orchestrator.running import autoscaler, cluster  # after the environment is prepared
-
             with stop.reinstalled():
                 dashboard = ray_session.enter_context(cluster.join(settings.address))
             machine = autoscaler.add_expected_nodes(settings, cluster.joined_machine())
@@ -71,8 +67,6 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
             writer = writer or lock.enter_context(_create(prepared.folder))
             plan = plan_run(prepared, writer, stored, force=command.force)
             if plan.remaining:
-                from orchestrator.running import cluster
-
                 if stored is not None:
                     check_capacity(prepared, machine, plan.remaining)
                 if settings.address is None:
@@ -101,10 +95,8 @@ def _create(folder: Path) -> StoreWriter:
     return writer
 
 
-def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placement) -> "tuple[Machine, Probe]":
+def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placement) -> tuple[Machine, cluster.Probe]:
     """Waits until a node of the joined cluster can hold an actor; the machine as it is then, and its devices."""
-    from orchestrator.running import autoscaler, cluster
-
     autoscaler.wait_for_node(placement, seconds=settings.wait_for_nodes, machine=cluster.joined_machine)
     probe = cluster.probe_devices(placement)
     dtype = cluster.choose_dtype(probe) if settings.dtype == "auto" else machine.dtype
@@ -113,10 +105,8 @@ def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placem
     return replace(now, growth=growth, dtype=dtype, devices=probe.devices), probe
 
 
-def _check_devices(prepared: PreparedSweep, machine: Machine, probe: "Probe | None") -> NodeHealth:
+def _check_devices(prepared: PreparedSweep, machine: Machine, probe: cluster.Probe | None) -> NodeHealth:
     """Checks that the model fits into the devices' memory, and excludes nodes whose devices do not answer."""
-    from orchestrator.running import cluster
-
     placement = prepared.placement
     if probe is None and prepared.settings.address is not None:
         _, probe = _wait_and_probe(prepared.settings, machine, placement)
@@ -140,8 +130,6 @@ def _run_trials(
     health: NodeHealth,
     callbacks: Sequence[Any],
 ) -> int:
-    from orchestrator.running import cluster, driver
-
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(plan.remaining)))
     fixed = prepared.settings.address is None or prepared.settings.actors is not None
     with (
@@ -175,14 +163,6 @@ def _run_trials(
         failed = driver.run_trials(run, plan.remaining)
         driver.close_results(results)
     return len(failed)
-
-
-def _load_callbacks(names: Sequence[str]) -> list[Any]:
-    if not names:
-        return []
-    from orchestrator.running import driver  # imports Ray Tune
-
-    return driver.load_callbacks(names)
 
 
 def _print_dry_run(prepared: PreparedSweep) -> None:

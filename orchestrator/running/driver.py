@@ -319,12 +319,8 @@ def close_results(results: Any) -> None:
         return
 
 
-def load_callbacks(names: Sequence[str]) -> list[Any]:
-    """Ray Tune callbacks from MODULE:CLASS, created without arguments."""
-    return [_load_callback(name) for name in names]
-
-
-def _load_callback(name: str) -> Any:
+def load_callback(name: str) -> Any:
+    """A Ray Tune callback from MODULE:CLASS, created without arguments."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
