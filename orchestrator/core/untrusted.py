@@ -115,7 +115,7 @@ def each(shape: Shape, key: Check = line) -> Check:
     """An object whose keys are data too."""
 
     def check(value: object) -> str | None:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             return "an object"
         for name, item in value.items():
             if (wrong := key(name)) is not None:
@@ -145,8 +145,8 @@ def shape_problem(value: Any, shape: Mapping[str, Shape], required: tuple[str, .
         if key not in value:
             continue
         item = value[key]
-        if isinstance(part, Mapping):
-            if not isinstance(item, Mapping):
+        if isinstance(part, dict):
+            if not isinstance(item, dict):
                 return f"has {shown(item)} as {key!r}, which must be an object"
             if (wrong := shape_problem(item, part)) is not None:
                 return f"{wrong} (in {key!r})"
@@ -161,7 +161,7 @@ def _problem(value: Any, shape: Shape) -> str | None:
         if not isinstance(value, list):
             return "a list"
         return next((f"a list of {wrong}" for item in value if (wrong := _problem(item, shape[0])) is not None), None)
-    if isinstance(shape, Mapping):
-        return "an object" if not isinstance(value, Mapping) else shape_problem(value, shape)
+    if isinstance(shape, dict):
+        return "an object" if not isinstance(value, dict) else shape_problem(value, shape)
     expected: str | None = shape(value)
     return expected

@@ -19,7 +19,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from orchestrator.core.configuration import DECODE_SETTINGS, default_of
 from orchestrator.core.totals import Sums
 from orchestrator.core.trial import TRIAL_KEYS
+from orchestrator.core.untrusted import Shape, shape_problem
 from orchestrator.store.files import DECODE_ERRORS, CorruptedFile, StoreError, encode_table, open_regular, read_table
 from orchestrator.store.schema import (
     ATTEMPT_NUMBERS,
@@ -39,6 +40,7 @@ from orchestrator.store.schema import (
     ATTEMPT_VALUES,
     ATTEMPTS,
     ROWS,
+    TRIAL_RECORD,
     attempt_problem,
     attempts_of,
     select_fields,
@@ -155,55 +157,30 @@ class CompactedFile:
         ids = self.trials["trial_id"].to_pylist()
         try:
             table = pa.ipc.open_stream(self.stream).read_all().select(["record"])
-            stored = table.schema.metadata[VALUES_METADATA_KEY].decode()
-            text = f"[{','.join(table['record'].to_pylist())}]"
-            values, plain = json.loads(stored), _is_plain(text) and _is_plain(stored)
-            try:
-                records = json.loads(text, parse_int=_small_int, parse_float=_usual_float)  # equal keys: one object
-            except _UnusualNumber:
-                records, plain = json.loads(text), False
-            good: set[Hashable] = set()
+            values = json.loads(table.schema.metadata[VALUES_METADATA_KEY])
+            records = json.loads(f"[{','.join(table['record'].to_pylist())}]")  # at once: equal keys are one object
+            good: set[tuple[str, int]] = set()
+            good_in_attempts: set[tuple[str, int]] = set()
             for trial_id, record in zip(ids, records, strict=True):
-                kind = _types(record)
-                for part in (record, *record["attempts"]):
-                    part.update({name: values[place] for name, place in part.pop(SHARED_KEY, {}).items()})
-                wrong = record["trial"].get("trial_id") != trial_id or record["status"] != "finished"
-                if wrong or not plain or kind not in good:
-                    if (problem := trial_record_problem(record, trial_id)) is not None:
-                        raise ValueError(problem)
-                    good.add(kind)
+                if (problem := trial_record_problem(record, trial_id)) is not None:
+                    raise ValueError(problem)
+                _add_shared(record, values, TRIAL_RECORD, good)
+                for attempt in record["attempts"]:
+                    _add_shared(attempt, values, TRIAL_RECORD["attempts"][0], good_in_attempts)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, *DECODE_ERRORS) as error:
             raise CorruptedFile(f"has records of trials that cannot be used ({error})") from error
         yield from zip(ids, records, strict=True)
 
 
-class _UnusualNumber(Exception):
-    """A record has a number that few records have; each of them is then checked."""
-
-
-def _small_int(digits: str) -> int:
-    if len(digits) > 15 or digits[0] == "-":
-        raise _UnusualNumber
-    return int(digits)
-
-
-def _usual_float(digits: str) -> float:
-    value = float(digits)
-    if not 0 <= value < 1e300:
-        raise _UnusualNumber
-    return value
-
-
-def _is_plain(text: str) -> bool:
-    """Whether a JSON text has only printable characters and no escapes."""
-    return text.isascii() and text.isprintable() and "\\" not in text and "NaN" not in text and "Infinity" not in text
-
-
-def _types(record: Mapping[str, Any]) -> Hashable:
-    """Equal for records with the same keys, types and shared values: in plain text, if one is good, all are."""
-    parts = (record, record["trial"], record.get(TOTALS_KEY) or {}, *record["attempts"])
-    shared = (tuple(part.get(SHARED_KEY, {}).items()) for part in (record, *record["attempts"]))
-    return (*((tuple(part), tuple(map(type, part.values()))) for part in parts), *shared)
+def _add_shared(part: dict[str, Any], values: Sequence[Any], shape: Shape, good: set[tuple[str, int]]) -> None:
+    """Adds the values that a part of trial.json shares with others; each is checked once, and then in `good`."""
+    for name, place in part.pop(SHARED_KEY, {}).items():
+        if (name, place) not in good:
+            problem = "shares what is its own" if name in OWN_KEYS else shape_problem({name: values[place]}, shape)
+            if problem is not None:
+                raise ValueError(problem)
+            good.add((name, place))
+        part.setdefault(name, values[place])
 
 
 def read_trials_rows(
