@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test bubblewrap test-slow test-faults test-cluster lint types sweep policies train-tiny lock clean
+.PHONY: test bubblewrap test-slow test-faults test-cluster lint types sweep policies train-tiny lock dist clean
 
 test: lint types bubblewrap
 	$(BIN)/python -m pytest -m "not slow and not cluster" -n auto
@@ -97,5 +97,17 @@ lock:
 	$(LOCK) pyproject.toml --extra build --output-file requirements.lock
 	$(LOCK) pyproject.toml --extra dev --output-file requirements-dev.lock
 
+# The wheel and the source archive; the same commit gives the same bytes, whenever and wherever it is built.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+dist:
+	rm -rf dist build/sdist && mkdir -p dist build/sdist
+	$(BIN)/python -c "import setuptools.build_meta as backend; backend.build_sdist('build')" > build/dist.log
+	tar -xzf build/*.tar.gz -C build/sdist && chmod -R u=rwX,go=rX build/sdist
+	tar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner -cf - -C build/sdist . | \
+		gzip -9n > dist/$$(basename build/*.tar.gz) && rm build/*.tar.gz
+	cd build/sdist/* && $(abspath $(BIN))/python -c \
+		"import setuptools.build_meta as backend; backend.build_wheel('$(CURDIR)/dist')" > $(CURDIR)/build/dist.log
+	@sha256sum dist/*
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("orchestrator", "sampler", "tasks")
-SOURCES = (*PACKAGES, "tools", "tests", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (*PACKAGES, "tools", "tests", "pyproject.toml", "README.md", "LICENSE", "Makefile")
 BUILD = "import sys, setuptools.build_meta as backend; print(backend.build_wheel(sys.argv[1]))"
 LIST_MODULES = """
 import importlib, json, orchestrator.cli.__main__, sampler, tasks
@@ -31,15 +31,20 @@ def run(command: Sequence[str | Path], folder: Path) -> str:
     return ended.stdout
 
 
+def copy_project(target: Path) -> None:
+    target.mkdir(parents=True)
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, target)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of the checkout, which stays free of build files; with the installed setuptools, offline."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source)
+    source, out = tmp_path_factory.mktemp("source") / "copy", tmp_path_factory.mktemp("wheel")
+    copy_project(source)
     name = run([sys.executable, "-c", BUILD, out], source).splitlines()[-1]
     return out / name
 
@@ -61,6 +66,24 @@ def test_the_wheel_has_no_tools_tests_or_reference_decoder(wheel: Path) -> None:
         assert "from tools" not in text, name
     for word in ("optimizer.step", "reference_generate", "ReferenceModel"):
         assert not [name for name, text in code.items() if word in text], word
+
+
+@pytest.mark.slow
+def test_wheel_and_source_archive_are_reproducible(tmp_path: Path) -> None:
+    """Built twice from copies with other paths, dates and permissions."""
+    found = []
+    for number, mode in enumerate((0o644, 0o664)):
+        source = tmp_path / f"copy-{number}" / ("x" * number)
+        copy_project(source)
+        for path in source.rglob("*"):
+            if path.is_file():
+                path.chmod(mode)
+                os.utime(path, (10**9 + number, 10**9 + number))
+        command = ["make", "dist", f"BIN={Path(sys.executable).parent}", "SOURCE_DATE_EPOCH=1700000000"]
+        run(command, source)
+        found.append({path.name: path.read_bytes() for path in (source / "dist").iterdir()})
+    assert {name.partition("-")[2] for name in found[0]} == {"0.1.0.tar.gz", "0.1.0-py3-none-any.whl"}
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
