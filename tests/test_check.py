@@ -294,9 +294,11 @@ def test_the_command_ends_with_one_if_a_check_failed(
     results = [CheckResult(name="layers", passed=False, detail="layer 3 computes NaN")]
     monkeypatch.setattr(check, "run_checks", lambda *_: iter(results))
     out = tmp_path / "check.json"
+    torch.set_num_threads(2)
     with pytest.raises(SystemExit) as ended:
         dispatch(["check", "--device", "cpu", "--out", str(out)])
     assert ended.value.code == 1
+    assert torch.get_num_threads() == 1, "threads that wait for each other would make it last for minutes"
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "FAIL  layers           layer 3 computes NaN"
     assert lines[-1].startswith("1 of 1 checks failed: layers")

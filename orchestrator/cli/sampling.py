@@ -118,6 +118,7 @@ class CheckOptions(SourceOptions):
     model: str = setting("tiny", verbatim=True, metavar="MODEL", help=MODEL_HELP)
     dtype: str = shared(SweepSettings, "dtype")
     device: str = setting("auto", metavar="DEVICE", help=DEVICE_HELP)
+    threads: int = setting(1, minimum=1, help="CPU threads")
     out: Path = setting(Path("check.json"), metavar="FILE", help="write the results to this file, for a bug report")
     json: bool = setting(False, help="print the results as JSON instead of a table")
 
@@ -235,6 +236,7 @@ def check(arguments: Sequence[str]) -> None:
     from sampler.device import numeric_flags, pick_device, pick_dtype
     from sampler.loading import load_model
 
+    torch.set_num_threads(options.threads)
     device = pick_device(options.device)
     dtype = str(pick_dtype(options.dtype, device)).removeprefix("torch.")
     files = options.find()
