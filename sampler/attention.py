@@ -91,62 +91,58 @@ def block_causal_mask(positions: range, config: ModelConfig, dtype: torch.dtype,
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sequences:
-    """Which keys each query sees. Tensors are int32 on the device; the maxima do not depend on their content."""
+class SequenceAttention:
+    """One call for all rows. A sequence is one row's positions in one block; it sees its block and all before it.
 
+    The tensors that describe sequences are int32 on the device; the maxima do not depend on their content.
+    """
+
+    backend: Backend
+    keys_values: Sequence[tuple[Tensor, Tensor]]  # per layer, (C, K, d) each
     query_starts: Tensor  # first query of each sequence, and the number of queries
     key_starts: Tensor  # first row of each sequence in the flattened cache, and one more entry, which is not read
     lengths: Tensor  # number of keys of each sequence
     max_queries: int
     max_keys: int
 
-
-@dataclass(frozen=True, slots=True)
-class SequenceAttention:
-    """One call for all rows. A sequence is one row's positions in one block; it sees its block and all before it."""
-
-    backend: Backend
-    keys_values: Sequence[tuple[Tensor, Tensor]]  # per layer, (C, K, d) each
-    sequences: Sequences
-
     def attend(self, layer: int, q_NM: Tensor) -> Tensor:
         keys_CKd, values_CKd = self.keys_values[layer]
-        q_TKd, s = q_NM.view(-1, *keys_CKd.shape[1:]), self.sequences
+        q_TKd = q_NM.view(-1, *keys_CKd.shape[1:])
+        described = self.query_starts, self.key_starts, self.max_queries, self.max_keys
         if self.backend is Backend.VARLEN:
             out_TKd = torch.empty_like(q_TKd)
             varlen_attn_out(  # one kernel; `varlen_attn` would also fill a random state
                 *(out_TKd, q_TKd, keys_CKd, values_CKd),
-                *(s.query_starts, s.key_starts, s.max_queries, s.max_keys),
-                seqused_k=s.lengths,
+                *described,
+                seqused_k=self.lengths,
                 num_splits=1,
             )
         elif self.backend is Backend.EFFICIENT:
             out_TKd = torch.ops.aten._efficient_attention_forward(
                 *(q_TKd[None], keys_CKd[None], values_CKd[None], None),
-                *(s.query_starts, s.key_starts, s.max_queries, s.max_keys),
+                *described,
                 *(0.0, 0, False),  # no dropout, no causal mask, no log-sum-exp
-                seqlen_k=s.lengths,
+                seqlen_k=self.lengths,
             )[0]
         else:
             assert self.backend is Backend.DENSE, "the reference backend attends over runs of rows"
-            out_TKd = _attend_dense(q_TKd, keys_CKd, values_CKd, s)
+            out_TKd = self._attend_dense(q_TKd, keys_CKd, values_CKd)
         return out_TKd.view(q_NM.shape)
 
-
-def _attend_dense(q_TKd: Tensor, keys_CKd: Tensor, values_CKd: Tensor, s: Sequences) -> Tensor:
-    """Pads each sequence to the maxima. Out of range indices are clamped; what they yield is masked or not used."""
-    query_B1, key_B1 = s.query_starts[:-1, None], s.key_starts[:-1, None]
-    offset_Q = torch.arange(s.max_queries, device=q_TKd.device)
-    offset_C = torch.arange(s.max_keys, device=q_TKd.device)
-    query_BQ = (query_B1 + offset_Q).clamp(max=q_TKd.shape[0] - 1)
-    key_BC = (key_B1 + offset_C).clamp(max=keys_CKd.shape[0] - 1)
-    seen_B11C = (offset_C < s.lengths[:, None])[:, None, None]
-    out_BKQd = scaled_dot_product_attention(
-        q_TKd[query_BQ].transpose(1, 2),
-        keys_CKd[key_BC].transpose(1, 2),
-        values_CKd[key_BC].transpose(1, 2),
-        attn_mask=seen_B11C,
-    )
-    query_T = torch.arange(q_TKd.shape[0], device=q_TKd.device, dtype=s.query_starts.dtype)
-    sequence_T = torch.bucketize(query_T, s.query_starts[1:], right=True).clamp(max=s.lengths.shape[0] - 1)
-    return out_BKQd.transpose(1, 2)[sequence_T, query_T - s.query_starts[sequence_T]]
+    def _attend_dense(self, q_TKd: Tensor, keys_CKd: Tensor, values_CKd: Tensor) -> Tensor:
+        """Pads each sequence to the maxima. Out of range indices are clamped; what they yield is masked or not used."""
+        query_B1, key_B1 = self.query_starts[:-1, None], self.key_starts[:-1, None]
+        offset_Q = torch.arange(self.max_queries, device=q_TKd.device)
+        offset_C = torch.arange(self.max_keys, device=q_TKd.device)
+        query_BQ = (query_B1 + offset_Q).clamp(max=q_TKd.shape[0] - 1)
+        key_BC = (key_B1 + offset_C).clamp(max=keys_CKd.shape[0] - 1)
+        seen_B11C = (offset_C < self.lengths[:, None])[:, None, None]
+        out_BKQd = scaled_dot_product_attention(
+            q_TKd[query_BQ].transpose(1, 2),
+            keys_CKd[key_BC].transpose(1, 2),
+            values_CKd[key_BC].transpose(1, 2),
+            attn_mask=seen_B11C,
+        )
+        query_T = torch.arange(q_TKd.shape[0], device=q_TKd.device, dtype=self.query_starts.dtype)
+        sequence_T = torch.bucketize(query_T, self.query_starts[1:], right=True).clamp(max=self.lengths.shape[0] - 1)
+        return out_BKQd.transpose(1, 2)[sequence_T, query_T - self.query_starts[sequence_T]]

@@ -176,51 +176,42 @@ def compare(model: LoadedModel, python: Path) -> Parity:
     states = list(decoding_states(model, parity_prompts(model), settings))
     ours = own_logits(model, states)
     child = run_child(model, python, states, ours)
-    differences, largest = [], 0.0
-    for state, mine, answer in zip(states, ours, child["answers"], strict=True):
-        rows = zip(answer["ids"], answer["logits"], answer["total"], strict=True)
-        theirs = [TopLogits(tuple(ids), tuple(logits), total) for ids, logits, total in rows]
-        gaps = [
-            max(abs(a - b) if math.isfinite(b) else math.inf for a, b in zip(one.logits, same, strict=True))
-            for one, same in zip(mine, answer["ours"], strict=True)
-        ]
-        largest = max(largest, *gaps)
-        text = _explain(model, state, mine, theirs, gaps, answer["ours"], settings.threshold)
-        if text is not None:
-            differences.append(text)
+    compared = [
+        _compare_state(state, mine, answer, model.config.mask_token_id, settings.threshold)
+        for state, mine, answer in zip(states, ours, child.pop("answers"), strict=True)
+    ]
     return Parity(
         states=len(states),
-        largest=largest,
-        differences=tuple(differences),
-        child={name: value for name, value in child.items() if name != "answers"},
+        largest=max(gap for gap, _ in compared),
+        differences=tuple(text for _, text in compared if text),
+        child=child,
     )
 
 
-def _explain(
-    model: LoadedModel,
-    state: State,
-    ours: Sequence[TopLogits],
-    theirs: Sequence[TopLogits],
-    gaps: Sequence[float],
-    at_ours: Sequence[Sequence[float]],
-    threshold: float,
-) -> str | None:
-    """What differs at a state: a logit, or the tokens that the pass reveals."""
-    mask = model.config.mask_token_id
+def _compare_state(
+    state: State, ours: Sequence[TopLogits], answer: Mapping[str, Any], mask: int, threshold: float
+) -> tuple[float, str | None]:
+    """The largest difference of two logits, and what differs, if anything: a logit, or the tokens that are revealed."""
+    pairs = [zip(row.logits, same, strict=True) for row, same in zip(ours, answer["ours"], strict=True)]
+    gaps = [[abs(a - b) if math.isfinite(b) else math.inf for a, b in row] for row in pairs]
+    largest = max(map(max, gaps))
+    rows = zip(answer["ids"], answer["logits"], answer["total"], strict=True)
+    one = [row.prediction(mask) for row in ours]
+    other = [TopLogits(tuple(ids), tuple(logits), total).prediction(mask) for ids, logits, total in rows]
     where = f"prompt {state.prompt}, block {state.block}, step {state.step}"
-    one, other = ([row.prediction(mask) for row in rows] for rows in (ours, theirs))
-    for position, mine, gap, same, a, b in zip(state.positions, ours, gaps, at_ours, one, other, strict=True):
-        place = max(range(TOP), key=lambda n: abs(mine.logits[n] - same[n]))
-        if gap > TOLERANCE * max(1.0, abs(mine.logits[place])):
-            return (
+    for position, mine, same, gap, a, b in zip(state.positions, ours, answer["ours"], gaps, one, other, strict=True):
+        place = gap.index(max(gap))
+        if gap[place] > TOLERANCE * max(1.0, abs(mine.logits[place])):
+            return largest, (
                 f"{where}, position {position}: the logit of token {mine.ids[place]} is {mine.logits[place]:.6g} here "
                 f"and {same[place]:.6g} there; the prediction is token {a.token} ({a.probability:.3f}) here and token "
                 f"{b.token} ({b.probability:.3f}) there"
             )
     found = _revealed(state, other, threshold)
     if found != dict(state.revealed):
-        return f"{where}: reveals {dict(state.revealed)} here and {found} there, with the same logits (a near tie)"
-    return None
+        tie = f"{where}: reveals {dict(state.revealed)} here and {found} there, with the same logits (a near tie)"
+        return largest, tie
+    return largest, None
 
 
 def _revealed(state: State, predictions: Sequence[Prediction], threshold: float) -> dict[int, int]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sampler.attention import Attention, Backend, SequenceAttention, Sequences
+from sampler.attention import Attention, Backend, SequenceAttention
 from sampler.cache import KeyValueCache, KeyValueView, ReuseCache, ReuseView, Rows, layer_views
 from sampler.model import LayerWork, Selection, Transformer
 from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind
@@ -255,21 +255,21 @@ def padded_forward(
     def view(part: int, max_positions: int) -> tuple[KeyValueView, ReuseView]:
         positions, cache_rows, block_rows = places[6 * part : 6 * part + 3]
         query_starts, key_starts, lengths = short_places[6 * part + 3 : 6 * part + 6]
-        sequences = Sequences(
+        factors = torch.view_as_real(cache.factors)[positions]
+        sequences = SequenceAttention(
+            backend=network.execution.backend,
+            keys_values=keys_values,
             query_starts=query_starts,
             key_starts=key_starts,
             lengths=lengths,
             max_queries=max_positions * group,
             max_keys=cache.capacity,
         )
-        factors = torch.view_as_real(cache.factors)[positions]
         view = KeyValueView(
             factors=(factors if compiling else torch.view_as_complex(factors),),
             index=cache_rows,
             targets=targets,
-            attention=attention[part]
-            if attention
-            else SequenceAttention(network.execution.backend, keys_values, sequences),
+            attention=attention[part] if attention else sequences,
         )
         return view, ReuseView(reuse_cache, block_rows)
 
