@@ -6,7 +6,7 @@ time of its matrix products alone: a plain `F.linear` for each matrix of the mod
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -195,13 +195,9 @@ class Bench:
         read = tuple(range(self.small_start - begin, self.small_start - begin + self.small - 1))
         plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(self.context(kind))}
         parts = self._parts(rows=batch * width, predictions=batch * len(read))
+        network, reads = self.model.network, self.small
         runner = PassRunner(
-            self.model.network,
-            bound.cache_spec,
-            slots=batch,
-            capacity=self.end,
-            reader=self.predictor,
-            reads=self.small,
+            network, bound.cache_spec, slots=batch, capacity=self.end, reader=self.predictor, reads=reads
         )
         tokens = [self._tokens(number, self.end) for number in range(batch)]
         opening = [PassSegment(slot=row, start=self.start, tokens=t[self.start :]) for row, t in enumerate(tokens)]
@@ -219,14 +215,19 @@ class Bench:
 
         # The prompt's keys and values stay zero: how long a pass takes does not depend on them.
         run(PassKind.FULL, plans["computed"], opening)
-        timed = {name: partial(run, kind, plan, segments) for name, plan in plans.items()} | parts
-        spent: dict[str, list[float]] = {name: [] for name in timed}
+        return PassTimes(
+            **self._medians({name: partial(run, kind, plan, segments) for name, plan in plans.items()} | parts)
+        )
+
+    def _medians(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        """Median milliseconds of each call; they are timed in alternation."""
+        spent: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(self.rounds + UNCOUNTED_ROUNDS):
-            for name, call in timed.items():
+            for name, call in calls.items():
                 began = self._now()
                 call()
                 spent[name].append(self._now() - began)
-        return PassTimes(**{name: statistics.median(times[UNCOUNTED_ROUNDS:]) * 1e3 for name, times in spent.items()})
+        return {name: statistics.median(times[UNCOUNTED_ROUNDS:]) * 1e3 for name, times in spent.items()}
 
     def context(self, kind: PassKind) -> StepContext:
         """The state before the second pass of a block, when the first has revealed one token."""
@@ -257,18 +258,18 @@ class Bench:
         bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
         context = self.context(PassKind.FULL)
         late = replace(context, step=LATE_STEP, past=context.past * LATE_STEP)
-        network, spent = self.model.network, []
+        network = self.model.network
         cache = ReuseCache(bound.cache_spec, self.config, 1, dtype=network.dtype, device=network.device)
         states = torch.randn((self.config.block_size, self.config.hidden_size), dtype=network.dtype).to(network.device)
-        for _ in range(self.rounds + UNCOUNTED_ROUNDS):
-            began = self._now()
+
+        def decide() -> None:
             bound.plan(late)
             if bound.cache_spec.watched_layer is not None:
                 view = cache.view(Rows([0], [context.window]))
                 view.store(WATCHED_INPUT, states)
                 torch.stack(list(view.measured.values())).tolist()
-            spent.append(self._now() - began)
-        return statistics.median(spent[UNCOUNTED_ROUNDS:]) * 1e3
+
+        return self._medians({"decide": decide})["decide"]
 
     def prefill_tokens_per_second(self) -> float:
         spent = []
@@ -282,20 +283,16 @@ class Bench:
         engine: Engine[None] = Engine(
             self.model.network, cache_spec=CacheSpec(), slots=1, capacity=self.end, reader=self.predictor, reads=1
         )
-        for _ in engine.run([row()]):
-            pass
+        list(engine.run([row()]))
         return self.start / statistics.median(spent[UNCOUNTED_ROUNDS:])
 
     def decode(self, documents: int, batch: int = 1, policy: str = "k1") -> tuple[float, Counters]:
         """Tokens per second, and the work done."""
         prompts = [Prompt(ids=tuple(self._tokens(number, PROMPT_TOKENS))) for number in range(documents)]
         settings = self.config.decode_settings({}, max_new_tokens=self.new_tokens)
-        results = [
-            generated
-            for _, generated in decode_prompts(
-                self.model, prompts, policy=ReusePolicy.parse(policy), settings=settings, batch_size=batch
-            )
-        ]
+        parsed = ReusePolicy.parse(policy)
+        decoded = decode_prompts(self.model, prompts, policy=parsed, settings=settings, batch_size=batch)
+        results = [generated for _, generated in decoded]
         seconds = max(g.started + g.seconds for g in results) - min(g.started for g in results)
         tokens = sum(len(g.ids) for g in results)
         return tokens / seconds, sum((g.counters for g in results), Counters())

@@ -109,6 +109,32 @@ def test_plans_equal_the_oracle(step: Do, unit: Unit, selected: tuple[int, ...],
             torch.testing.assert_close(logits_V, oracle.logits(state.final[position]), atol=2e-3, rtol=1e-4)
 
 
+def test_cached_layers_may_run_and_replay_in_one_pass() -> None:
+    """Contributions are stored at once: those of layers 2 and 5 are not adjacent in the cache when 3 is replayed."""
+    mixed = LayerPlan(tuple(REPLAY if layer == 3 else COMPUTE for layer in range(DEPTH)))
+    plans = [LayerPlan(ALL), mixed, plan(REPLAY)]
+    got: list[torch.Tensor] = []
+
+    def row() -> Any:
+        for tokens, wanted in zip(sequence(0), plans, strict=True):
+            got[:] = yield Pass(
+                kind=PassKind.FULL,
+                start=0,
+                tokens=tokens,
+                plan=wanted,
+                opens_block=wanted.steps == ALL,
+                read=tuple(range(32)),
+                queries=(None,) * 32,
+            )
+
+    list(engine_for(CacheSpec(REUSED)).run([row()]))
+    oracle, state = shallow_oracle(), BlockState()
+    for tokens, wanted in zip(sequence(0), plans, strict=True):
+        forward(oracle, tokens, range(32), wanted, state)
+    for position, logits_V in enumerate(got):
+        torch.testing.assert_close(logits_V, oracle.logits(state.final[position]), atol=2e-3, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("step", "unit"), [(REPLAY, Unit.LAYER), (REPLAY_ATTENTION, Unit.ATTENTION), (REPLAY_MLP, Unit.MLP)]
 )
