@@ -241,38 +241,36 @@ class Engine(Generic[Result]):
     def _run_prefills(self, waiting: Sequence[_ActiveRow[Result]]) -> tuple[list[_ActiveRow[Result]], list[list[Any]]]:
         """One forward over blocks of one or several rows; returns the rows whose prefill is complete, and answers."""
         room = self.runner.prefill_positions
-        group: list[_ActiveRow[Result]] = []
-        segments: list[PassSegment] = []
+        parts: list[tuple[_ActiveRow[Result], PassSegment]] = []
         for row in waiting:
-            if not room or not self._begin_prefill(row, waiting):
-                continue
-            segment = self._prefill_segment(row, room)
-            room -= len(segment.tokens)
-            group.append(row)
-            segments.append(segment)
-        forwarded = [segment for segment in segments if segment.tokens]
-        plan = compute_all(self.network.config.num_layers)
-        answers: list[list[Any]] = [[] for _ in group]
+            if room and self._begin_prefill(row, waiting):
+                parts.append((row, self._prefill_segment(row, room)))
+                room -= len(parts[-1][1].tokens)
+        forwarded = [segment for _, segment in parts if segment.tokens]  # others were copied from other rows
+        work, found = LayerWork(), list[list[Any]]()
         if forwarded:
+            plan = compute_all(self.network.config.num_layers)
             work, found, _ = self.runner.run(forwarded, plan, PassKind.PREFILL, reuse=False)
-            given = iter(found)
-            answers = [next(given) if segment.tokens else [] for segment in segments]
+        given = iter(found)
         complete: list[_ActiveRow[Result]] = []
-        for row, segment in zip(group, segments, strict=True):
+        answers: list[list[Any]] = []
+        for row, segment in parts:
             assert row.prefill is not None
+            answer = next(given) if segment.tokens else []
             progress, prefix = row.prefill, row.prefill.command.tokens
             progress.done += len(segment.tokens)
             self.prefilled[row.slot] = tuple(prefix[: progress.done])
             if progress.done < len(progress.tokens):
                 continue
             complete.append(row)
+            answers.append(answer)
             row.prefill = None
             if progress.start < len(prefix):
                 row.counters.prefill_tokens += len(prefix) - progress.start
                 self._count(row.counters, PassKind.PREFILL, work, len(prefix) - progress.start)
             if progress.command.then is not None:
                 self._count(row.counters, progress.command.then.kind, work, self.block)
-        return complete, [answer for row, answer in zip(group, answers, strict=True) if row.prefill is None]
+        return complete, answers
 
     def _begin_prefill(self, row: _ActiveRow[Result], waiting: Sequence[_ActiveRow[Result]]) -> bool:
         """Copies what other slots hold of a row's prefix. False if another row is about to compute more of it."""

@@ -16,17 +16,7 @@ from torch import Tensor
 
 from sampler.config import ModelConfig
 from sampler.decode import check_batch_size, check_ids, check_length
-from sampler.engine import (
-    Engine,
-    FinishedRow,
-    OnFailure,
-    Pass,
-    Prefill,
-    RestoreBlock,
-    Row,
-    SaveBlock,
-    slots_needed,
-)
+from sampler.engine import Engine, OnFailure, Pass, Prefill, RestoreBlock, Row, SaveBlock, slots_needed
 from sampler.errors import InputError, NonFiniteError
 from sampler.loading import LoadedModel
 from sampler.plan import BoundPolicy, CacheSpec, LayerPlan, PassKind, StepContext, compute_all, resolve
@@ -85,7 +75,16 @@ def score_pairs(
         for i in questions
     )
     for done in engine.run(rows):
-        yield from _results(questions[done.index], done)
+        for place, (index, target) in enumerate(zip(questions[done.index], done.result, strict=True)):
+            scored = Scored(
+                score=target.score,
+                greedy=target.greedy,
+                rewound=target.rewound,
+                counters=done.counters if place == 0 else Counters(),
+                started=done.started,
+                seconds=done.seconds if place == 0 else 0.0,
+            )
+            yield index, scored
 
 
 def check_pairs(pairs: Sequence[Pair], config: ModelConfig) -> None:
@@ -104,21 +103,6 @@ def _questions(pairs: Sequence[Pair]) -> list[list[int]]:
         else:
             questions.append([index])
     return questions
-
-
-def _results(members: Sequence[int], done: "FinishedRow[list[_TargetScore]]") -> Iterator[tuple[int, Scored]]:
-    for place, (index, target) in enumerate(zip(members, done.result, strict=True)):
-        yield (
-            index,
-            Scored(
-                score=target.score,
-                greedy=target.greedy,
-                rewound=target.rewound,
-                counters=done.counters if place == 0 else Counters(),
-                started=done.started,
-                seconds=done.seconds if place == 0 else 0.0,
-            ),
-        )
 
 
 @dataclass(slots=True)
