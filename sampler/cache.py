@@ -61,7 +61,7 @@ class KeyValueCache:
         found = self._views.get(key)
         if found is None:
             found = self._new_view(rows)
-            if len(rows.positions[0]) <= self.config.block_size:  # a prefill is not repeated, and its mask is large
+            if max(map(len, rows.positions)) <= self.config.block_size:  # a prefill's mask is large, and it runs once
                 if len(self._views) == MAX_VIEWS:
                     self._views.clear()
                 self._views[key] = found
