@@ -23,7 +23,7 @@ Source: layer pruning, for example "The Unreasonable Ineffectiveness of the Deep
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from sampler.errors import InputError
@@ -55,14 +55,10 @@ class Periodic:
     replay: LayerPlan
     cache_spec: CacheSpec
     small_only: bool = False
-    compute: LayerPlan = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compute", compute_all(len(self.replay.steps)))
 
     def plan(self, context: StepContext) -> LayerPlan:
         computes = context.step % self.period == 0 or (self.small_only and context.kind is not PassKind.SMALL)
-        return self.compute if computes else self.replay
+        return compute_all(len(self.replay.steps)) if computes else self.replay
 
 
 def repeat_logits(period: int, depth: int, *, small_only: bool = False) -> BoundPolicy:
