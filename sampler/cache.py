@@ -48,6 +48,7 @@ class KeyValueCache:
         self.kv_LSCM = torch.zeros((config.num_layers, slots, capacity, width), dtype=dtype, device=device)
         self.flat_LTM = self.kv_LSCM.flatten(1, 2)
         self.factors = rotary_factors(config, capacity, device)
+        self.real_factors = torch.view_as_real(self.factors)  # a compiled graph must not see complex numbers
         self._views: dict[object, KeyValueView] = {}
 
     @cached_property

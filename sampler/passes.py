@@ -255,7 +255,7 @@ def padded_forward(
     def view(part: int, max_positions: int) -> tuple[KeyValueView, ReuseView]:
         positions, cache_rows, block_rows = places[6 * part : 6 * part + 3]
         query_starts, key_starts, lengths = short_places[6 * part + 3 : 6 * part + 6]
-        factors = torch.view_as_real(cache.factors)[positions]
+        factors = cache.real_factors[positions]
         sequences = SequenceAttention(
             backend=network.execution.backend,
             keys_values=keys_values,
