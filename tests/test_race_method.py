@@ -360,6 +360,7 @@ def test_decisions_do_not_depend_on_the_order_of_arrival_and_equal_the_arrays(se
         rng.shuffle(order)
         for configuration, shard in order:
             race.add(configuration, shard, trials[configuration, shard])
+            race.look()
         decided.append([race.lanes[one].decision for one in RIVALS])
     assert decided[0] == decided[1] == decided[2]
     for row, decision in enumerate(decided[0]):
@@ -376,6 +377,7 @@ def test_only_what_a_decision_needs_is_needed() -> None:
         for configuration in (K1, REPLICATE, *RIVALS):
             if race.is_needed(configuration, shard):
                 race.add(configuration, shard, trials[configuration, shard])
+                race.look()
     needed = {one: race.needed_shards(one) for one in (K1, REPLICATE, *RIVALS)}
     assert needed[K1] == max(needed[one] for one in RIVALS)
     assert needed[REPLICATE] == BURN_IN_SHARDS
@@ -399,6 +401,7 @@ def test_a_metric_beyond_0_and_1_and_a_failed_document_decide_nothing() -> None:
     for shard in SHARDS:
         race.add(K1, shard, trials[K1, shard])
         race.add(part, shard, wide[shard])
+    race.look()
     assert race.lanes[part].decision is None
     assert race.lanes[part].path[-1].log_e_plus == race.lanes[part].path[-1].log_e_minus == 0
     race = new_race()
@@ -409,5 +412,6 @@ def test_a_metric_beyond_0_and_1_and_a_failed_document_decide_nothing() -> None:
         race.add(
             part, shard, TrialEvidence(scores=scores, tokens=100, seconds=whole.seconds, calibration=50.0, actor="a")
         )
+    race.look()
     assert race.lanes[part].decision is None
     assert len(race.lanes[part].path) == 3, "evidence ends before the first gap"

@@ -14,6 +14,7 @@ from made_sweep import MadeSweep, Unsynced
 from sweep_cases import write_case
 from test_run_plan import ready
 
+from orchestrator.analysis.verdicts import UNDECIDED, UNFINISHED
 from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, REJECTED, Race
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.run_plan import RunPlan
@@ -21,6 +22,11 @@ from orchestrator.planning.settings import SweepSettings
 from orchestrator.progress.progress import stored_progress, stored_race
 from orchestrator.progress.status import read_status
 from orchestrator.progress.view import race_summary
+from orchestrator.report.drawing import marker_style
+from orchestrator.report.figures import _point
+from orchestrator.report.section import build_section
+from orchestrator.report.sweeps import read_sweeps
+from orchestrator.report.write import write_report
 from orchestrator.running.dashboard import DECIDED, EVIDENCE_FOR, SAVED_AT_END, race_gauge_values
 from orchestrator.running.result_actor import Results
 from orchestrator.store import Store
@@ -48,6 +54,7 @@ class RacedSweep(MadeSweep):
                 "trial_id": trial.trial_id, "task": trial.task, "shard": trial.shard, "k": int(trial.policy[1]),
                 **trial.configuration.as_dict(), "doc_id": doc_id, "batch_id": int(doc_id[1:]), "tokens": 60,
                 "attempt": attempt, "actor": "worker-1", "calibration": 50.0,
+                **({} if trial.policy.startswith("k1") else {"eligible": 5, "replayed": 5, "layers_reused": 5}),
                 "batch_seconds": math.exp(noise) / SPEED.get(trial.policy, 1.0),
                 "correct": random.Random(f"{trial.policy}{doc_id}").random() >= LOST.get(trial.policy, 0.0),
             }  # fmt: skip
@@ -170,7 +177,8 @@ def test_the_rows_alone_lead_to_the_same_decisions(raced: RacedSweep) -> None:
     assert sorted(map(repr, race.merged_decisions({}))) == sorted(map(repr, stored))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_killed_at_any_moment_it_makes_the_same_decisions(raced: RacedSweep, tmp_path: Path, seed: int) -> None:
     """Up to ten kills: between two calls of a worker, whatever was running then."""
     sweep, rng = RacedSweep(tmp_path / "sweep"), random.Random(seed)
@@ -274,3 +282,68 @@ def test_an_edited_decision_is_refused(raced: RacedSweep) -> None:
     record[DECISIONS_KEY] = [{**record[DECISIONS_KEY][0], "look": {}}]
     with pytest.raises(InputError, match="declares a race and lacks"):
         Race.from_record(record, raced.plan().wanted)
+
+
+# The report
+
+
+def test_the_report_has_the_verdicts_of_the_race(raced: RacedSweep) -> None:
+    written = write_report([raced.folder])
+    assert written.verdicts == (
+        "task0 is confirmed: k2_first reached more than 1.20× the speed of k=1 at a drop of less than 5 points.",
+    )
+    page, markdown = written.page.read_text(), (raced.folder / "results.md").read_text()
+    looks = {one["policy"]: one["look"]["documents"] for one in stored_decisions(raced.folder)}
+    assert f"stopped early: {looks['k2_middle']} of 150 documents, estimates are biased" in markdown
+    assert "Saved by the race" in page
+    assert "The sweep is not finished" not in page
+    assert (raced.folder / "figures" / "task0-race.svg").is_file()
+    summary = json.loads((raced.folder / "summaries" / "task0" / "k2_first" / "summary.json").read_text())
+    assert summary["verdict"]["outcome"] == CONFIRMED
+    assert "race: valid at every look" in summary["verdict"]["basis"]
+    assert f"certain after {looks['k2_first']} of 150 documents" in summary["verdict"]["sentence"]
+
+
+def test_another_margin_decides_anew_from_the_rows(raced: RacedSweep) -> None:
+    """Rows of stopped configurations are fewer, and what they show about another margin is still valid."""
+    section = build_section(read_sweeps([raced.folder])[0], margin=60.0, figures=False)
+    found = {r.label: r.comparison.verdict for r in section.tasks[0].task.configurations if r.comparison is not None}
+    assert found["k2_middle"].outcome == UNDECIDED
+    assert found["k2_middle"].exploratory
+
+
+def test_hollow_markers_are_configurations_that_were_stopped_early(raced: RacedSweep) -> None:
+    section = build_section(read_sweeps([raced.folder])[0], figures=False)
+    points = {r.label: _point(r) for r in section.tasks[0].task.configurations if r.comparison is not None}
+    assert {label: point.stopped_early for label, point in points.items()} == {
+        "k2_first": True,
+        "k2_middle": True,
+        "k3_last": False,
+    }
+    assert marker_style(2, "middle", hollow=True)["fillstyle"] == "none" != marker_style(2, "middle")["fillstyle"]
+
+
+def test_an_unfinished_sweep_shows_intervals_that_hold_at_any_time(tmp_path: Path) -> None:
+    """Wider than those of a complete sweep, and without a verdict."""
+    sweep = MadeSweep(tmp_path / "sweep", documents=200, shard_size=10, policies=("k1", "k1_middle", "k2_middle"))
+    writer = sweep.begin()
+    for trial in sweep.trials[:36]:
+        sweep.run(writer, trial)
+    writer.close()
+    intervals = []
+    for more in (False, True):
+        if more:
+            writer = sweep.begin()
+            for trial in sweep.trials[36:]:
+                sweep.run(writer, trial)
+            writer.close()
+        section = build_section(read_sweeps([sweep.folder])[0], figures=False)
+        result = next(r for r in section.tasks[0].task.configurations if r.comparison is not None)
+        assert result.comparison is not None
+        assert (result.comparison.verdict.basis == UNFINISHED) == (not more)
+        assert result.comparison.speedup is not None
+        intervals.append((result.comparison.difference.points, result.comparison.speedup.tokens))
+    for early, late in zip(*intervals, strict=True):
+        assert early is not None
+        assert late is not None
+        assert early.high - early.low > 1.3 * (late.high - late.low)

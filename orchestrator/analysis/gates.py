@@ -20,6 +20,7 @@ from orchestrator.analysis.runs import AttemptTimeline, TaskRuns
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, hit_length_limit
 from orchestrator.analysis.trial_facts import describe_code, distinct
 from orchestrator.core.configuration import DECODE_SETTINGS
+from orchestrator.core.race import Race
 from orchestrator.core.speed import MAX_LENGTH_CHANGE
 
 GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"  # kinds of tasks, as sweep.json names them
@@ -51,12 +52,18 @@ class Evidence:
     timeline: AttemptTimeline
     documents: Mapping[str, pa.Table]
     request: Mapping[str, Any]
+    race: Race | None = None  # None: the sweep is none
     attempts: pa.Table | None = None
 
     def kind(self, rows: TaskRuns) -> str:
         """GENERATE, or LOGLIKELIHOOD for a task whose options are scored."""
         stated = self.request.get("tasks", {}).get(rows.task, {}).get("kind")
         return str(stated) if stated else (GENERATE if rows.columns["tokens"].any() else LOGLIKELIHOOD)
+
+    def needed_documents(self, rows: TaskRuns, run: int) -> int:
+        """As many as wanted, or fewer if a race has stopped the configuration."""
+        key, wanted = (rows.task, rows.configurations[int(rows.owner[run])].configuration), self.wanted_documents(rows)
+        return wanted if self.race is None else min(wanted, self.race.needed_documents().get(key, wanted))
 
     def wanted_documents(self, rows: TaskRuns) -> int:
         """As many as requested; if that is unknown, as the sweep describes, or as any run has."""
@@ -269,12 +276,12 @@ def every_document(evidence: Evidence) -> Iterator[Finding]:
         if len(duplicates):
             text = f"{len(np.unique(group[duplicates]))} documents occur more than once in a run; the first row is used"
             yield _failed("every document once", rows, duplicates, text)
-        wanted = evidence.wanted_documents(rows)
+        wanted = {run: evidence.needed_documents(rows, run) for run in rows.all_runs}
         counts = {run: int((rows.cell[run] >= 0).sum()) for run in rows.all_runs}
-        short = [run for run, present in counts.items() if present < wanted]
+        short = [run for run, present in counts.items() if present < wanted[run]]
         if short:
-            fewest = min(counts[run] for run in short)
-            text = f"{len(short)} of {len(rows.owner)} runs lack documents (the shortest has {fewest} of {wanted})"
+            fewest, of = min((counts[run], wanted[run]) for run in short)
+            text = f"{len(short)} of {len(rows.owner)} runs lack documents (the shortest has {fewest} of {of})"
             yield _failed("every document once", rows, rows.rows_of(short), text)
         yield from _described_documents(rows, evidence)
 

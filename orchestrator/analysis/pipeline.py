@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from orchestrator.analysis.explain import (
 )
 from orchestrator.analysis.gates import GENERATE, Evidence, Finding, check_gates, metrics
 from orchestrator.analysis.intervals import DRAWS, Estimate, Levels, accuracy_interval
+from orchestrator.analysis.raced import RaceResult, anytime, is_race, race_verdict, replay_race
 from orchestrator.analysis.ranking import rank, with_beaten_by
 from orchestrator.analysis.results import (
     Analysis,
@@ -51,8 +53,17 @@ from orchestrator.analysis.speedups import (
     speedup,
     throughput,
 )
-from orchestrator.analysis.verdicts import Compared, Criteria, Verdict, judge_all, judge_task, no_verdict_yet, withhold
+from orchestrator.analysis.verdicts import (
+    Compared,
+    Criteria,
+    Verdict,
+    judge_all,
+    judge_task,
+    no_verdict_yet,
+    withhold,
+)
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration
+from orchestrator.core.race import Race, TaskRace
 from sampler.errors import InputError
 
 DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # if a request declares none
@@ -92,9 +103,13 @@ def analyse(
         attempts=attempts,
     )
     _check_comparable(tasks, evidence)
+    unfinished = any((part.cell >= 0).sum(axis=1).min() < evidence.wanted_documents(part) for part in tasks)
+    race = replay_race(rows, documents, request, criteria) if unfinished or is_race(request) else None
+    evidence = replace(evidence, race=race if is_race(request) else None)
     findings = check_gates(evidence)
     noise = speed_noise(tasks)
-    results = [_TaskAnalysis.start(part, evidence, criteria, findings, noise, seed, draws).result() for part in tasks]
+    start = partial(_TaskAnalysis.start, evidence, criteria, findings, noise, seed, draws, race)
+    results = [start(part).result() for part in tasks]
     return Analysis(
         sweeps=tuple(str(name) for name in encode(rows["sweep"])[1]),
         rows=rows.num_rows,
@@ -103,7 +118,7 @@ def analyse(
         tasks=tuple(results),
         gates=findings,
         timeline=evidence.timeline,
-        pooled=_pooled(results, criteria, request),
+        pooled=None if is_race(request) else _pooled(results, criteria, request),  # its documents would be biased
     )
 
 
@@ -183,6 +198,7 @@ class _TaskAnalysis:
     noise: SpeedNoise
     seed: int
     draws: int
+    looks: TaskRace | None  # what holds at any time, of a race or an unfinished sweep
     rng: np.random.Generator
     bootstrap: TimeBootstrap
     baselines: Mapping[Settings, BaselineRuns]
@@ -190,13 +206,14 @@ class _TaskAnalysis:
     @classmethod
     def start(
         cls,
-        rows: TaskRuns,
         evidence: Evidence,
         criteria: Criteria,
         findings: Sequence[Finding],
         noise: SpeedNoise,
         seed: int,
         draws: int,
+        race: Race | None,
+        rows: TaskRuns,
     ) -> "_TaskAnalysis":
         rng = np.random.default_rng([seed, *rows.task.encode()])
         bootstrap = bootstrap_times(rows, rng, draws)
@@ -209,6 +226,7 @@ class _TaskAnalysis:
             noise=noise,
             seed=seed,
             draws=draws,
+            looks=None if race is None else race.tasks.get(rows.task),
             rng=rng,
             bootstrap=bootstrap,
             baselines={key: measure_baseline(bootstrap, found) for key, found in runs.items() if len(found)},
@@ -233,6 +251,7 @@ class _TaskAnalysis:
             verdict=judge_task(rows.task, verdicts, self.criteria),
             agreement=answer_agreement(rows),
             missing=tuple(self._missing()),
+            race=() if self.race is None else tuple(self.race.standings()),
         )
 
     @property
@@ -244,6 +263,10 @@ class _TaskAnalysis:
     def _model(self) -> Mapping[str, Any]:
         model: Mapping[str, Any] = self.evidence.request.get("model", {})
         return model
+
+    @property
+    def race(self) -> TaskRace | None:
+        return None if self.evidence.race is None else self.looks
 
     @property
     def kind(self) -> str:
@@ -267,23 +290,27 @@ class _TaskAnalysis:
         differences = [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
         speedups = [self._speedup(number, task_levels) for number in compared]
         gates = [self._failed_gates(number) for number in compared]
+        resolved = [self.rows.configurations[number] for number in compared]
         judged = [
-            Compared(label=self.rows.configurations[number].label, difference=difference, speedup=speed)
-            for number, difference, speed in zip(compared, differences, speedups, strict=True)
+            Compared(label=one.label, difference=difference, speedup=speed)
+            for one, difference, speed in zip(resolved, differences, speedups, strict=True)
         ]
-        missing = list(self._missing())
-        verdicts = (
-            no_verdict_yet(judged, missing, self.criteria)
-            if missing
-            else judge_all(judged, self.criteria, task_levels, generates=self.kind == GENERATE, valid=not any(gates))
-        )
+        missing, generates = list(self._missing()), self.kind == GENERATE
+        if self.race is not None:
+            verdicts = [race_verdict(self.race, one, self.criteria) for one in resolved]
+        elif missing:
+            verdicts = no_verdict_yet(judged, missing, self.criteria)
+        else:
+            verdicts = judge_all(judged, self.criteria, task_levels, generates=generates, valid=not any(gates))
+        if self.looks is not None and (missing or self.race is not None):
+            judged = [anytime(self.looks, *pair) for pair in zip(resolved, judged, strict=True)]
         overhead = fit_overhead_share(self.rows, depth_of(self._model))
         model = fit_cost_model(self.rows) if self.kind == GENERATE else None
         subjects = document_levels(self.rows, self.evidence.documents.get(self.rows.task))
         verdicts = [withhold(verdict, failed) for verdict, failed in zip(verdicts, gates, strict=True)]
         return {
-            number: self._comparison(number, difference, speed, verdict, overhead, model, subjects)
-            for number, difference, speed, verdict in zip(compared, differences, speedups, verdicts, strict=True)
+            number: self._comparison(number, one.difference, one.speedup, verdict, overhead, model, subjects)
+            for number, one, verdict in zip(compared, judged, verdicts, strict=True)
         }
 
     def _difference(self, number: int, levels: Levels) -> PairedDifference:
@@ -324,6 +351,7 @@ class _TaskAnalysis:
             shards=shard_ratios(rows, runs, baseline.runs),
             regressions=find_regressions(rows, runs, baseline.runs),
             breakdown=breakdown(rows, runs, baseline.runs, *levels),
+            race=None if self.race is None else RaceResult.of(self.race, resolved.configuration),
         )
 
     def _failed_gates(self, number: int) -> list[str]:
@@ -407,15 +435,15 @@ class _TaskAnalysis:
         )
 
     def _missing(self) -> Iterator[str]:
-        rows, wanted = self.rows, self.evidence.wanted_documents(self.rows)
+        rows, evidence = self.rows, self.evidence
         for configuration in rows.configurations:
             if not configuration.is_baseline and configuration.settings not in self.baselines:
                 yield f"{configuration.label} has no run at k=1 with the same settings to compare with."
         for run in rows.all_runs:
-            present = int((rows.cell[run] >= 0).sum())
+            present, wanted = int((rows.cell[run] >= 0).sum()), evidence.needed_documents(rows, run)
             if present < wanted:
                 yield f"{rows.run_label(run)} has {present} of {wanted} documents."
-        requested = self.evidence.request.get("settings", {}).get("policies", ())
+        requested = evidence.request.get("settings", {}).get("policies", ())
         absent = sorted(set(requested) - {configuration.policy for configuration in rows.configurations})
         if absent:
             yield f"No rows yet of {', '.join(absent)}."

@@ -13,6 +13,7 @@ from orchestrator.analysis.details import Breakdown, Histogram, Regression, Shar
 from orchestrator.analysis.explain import Explanation, ModelledSpeedup
 from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Bounds, Estimate, Levels
+from orchestrator.analysis.raced import RaceResult
 from orchestrator.analysis.ranking import REFERENCE, SPEED, Ranking, family_order
 from orchestrator.analysis.runs import SUBSETS, AttemptTimeline, ResolvedConfiguration
 from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
@@ -26,6 +27,7 @@ from orchestrator.analysis.verdicts import (
     withhold,
 )
 from orchestrator.core.configuration import Configuration
+from orchestrator.core.race import Standing
 from orchestrator.core.speed import MAX_LENGTH_CHANGE
 
 
@@ -43,6 +45,7 @@ class Comparison:
     shards: tuple[ShardRatio, ...]  # speed-up of each shard, in order of time
     regressions: tuple[Regression, ...]  # the first ones; `difference.lost` counts all
     breakdown: Breakdown
+    race: RaceResult | None = None  # None: the sweep is no race
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +110,7 @@ class TaskResult:
     verdict: Verdict
     agreement: tuple[tuple[float | None, ...], ...]  # share of identical answers, in the order of configurations
     missing: tuple[str, ...]  # sentences about what has not run yet
+    race: tuple[Standing, ...] = ()  # all configurations of a race, with k=1 and what each has saved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

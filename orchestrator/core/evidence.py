@@ -13,14 +13,15 @@ added to the variance. docs/statistics.md has the derivations.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from orchestrator.core.speed import MAX_LENGTH_CHANGE, Array, TrialTimes, calibrate
-from orchestrator.core.totals import COLUMNS, trial_sums
+from orchestrator.core.totals import COLUMNS, Sums, sums_by_attempt
+from orchestrator.core.trial import Trial
 
 STAKES = np.geomspace(0.01, 0.9, 24)  # fractions of the wealth that are bet on each document
 MAX_LOG_E = 700.0  # a hypothesis that the documents seen so far exclude; e⁷⁰⁰ is still a float
@@ -138,17 +139,30 @@ class TrialEvidence:
     calibration: float
     actor: str
 
-    @classmethod
-    def from_rows(cls, rows: pa.Table, primary: str) -> "TrialEvidence":
-        """`rows` has ROW_COLUMNS."""
-        names, correct, metrics = (rows[name].to_pylist() for name in ("doc_id", "correct", "metrics"))
-        scores = {
-            name: metric_value(text, primary) if right is None else float(right)
-            for name, right, text in zip(names, correct, metrics, strict=True)
-        }
-        sums = trial_sums(rows)
-        calibration = sums.work / sums.seconds if sums.seconds else math.nan
-        return cls(scores=scores, tokens=sums.tokens, seconds=sums.seconds, calibration=calibration, actor=sums.actor)
+
+def trial_evidence(rows: pa.Table, primary: Mapping[str, str]) -> Iterator[tuple[Trial, TrialEvidence]]:
+    """Each trial in a table with ROW_COLUMNS, in any order; `primary` is the metric of each task."""
+    trials: dict[str, Trial] = {}
+    sums: dict[str, Sums] = {}
+    for trial, own in sums_by_attempt(rows):
+        trials[trial.trial_id] = trial
+        sums.setdefault(trial.trial_id, Sums()).add(own)
+    scores: dict[str, dict[str, float]] = {}
+    columns = (rows[name].to_pylist() for name in ("trial_id", "doc_id", "correct", "metrics"))
+    for trial_id, doc_id, right, text in zip(*columns, strict=True):
+        value = metric_value(text, primary.get(trials[trial_id].task, "")) if right is None else float(right)
+        scores.setdefault(trial_id, {})[doc_id] = value
+    for trial_id, total in sums.items():
+        yield (
+            trials[trial_id],
+            TrialEvidence(
+                scores=scores[trial_id],
+                tokens=total.tokens,
+                seconds=total.seconds,
+                calibration=total.work / total.seconds if total.seconds else math.nan,
+                actor=total.actor,
+            ),
+        )
 
 
 def metric_value(text: str | None, primary: str) -> float:

@@ -14,7 +14,8 @@ decide that, within the same levels.
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,9 @@ from orchestrator.core.evidence import (
     TrialEvidence,
     log_ratios,
     log_wealth,
+    trial_evidence,
 )
+from orchestrator.core.speed import Array
 from orchestrator.core.totals import TaskConfiguration
 from orchestrator.core.trial import Trial, TrialKey, WantedDocuments
 from sampler.errors import InputError
@@ -174,19 +177,16 @@ class TaskRace:
     def population(self) -> int:
         return sum(map(len, self._shards))
 
-    def add(self, configuration: Configuration, shard: int, evidence: TrialEvidence) -> list[Decision]:
-        """Adds a finished trial; returns the decisions that follow."""
+    def add(self, configuration: Configuration, shard: int, evidence: TrialEvidence) -> None:
+        """Adds a finished trial. One of another command, or with documents that failed, is left out."""
         place = self._place.get(shard)
-        if place is None or configuration not in self.lanes or set(evidence.scores) != set(self._shards[place]):
-            return []  # of another command, or with documents that failed
-        self.lanes[configuration].trials[place] = evidence
-        baseline = self._baseline(configuration)
-        touched = (
-            [one for one in self.compared if one.settings == configuration.settings]
-            if configuration == baseline
-            else [configuration] * (configuration in self.compared)
-        )
-        return [decision for one in touched if (decision := self._look(one)) is not None]
+        if place is not None and configuration in self.lanes and evidence.scores.keys() == set(self._shards[place]):
+            self.lanes[configuration].trials[place] = evidence
+
+    def look(self, settings: tuple[Any, ...] | None = None) -> list[Decision]:
+        """Looks at all that is new (of configurations with these decode settings); returns the decisions."""
+        looked = (self._look(one) for one in self.compared if settings in (None, one.settings))
+        return [decision for decision in looked if decision is not None]
 
     def _baseline(self, configuration: Configuration) -> Configuration | None:
         """The k=1 configuration that carries the race. The others are replicates, which run during the burn-in."""
@@ -214,35 +214,39 @@ class TaskRace:
     def needed_documents(self, configuration: Configuration) -> int:
         return sum(map(len, self._shards[: self.needed_shards(configuration)]))
 
+    def pairs(self, configuration: Configuration) -> tuple[list[TrialEvidence], list[TrialEvidence]]:
+        """Trials of the first shards that both the configuration and k=1 have completed: its own, and those of k=1."""
+        baseline = self._baseline(configuration)
+        own, base = self.lanes[configuration].trials, {} if baseline is None else self.lanes[baseline].trials
+        ready = next(place for place in count() if place not in own or place not in base)
+        return [own[place] for place in range(ready)], [base[place] for place in range(ready)]
+
+    def differences(self, own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> tuple[Array, Array]:
+        """Differences of scores, in the order of the race, and whether all scores so far lie between 0 and 1."""
+        ids = [doc_id for shard in self._shards[: len(own)] for doc_id in shard]
+        scores = np.array([[by_id[one] for one in ids] for by_id in (_scores(own), _scores(base))])
+        bounded = np.logical_and.accumulate(((scores >= 0) & (scores <= 1)).all(axis=0))
+        return scores[0] - scores[1], bounded
+
     def _look(self, configuration: Configuration) -> Decision | None:
         """Looks at every shard that is new, in order, until one decides; returns a decision that is new."""
-        lane, baseline = self.lanes[configuration], self._baseline(configuration)
-        if baseline is None:
-            return None
-        base = self.lanes[baseline].trials
+        lane, (own, base) = self.lanes[configuration], self.pairs(configuration)
         known = lane.decision
-        ready = 0
-        while ready in lane.trials and ready in base:
-            ready += 1
-        first, last = len(lane.path), ready if known is None else min(ready, known.look.shards)
+        first, last = len(lane.path), len(own) if known is None else min(len(own), known.look.shards)
         if first >= last:
             return None
-        own, theirs = ([trials[place] for place in range(last)] for trials in (lane.trials, base))
-        ids = [doc_id for shard in self._shards[:last] for doc_id in shard]
-        scores = np.array([[by_id[one] for one in ids] for by_id in (_scores(own), _scores(theirs))])
-        bounded = np.logical_and.accumulate(((scores >= 0) & (scores <= 1)).all(axis=0))  # no bets on other metrics
-        differences = scores[0] - scores[1]
+        differences, bounded = self.differences(own[:last], base[:last])
         bets = np.where(bounded, differences, 0.0)
         plus, minus = log_wealth(bets, -self.rules.margin / 100, self.population)
         ends = np.cumsum([len(shard) for shard in self._shards[:last]])
         for place in range(first, last):
-            speed = self._speed(own[: place + 1], theirs[: place + 1]) if self.rules.generates else None
+            speed = self.speed(own[: place + 1], base[: place + 1])
             end = int(ends[place])
             look = Look(
                 shards=place + 1,
                 documents=end,
                 difference=100 * float(differences[:end].mean()),
-                log_e_plus=float(plus[end - 1]) if bounded[end - 1] else 0.0,
+                log_e_plus=float(plus[end - 1]) if bounded[end - 1] else 0.0,  # no bets on other metrics
                 log_e_minus=float(minus[end - 1]) if bounded[end - 1] else 0.0,
                 **({} if speed is None else speed.bounds(self.rules)),
             )
@@ -252,8 +256,11 @@ class TaskRace:
                 return decision
         return None
 
-    def _speed(self, own: Sequence[TrialEvidence], theirs: Sequence[TrialEvidence]) -> SpeedEvidence | None:
-        return SpeedEvidence.of(*log_ratios(own, theirs)) if len(own) >= BURN_IN_SHARDS else None
+    def speed(self, own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> SpeedEvidence | None:
+        """None before the burn-in, and if nothing is generated."""
+        if not self.rules.generates or len(own) < BURN_IN_SHARDS:
+            return None
+        return SpeedEvidence.of(*log_ratios(own, base))
 
     def _decide(
         self, configuration: Configuration, lane: _Lane, look: Look, speed: SpeedEvidence | None
@@ -334,7 +341,10 @@ class Race:
             (
                 TaskRace(
                     task,
-                    shards=wanted.by_shard[task],
+                    shards={
+                        shard: sorted(ids, key=partial(race_position, record["identity"]["seed"], task))
+                        for shard, ids in wanted.by_shard[task].items()
+                    },
                     configurations=grid(settings, decoded=generates[task]),
                     rules=rules,
                     generates=generates[task],
@@ -349,21 +359,14 @@ class Race:
                 race.tasks[decision.task].restore(decision)
         return race
 
-    def add_trials(self, trials: Mapping[str, Trial], rows: pa.Table) -> None:
-        """Adds finished trials, by id, whose rows (with ROW_COLUMNS) are in one table, in any order."""
-        codes = rows["trial_id"].combine_chunks().dictionary_encode()
-        order = np.argsort(codes.indices.to_numpy(), kind="stable")
-        counts = np.bincount(codes.indices.to_numpy(), minlength=len(codes.dictionary))
-        ends = np.cumsum(counts)
-        for trial_id, count, end in zip(codes.dictionary.to_pylist(), counts, ends, strict=True):
-            self.add_rows(trials[trial_id], rows.take(pa.array(order[end - count : end])))
-
-    def add_rows(self, trial: Trial, rows: pa.Table) -> list[Decision]:
-        """Adds the rows (with ROW_COLUMNS) of a finished trial; returns the decisions that follow."""
-        if trial.task not in self.tasks or trial.repeat:
-            return []
-        evidence = TrialEvidence.from_rows(rows, self.primary[trial.task])
-        return self.tasks[trial.task].add(trial.configuration, trial.shard, evidence)
+    def add_rows(self, rows: pa.Table, *, look: bool = True) -> list[Decision]:
+        """Adds the rows (with ROW_COLUMNS) of finished trials, in any order; returns the decisions that follow."""
+        touched = set()
+        for trial, evidence in trial_evidence(rows, self.primary):
+            if trial.task in self.tasks and not trial.repeat:
+                self.tasks[trial.task].add(trial.configuration, trial.shard, evidence)
+                touched.add((trial.task, trial.configuration.settings))
+        return [one for task, settings in sorted(touched) for one in self.tasks[task].look(settings)] if look else []
 
     def merged_decisions(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The decisions for sweep.json: those it has, then new ones."""

@@ -125,7 +125,7 @@ class RunningTotals:
 
     def add_rows(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Rows with at least COLUMNS; all rows of a decode batch come together."""
-        for trial, sums in _sums_by_attempt(rows):
+        for trial, sums in sums_by_attempt(rows):
             self.add_sums(trial, sums)
 
     def add_sums(self, trial: Trial, sums: Sums) -> None:
@@ -237,7 +237,7 @@ def totals_of(rows: pa.Table, wanted: Mapping[TaskConfiguration, int] | None = N
 def trial_sums(rows: pa.Table) -> Sums:
     """Sums over all attempts of one trial."""
     total = Sums()
-    for _, sums in _sums_by_attempt(rows):
+    for _, sums in sums_by_attempt(rows):
         total.add(sums)
     return total
 
@@ -251,7 +251,7 @@ def wilson_interval(correct: float, count: float, z: float = Z_95) -> tuple[floa
     return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
-def _sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> list[tuple[Trial, Sums]]:
+def sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> list[tuple[Trial, Sums]]:
     """Of each attempt at each trial, in the order of attempts."""
     found: dict[tuple[int, str], tuple[Trial, Sums]] = {}
     batches: set[tuple[int, str, int]] = set()

@@ -87,8 +87,7 @@ def stored_race(record: Mapping[str, Any], wanted: WantedDocuments, store: Store
     race = Race.from_record(record, wanted)
     if race is not None:
         done = [trial_id for trial_id, known in facts.items() if known["status"] == "finished"]
-        trials = {trial_id: Trial.from_dict(facts[trial_id]["trial"]) for trial_id in done}
-        race.add_trials(trials, store.rows(done, ROW_COLUMNS, verify=False))
+        race.add_rows(store.rows(done, ROW_COLUMNS, verify=False))
     return race
 
 

@@ -18,6 +18,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from orchestrator.analysis.details import Histogram
+from orchestrator.core.evidence import RaceRules
+from orchestrator.core.race import Look
 from orchestrator.report.drawing import BLACK, GRAY, color_for, marker_style, new_figure
 
 DARK_LUMINANCE = 0.19  # below this, white text is easier to read than black text
@@ -205,6 +207,46 @@ def plot_shard_ratios(
     rows[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     rows[0].yaxis.set_minor_formatter(lambda *_: "")
     rows[-1].set_xlabel(f"{unit} since the first trial")
+    return figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvidencePath:
+    """A configuration's evidence in a race after each shard."""
+
+    label: str
+    k: int | None
+    path: Sequence[Look]
+    rules: RaceRules
+
+
+def plot_evidence(lines: Sequence[EvidencePath]) -> Figure:
+    """Evidence on accuracy and bounds of the speed-up over documents, one row per configuration."""
+    timed = any(look.speedup is not None for line in lines for look in line.path)
+    figure = new_figure(7.2, 0.9 + 0.75 * len(lines))
+    rows = figure.subplots(len(lines), 1 + timed, sharex=True, sharey="col", squeeze=False)
+    for axes, line in zip(rows, lines, strict=True):
+        documents, color = [look.documents for look in line.path], color_for(line.k)
+        for log_e, needed, style in (
+            ([look.log_e_plus for look in line.path], line.rules.log_e_confirm, "-"),
+            ([look.log_e_minus for look in line.path], line.rules.log_e_reject, "--"),
+        ):
+            axes[0].plot(documents, np.clip(np.array(log_e) / needed, -0.5, 1.5), color=color, linestyle=style)
+        axes[0].axhline(1, color=GRAY, linewidth=0.8)
+        axes[0].set_ylim(-0.6, 1.6)
+        axes[0].set_ylabel(line.label, rotation=0, ha="right", va="center")
+        if timed:
+            known = [look for look in line.path if look.speedup is not None]
+            x, low, high = (
+                [getattr(look, name) for look in known] for name in ("documents", "speedup_low", "speedup_high")
+            )
+            axes[1].fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
+            axes[1].plot(x, [look.speedup for look in known], color=color, linewidth=1.0)
+            axes[1].axhline(line.rules.speedup, color=GRAY, linewidth=0.8, linestyle=(0, (4, 2)))
+            axes[1].set_ylim(0.5, 2.5)
+            axes[1].yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    for axes in rows[-1]:
+        axes.set_xlabel("documents")
     return figure
 
 

@@ -119,11 +119,11 @@ def _lay_out(figure: Figure) -> None:
     engine.execute(figure)
 
 
-def marker_style(k: int | None, subset: str | None) -> dict[str, Any]:
+def marker_style(k: int | None, subset: str | None, *, hollow: bool = False) -> dict[str, Any]:
     color = color_for(k)
     return {
         "marker": MARKERS.get(k or 0, "X"),
-        "fillstyle": FILLS.get(subset or "first", "full"),
+        "fillstyle": "none" if hollow else FILLS.get(subset or "first", "full"),
         "color": color,
         "markerfacecoloralt": "white",
         "markeredgecolor": color,

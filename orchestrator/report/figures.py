@@ -17,8 +17,10 @@ from orchestrator.analysis.trial_facts import ActorStartup
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.report.charts import (
     ActorTimeline,
+    EvidencePath,
     Heatmap,
     LabeledHistogram,
+    plot_evidence,
     plot_heatmap_row,
     plot_histograms,
     plot_shard_ratios,
@@ -115,7 +117,29 @@ def _point(result: ConfigurationResult) -> Point:
         on_front=result.on_front,
         difference_bounds=result.comparison.difference.bounds,
         speedup_bounds=None if speedup is None else speedup.tokens_bounds,
+        stopped_early=result.comparison.race is not None and result.comparison.race.stopped_early,
     )
+
+
+def _race(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
+    """How the evidence of each configuration in a race grew."""
+    del criteria
+    found = [(result, result.comparison.race) for result in task.configurations if result.comparison is not None]
+    lines = [
+        EvidencePath(label=result.label, k=result.resolved.k, path=race.path, rules=race.standing.rules)
+        for result, race in found
+        if race is not None and race.path
+    ]
+    if lines:
+        yield render(
+            plot_evidence(lines[:MAX_CONFIGURATIONS]),
+            name=f"{prefix}race",
+            title=f"{task.task}: evidence in the race",
+            caption="One row per configuration, over the documents it has used. Left: evidence that the drop lies "
+            "inside the margin (solid) and beyond it (dashed), on the scale of what decides: 1 is reached. Right: "
+            "bounds of the speed-up, which hold at all times, and the declared speed-up (dashed). In other figures, "
+            "hollow markers are configurations that were stopped early.",
+        )
 
 
 def _forest(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
@@ -374,4 +398,4 @@ def _timelines(analysis: Analysis, startups: Mapping[str, ActorStartup]) -> Iter
         )
 
 
-TASK_FIGURES = (_tradeoff, _forest, _paretos, _grids, _other_figures)  # in reading order
+TASK_FIGURES = (_tradeoff, _forest, _race, _paretos, _grids, _other_figures)  # in reading order

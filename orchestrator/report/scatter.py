@@ -66,6 +66,7 @@ class Point:
     on_front: bool = False
     difference_bounds: Bounds | None = None  # what the verdict used
     speedup_bounds: Bounds | None = None
+    stopped_early: bool = False  # by a race, so that its estimates are biased; drawn hollow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +96,8 @@ def plot_tradeoff(
         x, y = ratio, point.difference
         bars: dict[str, Any] = {"xerr": error_bars(x), "yerr": error_bars(y), **ERROR_BARS}
         axes.errorbar(x.value, y.value, fmt="none", ecolor=color_for(point.k), zorder=2, **bars)
-        axes.plot(x.value, y.value, **marker_style(point.k, point.subset), markersize=7, linestyle="none", zorder=3)
+        style = marker_style(point.k, point.subset, hollow=point.stopped_early)
+        axes.plot(x.value, y.value, **style, markersize=7, linestyle="none", zorder=3)
     front = sorted((ratio.value, point.difference.value) for point, ratio in shown if point.on_front)
     baseline_beaten = any(x >= 1 and y >= 0 for x, y in front)
     if front:
@@ -216,7 +218,8 @@ def _forest_row(axes: Axes, row: int, point: Point, value: Estimate, bounds: Bou
         axes.plot([bounds.low, bounds.high], [row, row], color=color, linewidth=0.8, marker="|", markersize=7, zorder=2)
     ends = finite_ends(value)
     axes.plot([ends[0], ends[-1]], [row, row], color=color, linewidth=2.6, solid_capstyle="butt", zorder=2.5)
-    axes.plot(value.value, row, **marker_style(point.k, point.subset), markersize=6, linestyle="none", zorder=3)
+    style = marker_style(point.k, point.subset, hollow=point.stopped_early)
+    axes.plot(value.value, row, **style, markersize=6, linestyle="none", zorder=3)
 
 
 def plot_pareto(points: Sequence[FamilyPoint], *, axis: str, margin: float) -> Figure:

@@ -1,6 +1,6 @@
 """A section of a report: one sweep (or several that can be compared), analyzed and ready to be rendered."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from orchestrator.analysis.trial_facts import (
     unfinished_trials,
 )
 from orchestrator.analysis.verdicts import Criteria
+from orchestrator.core.race import Standing
 from orchestrator.core.totals import KEYS, TaskConfiguration
 from orchestrator.report.drawing import RenderedFigure
 from orchestrator.report.earlier import EarlierTaskResults
@@ -100,6 +101,11 @@ class TaskView:
         bounds = next(compared, None)
         if bounds is None:
             return ""
+        if self.task.race:
+            return (
+                "Intervals and bounds hold at every look (a race). Configurations that were stopped early have biased "
+                "estimates: what they showed stopped them."
+            )
         levels = (bounds.low_level, bounds.high_level, bounds.joint_level)
         low, high, joint = (f"{100 * level:.4g} %" for level in levels)
         return (
@@ -241,7 +247,16 @@ class Section:
         if failed:
             yield f"Validity checks failed ({', '.join(failed)}): there is no verdict on the affected rows."
         if any(self.missing()):
-            yield "The sweep is not finished; the last section lists what is missing."
+            yield (
+                "The sweep is not finished; the last section lists what is missing. Until then, the intervals of "
+                "differences and speed-ups are wider, because they hold however often one looks."
+            )
+        saved = [one for view in self.tasks for one in view.task.race]
+        if saved:
+            yield (
+                "A race (--race): each configuration was stopped when its verdict was certain. The verdicts hold; "
+                f"estimates that were stopped early are biased. Saved: {describe_saved(saved)}."
+            )
         limit = self.request.get("settings", {}).get("limit")
         if limit:
             yield f"Only the first {counted(limit, 'document')} of each subject were requested (--limit {limit})."
@@ -257,6 +272,8 @@ class Section:
         yield "Tasks", ", ".join(view.task.task for view in self.tasks)
         yield "Configurations", str(max(len(view.configurations) for view in self.tasks))
         yield "Rows", whole(self.analysis.rows)
+        if saved := [one for view in self.tasks for one in view.task.race]:
+            yield "Saved by the race", describe_saved(saved)
         yield "Decoding time", duration(sum(one.sums["seconds"] for one in counters))
         began, ended = min(one.began for one in counters), max(one.ended for one in counters)
         yield "Run", f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC"
@@ -301,6 +318,14 @@ class Section:
         yield from unfinished[:MAX_FAILED_TRIALS]
         if len(unfinished) > MAX_FAILED_TRIALS:
             yield f"{len(unfinished) - MAX_FAILED_TRIALS} more trials are not finished."
+
+
+def describe_saved(race: Sequence[Standing]) -> str:
+    """Documents, time and share of the full grid, for which every configuration runs at the speed it had."""
+    documents, planned = sum(one.documents_saved for one in race), sum(one.planned for one in race)
+    seconds = sum(one.seconds_saved_at_end for one in race)
+    share = f"{100 * documents / planned:.0f} % of the full grid's documents"
+    return f"{whole(documents)} of {whole(planned)} documents ({share}), {duration(seconds)} of decoding"
 
 
 def build_section(

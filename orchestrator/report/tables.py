@@ -96,8 +96,10 @@ def _difference(result: ConfigurationResult) -> Estimate | None:
 
 
 def _verdict_cell(row: ConfigurationView) -> Cell:
-    if row.result.comparison is not None:
-        return Cell(text=row.result.comparison.verdict.outcome, badge=True)
+    comparison = row.result.comparison
+    if comparison is not None:
+        note = comparison.race.note if comparison.race is not None else ""
+        return Cell(text=comparison.verdict.outcome, detail=note, badge=True)
     return text_cell("baseline" if row.result.resolved.is_baseline else "not compared")
 
 
@@ -285,7 +287,8 @@ def _notes_cell(result: ConfigurationResult) -> Cell:
     if result.comparison is not None:
         verdict = result.comparison.verdict
         parts.append(verdict.outcome + (" (exploratory)" if verdict.exploratory else ""))
-    if result.documents < result.wanted:
+        parts += [race.note] if (race := result.comparison.race) is not None and race.note else []
+    if result.documents < result.wanted and not parts[-1].startswith("stopped"):
         parts.append(f"{result.documents} of {result.wanted} documents")
     return text_cell(", ".join(parts))
 

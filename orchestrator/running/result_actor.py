@@ -194,7 +194,7 @@ class Results:
         if self._race is not None:
             rows = self._store.rows([trial_id], ROW_COLUMNS, verify=False)
             with self._lock:
-                if self._race.add_rows(self._trials[trial_id], rows):
+                if self._race.add_rows(rows):
                     self._store_decisions()
         if self._store.compaction_is_due:
             self._start_compaction()
