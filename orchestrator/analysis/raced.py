@@ -26,6 +26,7 @@ from orchestrator.core.configuration import Configuration
 from orchestrator.core.evidence import MeanSequence, difference_bounds
 from orchestrator.core.race import DECISIONS_KEY, SPEED, Look, Race, Standing, TaskRace
 from orchestrator.core.trial import WantedDocuments, documents_by_shard
+from sampler.errors import InputError
 
 DEFAULT_ALPHA = 0.05  # of a sweep that is no race
 
@@ -70,9 +71,14 @@ def replay_race(
         task: documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
         for task, table in documents.items()
     }
-    race = Race.from_record(record, WantedDocuments(by_shard=by_shard))
-    if race is not None:
-        race.add_rows(rows, look=is_race(request))
+    try:
+        race = Race.from_record(record, WantedDocuments(by_shard=by_shard))
+    except InputError:
+        if is_race(request):
+            raise
+        return None  # an older sweep, which lacks what a race declares
+    assert race is not None
+    race.add_rows(rows, look=is_race(request))
     return race
 
 

@@ -342,7 +342,7 @@ class Race:
                 TaskRace(
                     task,
                     shards={
-                        shard: sorted(ids, key=partial(race_position, record["identity"]["seed"], task))
+                        shard: sorted(ids, key=partial(race_position, record["identity"].get("seed", 0), task))
                         for shard, ids in wanted.by_shard[task].items()
                     },
                     configurations=grid(settings, decoded=generates[task]),

@@ -52,6 +52,8 @@ class SweepIdentity:
     def as_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values["datasets"] = {task: dict(revisions) for task, revisions in self.datasets.items()}
+        if not self.race:
+            del values["race"]  # an older version can continue the sweep
         if self.cuts is None:
             del values["cuts"]
         else:
