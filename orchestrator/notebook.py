@@ -21,7 +21,6 @@ from orchestrator.analysis import Analysis
 from orchestrator.analysis.trial_facts import actor_startups
 from orchestrator.cli.console import aliases
 from orchestrator.cli.sweep import parse_sweep
-from orchestrator.core.errors import InputErrors
 from orchestrator.core.untrusted import printable
 from orchestrator.planning.fields import Setting
 from orchestrator.planning.settings import ALL_SETTINGS
@@ -33,7 +32,7 @@ from orchestrator.report.section import Section, build_section
 from orchestrator.report.sweeps import SweepData, open_sweep, read_sweeps
 from orchestrator.store import Store
 from orchestrator.store.schema import ROWS
-from sampler.errors import InputError
+from sampler.errors import InputError, InputErrors
 
 TITLES = ("task", "configuration", "documents", "accuracy %", "tokens/s", "speed-up")
 ERROR = "error: "

@@ -1,5 +1,8 @@
 """Errors that a user can fix. Any other exception is a bug."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """A wrong value given by the user; the message says what is wrong and what would be right."""
@@ -30,3 +33,35 @@ class NonFiniteError(InputError):
 
     def __str__(self) -> str:
         return f"document {self.document}, {self.reason}"
+
+
+class InputErrors(InputError):
+    """Several user errors at once, without duplicates."""
+
+    def __init__(self, sentences: Iterable[str]) -> None:
+        self._sentences = tuple(dict.fromkeys(sentences))
+        assert self._sentences
+        super().__init__("; ".join(self._sentences))
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return self._sentences
+
+
+class Problems:
+    """Collects the sentences of InputErrors; `check` raises them together."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """An InputError raised inside ends the block and is kept."""
+        try:
+            yield
+        except InputError as error:
+            self.sentences += error.sentences
+
+    def check(self) -> None:
+        if self.sentences:
+            raise InputErrors(self.sentences)

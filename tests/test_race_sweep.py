@@ -55,7 +55,8 @@ class RacedSweep(MadeSweep):
                 **trial.configuration.as_dict(), "doc_id": doc_id, "batch_id": int(doc_id[1:]), "tokens": 60,
                 "attempt": attempt, "actor": "worker-1", "calibration": 50.0,
                 **({} if trial.policy.startswith("k1") else {"eligible": 5, "replayed": 5, "layers_reused": 20}),
-                "batch_size": 1, "dtype": "float32", "device": "cpu", "layers_computed": 80, "passes_full": 10, "passes_prefill": 1, "layer_positions": 800,
+                "batch_size": 1, "dtype": "float32", "device": "cpu", "layers_computed": 80,
+                 "passes_full": 10, "passes_prefill": 1, "layer_positions": 800,
                 "batch_seconds": math.exp(noise) / SPEED.get(trial.policy, 1.0),
                 "correct": random.Random(f"{trial.policy}{doc_id}").random() >= LOST.get(trial.policy, 0.0),
             }  # fmt: skip

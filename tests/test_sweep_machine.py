@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 
-from orchestrator.core.errors import InputErrors
 from orchestrator.core.system import Device, common_dtype
 from orchestrator.planning.machine import (
     FULL_MODEL,
@@ -24,6 +23,7 @@ from orchestrator.planning.machine import (
 from orchestrator.planning.preflight import check_devices
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
+from sampler.errors import InputErrors
 
 
 def nodes(count: int = 1, **resources: float) -> Nodes:

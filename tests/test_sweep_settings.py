@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import settings as run
 from hypothesis import strategies as st
 
-from orchestrator.core.errors import InputErrors
 from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings
 from sampler import InputError, ReusePolicy
+from sampler.errors import InputErrors
 
 NINE = ("k1_first", "k1_middle", "k1_last", "k2_first", "k2_middle", "k2_last", "k3_first", "k3_middle", "k3_last")
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, NoReturn, TextIO, TypeVar, cast
 
-from orchestrator.core.errors import Problems
 from orchestrator.core.untrusted import printable
 from orchestrator.planning.fields import OPTIONS, Setting, settings_of
-from sampler.errors import InputError
+from sampler.errors import InputError, Problems
 
 T = TypeVar("T")
 

@@ -15,10 +15,9 @@ from typing import Any
 import yaml
 
 from orchestrator.cli.console import Parser, add_settings, aliases, parse_flags, say
-from orchestrator.core.errors import Problems
 from orchestrator.planning.fields import display, read_bool
 from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
-from sampler.errors import InputError
+from sampler.errors import InputError, Problems
 from sampler.policy import ReusePolicy
 
 EXAMPLES = """examples:

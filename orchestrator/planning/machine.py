@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from orchestrator.core.errors import InputErrors
 from orchestrator.core.system import Device, common_dtype, devices_here, free_memory, usable_cores
 from orchestrator.planning.settings import SweepSettings
 from sampler.config import BUNDLED_MODEL
-from sampler.errors import InputError
+from sampler.errors import InputError, InputErrors
 
 FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"
 Resources = Mapping[str, float]  # by Ray's names: CPU, GPU, accelerator_type:A100, custom resources

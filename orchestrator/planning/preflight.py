@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.errors import Problems
 from orchestrator.core.race import race_position
 from orchestrator.core.system import Device
 from orchestrator.core.trial import Trial
@@ -32,6 +31,7 @@ from sampler import DecodeSettings, InputError, ReusePolicy
 from sampler.config import ModelConfig
 from sampler.decode import check_ids, check_length, check_prompts
 from sampler.device import BFLOAT16_CAPABILITY, bfloat16_problem
+from sampler.errors import Problems
 from sampler.loading import FILES, ModelFiles, find_model
 from sampler.policy import resolve_subset_size
 from tasks.catalog import GENERATE

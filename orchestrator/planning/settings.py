@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from orchestrator.core.configuration import default_of
-from orchestrator.core.errors import InputErrors
 from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.planning.fields import (
     METAVARS,
@@ -23,7 +22,7 @@ from orchestrator.planning.fields import (
     settings_of,
 )
 from sampler.config import FAMILY_NAMES
-from sampler.errors import InputError
+from sampler.errors import InputError, InputErrors
 from sampler.policy import ReusePolicy
 
 GRID, MODEL, MACHINE, RUN = "Grid", "Model and data", "Machine", "Run"

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.core.errors import InputErrors
 from orchestrator.planning.fields import problems_of, setting
 from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, RAY_DIRECTORY, RAY_VARIABLES
-from sampler.errors import InputError
+from sampler.errors import InputError, InputErrors
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 TIME_FORMATS = "minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 12:00:00"

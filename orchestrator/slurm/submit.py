@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from orchestrator.core.errors import Problems
 from orchestrator.core.untrusted import path_below
 from orchestrator.planning.machine import Machine, Nodes, resolve_model
 from orchestrator.planning.preflight import prepare
@@ -26,7 +25,7 @@ from orchestrator.slurm.job import Job, parse_time_limit, render_script, sbatch_
 from orchestrator.store import Store
 from orchestrator.store.reader import SLURM_FOLDER
 from sampler.config import BUNDLED_MODEL
-from sampler.errors import InputError
+from sampler.errors import InputError, Problems
 from sampler.loading import find_model
 from tasks.lookup import find_task_spec
 from tasks.sources import choose_source, resolve_data
