@@ -40,14 +40,33 @@ def test_holm_gives_the_published_values(p_values: tuple[float, ...]) -> None:
 
 
 def test_holm_and_mcnemar_equal_statsmodels() -> None:
-    multitest = pytest.importorskip("statsmodels.stats.multitest", reason="statsmodels is not installed")
-    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    from statsmodels.stats import contingency_tables as tables  # takes a second to import
+    from statsmodels.stats import multitest
+
     rng = np.random.default_rng(0)
     for size in range(1, 40):
         p_values = list(rng.random(size) ** 3)
         assert holm(p_values) == pytest.approx(multitest.multipletests(p_values, method="holm")[1], abs=1e-9)
     for lost, won in rng.integers(0, 80, (50, 2)):
         assert mcnemar(lost, won) == pytest.approx(tables.mcnemar([[5, lost], [won, 5]], exact=True).pvalue, abs=1e-9)
+
+
+def exact_coverage(documents: int, lost: float, won: float) -> float:
+    """The chance that Tango's 95 % interval contains won − lost, summed over all outcomes."""
+    rest, total = 1 - lost - won, 0.0
+    for a in range(documents + 1):
+        for b in range(documents + 1 - a):
+            chance = float(stats.multinomial.pmf([a, b, documents - a - b], documents, [lost, won, rest]))
+            if chance > 1e-9:
+                found = tango_interval(a, b, documents)
+                total += chance * (found.low <= won - lost + 1e-12 and won - lost - 1e-12 <= found.high)
+    return total
+
+
+@pytest.mark.parametrize(("lost", "won", "expected"), [(0.06, 0.02, 0.9524), (0.1, 0.05, 0.9555), (0.02, 0.02, 0.9861)])
+def test_tango_covers_95_percent_unless_few_answers_change(lost: float, won: float, expected: float) -> None:
+    """50 documents. With 2 expected flips no interval can cover 95 %: counts are whole numbers."""
+    assert exact_coverage(50, lost, won) == pytest.approx(expected, abs=1e-4)
 
 
 def test_holm_of_nothing_is_nothing() -> None:

@@ -141,13 +141,17 @@ def split_by_task(rows: pa.Table, fingerprints: Array, primary: Mapping[str, str
     columns["passes"] = sum((columns[f"passes_{kind}"] for kind in PASS_KINDS), np.zeros(len(rows), np.int32))
     columns["steps"] = columns["passes_full"] + columns["passes_small"]
     tasks = names["task"]
-    requested = [task for task in primary if task in tasks]
-    result = []
-    for task in (*requested, *(task for task in tasks if task not in requested)):
-        places = np.flatnonzero(columns["task"] == tasks.index(task))
-        own = {name: _at(column, places) for name, column in columns.items()}
-        result.append(_task_runs(task, rows, places, own, dict(names), primary.get(task, "")))
-    return result
+    ordered = [*(task for task in primary if task in tasks), *(task for task in tasks if task not in primary)]
+    places = [np.flatnonzero(columns["task"] == tasks.index(task)) for task in ordered]
+    parts: list[dict[str, Array]] = [{} for _ in ordered]
+    for name in list(columns):
+        column = columns.pop(name)  # so that only one column is in memory twice
+        for part, own in zip(parts, places, strict=True):
+            part[name] = _at(column, own)
+    return [
+        _task_runs(task, rows, own, part, dict(names), primary.get(task, ""))
+        for task, own, part in zip(ordered, places, parts, strict=True)
+    ]
 
 
 def _at(column: Array, places: Array) -> Array:
