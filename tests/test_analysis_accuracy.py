@@ -39,6 +39,7 @@ def test_holm_gives_the_published_values(p_values: tuple[float, ...]) -> None:
     assert holm(p_values) == pytest.approx(PUBLISHED[p_values], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_holm_and_mcnemar_equal_statsmodels() -> None:
     from statsmodels.stats import contingency_tables as tables  # takes a second to import
     from statsmodels.stats import multitest

@@ -39,6 +39,7 @@ from orchestrator.core.speed import MAX_LENGTH_CHANGE, PRIOR_WEIGHT
 
 FREEDOM_DISCOUNT = 0.7  # fourth moments come out too low, and degrees of freedom too high
 UNDISCOUNTED_FREEDOM = 10.0  # fewer are small enough as they are
+DRAWS_PER_PRODUCT = 32  # small enough for one thread: the threads of a BLAS would take ten times as long, waiting
 MAX_EXTRA_TRUNCATED = 0.01  # share of documents that hit the length limit, more than at k=1
 
 
@@ -159,8 +160,12 @@ class TimeBootstrap:
         """Draws × columns of summed document values; `values` is columns × documents, 0 where absent."""
         by_unit = self.units.sums(values).T
         single = by_unit.astype(np.float32)  # as the weights: mixed types would convert them in each product
-        parts = [by_unit.sum(axis=0, keepdims=True), *(weight @ single for weight in self.weights)]
-        result: Array = np.concatenate(parts)
+        products = (
+            weight[start : start + DRAWS_PER_PRODUCT] @ single
+            for weight in self.weights
+            for start in range(0, len(weight), DRAWS_PER_PRODUCT)
+        )
+        result: Array = np.concatenate([by_unit.sum(axis=0, keepdims=True), *products])
         return result
 
     def freedom(self, times: Array, influence: Array | None = None) -> float:
