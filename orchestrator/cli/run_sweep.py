@@ -181,7 +181,7 @@ def _print_results(plan: RunPlan) -> None:
     with SweepView() as view:
         view.finish(stored_progress(plan.sweep, plan.trials, plan.wanted, Store(folder)))
         try:
-            written = write_report([folder], records={folder: plan.record})
+            written = write_report([folder], records=None if plan.is_race else {folder: plan.record})
             for verdict in written.verdicts:
                 view.verdict(verdict)
             say(f"report: {written.page}")
