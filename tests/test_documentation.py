@@ -39,7 +39,15 @@ PROGRAMS = {
     *("sweep", "status", "report", "export", "tasks", "tasks run", "generate", "score", "profile", "bench"),
     *("check", "parity", "version", "import", "track"),
     *("bench sweep", "slurm submit", "slurm status", "tools.bundled.documents", "tools.bundled.training_lines"),
-    *("tools.cold", "tools.faults", "tools.scale", "tools.tiny.train", "tools.tiny.evaluate", "tools.settings_page"),
+    *(
+        "tools.cold",
+        "tools.faults",
+        "tools.race_seeds",
+        "tools.scale",
+        "tools.tiny.train",
+        "tools.tiny.evaluate",
+        "tools.settings_page",
+    ),
 }
 
 

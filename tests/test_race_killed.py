@@ -1,0 +1,69 @@
+"""Real races on the bundled model whose driver and workers are killed at random moments, then continued."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_runs import Run, rows_there
+
+from orchestrator.core.race import DECISIONS_KEY
+from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
+from orchestrator.progress.progress import stored_race
+from orchestrator.progress.status import read_status
+from orchestrator.store import Store
+from orchestrator.store.lock import active_writer
+
+pytestmark = pytest.mark.slow
+KILLS = int(os.environ.get("REUSE_SWEEP_RACE_KILLS") or 4)  # of the driver and of workers, in turns
+ACTORS = 2
+# A goal of 3 is far from what the policies reach, and a margin of 60 points from what they lose: speed decides early.
+FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--limit", "60", "--shard-size", "1", "--race")
+DECLARED = ("--speedup", "3", "--margin", "60", "--actors", str(ACTORS), "--no-dashboard")
+
+
+def decisions(folder: Path) -> list[dict[str, Any]]:
+    return list((Store(folder).read_sweep_record() or {}).get(DECISIONS_KEY, ()))
+
+
+def wanted_documents(folder: Path) -> WantedDocuments:
+    table = Store(folder).documents("gsm8k")
+    pairs = zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True)
+    return WantedDocuments(by_shard={"gsm8k": documents_by_shard(pairs)})
+
+
+def test_kills_change_no_decision(tmp_path: Path) -> None:
+    rng, decided, rows = random.Random(0), [], 0
+    folder = tmp_path / "results" / "s"
+    for kill in range(KILLS + 1):
+        run = Run(tmp_path, tmp_path / "results", "--model", "tiny", "--data", "bundled", *FLAGS, *DECLARED)
+        if kill < KILLS:
+            goal = rows + rng.randrange(2, 25)
+            while run.process.poll() is None and (not folder.exists() or rows_there(folder) < goal):
+                time.sleep(0.2)
+            if run.process.poll() is None:
+                workers = [pid for pid, name in run.descendants().items() if "SweepWorker" in name]
+                os.kill(run.process.pid if kill % 2 == 0 or not workers else rng.choice(workers), signal.SIGKILL)
+        run.wait(None)
+        while active_writer(folder) is not None:  # Ray ends the processes of a killed driver after a moment
+            time.sleep(0.2)
+        now = decisions(folder)
+        assert now[: len(decided)] == decided, "a decision is never changed"
+        decided, rows = now, rows_there(folder)
+    assert {one["outcome"] for one in decided} == {"rejected"}
+    assert len(decided) == 2
+    store, record = Store(folder), dict(Store(folder).read_sweep_record() or {})
+    assert read_status(folder).state == "complete"
+    found = store.rows(columns=["trial_id", "doc_id"]).to_pylist()
+    assert len({(row["trial_id"], row["doc_id"]) for row in found}) == len(found), "no row is there twice"
+    stored = record.pop(DECISIONS_KEY)
+    race = stored_race(record, wanted_documents(folder), store, store.trials())
+    assert race is not None
+    assert sorted(map(repr, race.merged_decisions({}))) == sorted(map(repr, stored)), "the rows give the same decisions"
+    begun = [Trial.from_dict(facts["trial"]) for facts in store.trials().values()]
+    extra = [trial.label for trial in begun if not race.is_needed(trial)]
+    assert len(extra) <= ACTORS * len(decided) + ACTORS, f"only trials under way run beyond a decision: {extra}"
+    assert len(begun) < 3 * 60
