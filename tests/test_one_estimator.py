@@ -33,7 +33,7 @@ def test_every_display_shows_the_same_speed_up(folder: Path) -> None:
     shards = {
         task: {shard: tuple(f"d{shard * 10 + i}" for i in range(10)) for shard in range(4)} for task in made.kinds
     }
-    progress = stored_progress("made", made.trials, WantedDocuments(by_shard=shards), Store(folder))
+    progress = stored_progress({"sweep": "made"}, made.trials, WantedDocuments(by_shard=shards), Store(folder))
     write_report([folder], figures=False)
     markdown = (folder / "results.md").read_text(encoding="utf-8")
     table = "\n".join(line.plain for line in end_table(progress.totals, width=120, glyphs=Glyphs()))

@@ -51,6 +51,10 @@ def test_citation_and_changelog_state_the_version() -> None:
 def test_hooks_run_the_checks_of_make_test() -> None:
     (local,) = read(".pre-commit-config.yaml")["repos"]
     checks = {hook["entry"].removesuffix(" --fix") for hook in local["hooks"]}
-    made = subprocess.run(["make", "-n", "-o", ".venv/installed-dev", "lint", "types"], cwd=ROOT, capture_output=True)
+    made = subprocess.run(
+        ["make", "--no-print-directory", "-n", "-o", ".venv/installed-dev", "lint", "types"],
+        cwd=ROOT,
+        capture_output=True,
+    )
     commands = made.stdout.decode().splitlines()
     assert checks == {re.sub("( --check)? [.]$", "", command) for command in commands}

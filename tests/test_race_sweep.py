@@ -161,7 +161,8 @@ def test_status_views_and_gauges_show_the_race(raced: RacedSweep) -> None:
     race = by_policy["k2_middle"]["race"]
     assert race["documents_saved"] == race["planned"] - race["documents"] > 0
     assert race["seconds_saved_at_end"] == pytest.approx(race["documents_saved"] / SPEED["k2_middle"], rel=0.1)
-    progress = stored_progress("s", raced.trials, raced.plan().wanted, Store(raced.folder))
+    store = Store(raced.folder)
+    progress = stored_progress(store.read_sweep_record() or {}, raced.trials, raced.plan().wanted, store)
     assert (progress.documents, progress.finished) == (progress.wanted, progress.trials)
     assert "1 confirmed, 1 rejected, 1 finished; saved" in race_summary(progress.race)
     gauges = {standing.configuration.policy: race_gauge_values(standing) for standing in progress.race}

@@ -139,7 +139,7 @@ def test_progress_counts_only_what_is_wanted_now(folder: Path) -> None:
     results.finish(ONE.trial_id, {})
     results.close()
     smaller = plan_for(folder, ("a",))
-    progress = stored_progress(smaller.sweep, smaller.trials, smaller.wanted, Store(folder))
+    progress = stored_progress({"sweep": smaller.sweep}, smaller.trials, smaller.wanted, Store(folder))
     assert (progress.documents, progress.wanted, progress.finished) == (1, 2, 1)
     assert progress.totals == Results(smaller, actors=1).progress().totals
 

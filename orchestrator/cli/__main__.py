@@ -29,7 +29,6 @@ COMMANDS = {  # name: module, what it does
     "version": ("reports", "print versions, devices and cache directories, for bug reports"),
 }
 HELP = """usage: reuse-sweep COMMAND [flags]
-
 Compares layer-reuse policies for block-diffusion language models.
 
 commands:
@@ -37,9 +36,7 @@ commands:
 
 examples:
   reuse-sweep sweep --tasks gsm8k,minerva_math --limit 100
-  reuse-sweep status results/tiny
   reuse-sweep report results/tiny --open
-
 `reuse-sweep COMMAND --help` describes the flags of a command."""
 
 

@@ -179,9 +179,11 @@ def _print_results(plan: RunPlan) -> None:
     """Prints the table, the verdicts, the report's path and, last, the folder."""
     folder = Path(plan.folder)
     with SweepView() as view:
-        view.finish(stored_progress(plan.sweep, plan.trials, plan.wanted, Store(folder)))
+        store = Store(folder)
+        record = (store.read_sweep_record() if plan.is_race else None) or plan.record  # a race adds its decisions
+        view.finish(stored_progress(record, plan.trials, plan.wanted, store))
         try:
-            written = write_report([folder], records=None if plan.is_race else {folder: plan.record})
+            written = write_report([folder], records={folder: record})
             for verdict in written.verdicts:
                 view.verdict(verdict)
             say(f"report: {written.page}")

@@ -55,12 +55,12 @@ def sweep(arguments: Sequence[str]) -> None:
     program = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # as it was called, without the flags
     rerun = shlex.join([*program, *without_force(arguments)])
     stop = StopSignals(exit_message=f"stopped; continue with: {rerun}")
-    stop.install()
-    address = environment.cluster_address(command.settings.address)
-    if address is not None and command.settings.address is None:
-        print(f"joining the Ray cluster at {address} (RAY_ADDRESS)", flush=True)
-    command = replace(command, settings=replace(command.settings, address=address))
     try:
+        stop.install()
+        address = environment.cluster_address(command.settings.address)
+        if address is not None and command.settings.address is None:
+            print(f"joining the Ray cluster at {address} (RAY_ADDRESS)", flush=True)
+        command = replace(command, settings=replace(command.settings, address=address))
         if address is None:
             environment.prepare(local=True)
         else:

@@ -91,14 +91,15 @@ def stored_race(record: Mapping[str, Any], wanted: WantedDocuments, store: Store
     return race
 
 
-def stored_progress(sweep: str, trials: Sequence[Trial], wanted: WantedDocuments, store: Store) -> Progress:
+def stored_progress(
+    record: Mapping[str, Any], trials: Sequence[Trial], wanted: WantedDocuments, store: Store
+) -> Progress:
     facts = store.trials()
     complete = [wanted.is_complete(trial, facts.get(trial.trial_id)) for trial in trials]
-    record, totals = store.read_sweep_record(), stored_totals(trials, wanted, store, facts)
-    race = None if record is None else stored_race(record, wanted, store, facts)
+    totals, race = stored_totals(trials, wanted, store, facts), stored_race(record, wanted, store, facts)
     totals.reduce_wanted({} if race is None else race.needed_documents())
     return Progress(
-        sweep=sweep,
+        sweep=record["sweep"],
         totals=totals.totals(),
         trials=sum(done or race is None or race.is_needed(trial) for trial, done in zip(trials, complete, strict=True)),
         race=() if race is None else race.standings(),
