@@ -14,8 +14,8 @@ bubblewrap:
 			echo "warning: bubblewrap could not be installed" >&2; fi
 
 test-slow: $(VENV)/installed-dev bubblewrap
-	$(BIN)/python -m pytest -m alone -n 0 -o faulthandler_timeout=1800
-	$(BIN)/python -m pytest -m "slow and not cluster and not alone" -n auto -o faulthandler_timeout=1800
+	$(BIN)/python -m pytest -m alone -n 0 -o faulthandler_timeout=1800; alone=$$?; \
+	$(BIN)/python -m pytest -m "slow and not cluster and not alone" -n auto -o faulthandler_timeout=1800 && exit $$alone
 
 # Injects faults into real sweeps, see tools/README.md. FAULTS=1000 is the long campaign, PAGE=docs/faults.md writes its
 # page, and with JOURNAL=faults.jsonl an interrupted campaign continues where it stopped.
