@@ -40,7 +40,7 @@ SPEED = {"k2_first": 1.6, "k2_middle": 1.5, "k3_last": 1.21}
 
 
 class RacedSweep(MadeSweep):
-    """A race whose rows follow from the trial and the document alone: whoever runs it gets the same rows."""
+    """A race whose rows follow from the trial and the document alone, so every run gets the same rows."""
 
     def __init__(self, folder: Path, *, documents: int = 150) -> None:
         super().__init__(folder, documents=documents, policies=POLICIES, shard_size=3, race=True)
