@@ -149,7 +149,7 @@ def draw_task(world: SimulatedWorld, rng: np.random.Generator, name: str = "gsm8
         "batch_id": np.tile(batch, len(names)),
         "attempt": np.zeros(wall.size, dtype=int),
         "batch_size": np.full(wall.size, world.batch),
-        "finish": np.zeros(wall.size, dtype=int),
+        "truncated": np.zeros(wall.size, dtype=bool),
         **{name: np.ones(wall.size) for name in ("seconds", "passes", "steps", "layers_computed", "layer_positions")},
     }
     cell = np.arange(wall.size).reshape(wall.shape)
@@ -164,7 +164,7 @@ def draw_task(world: SimulatedWorld, rng: np.random.Generator, name: str = "gsm8
         strata=strata,
         subtasks=tuple(str(i) for i in range(world.subjects)),
         columns=columns,
-        names={"finish": ("stop",)},
+        names={},
         run=np.repeat(np.arange(len(names)), n),
         row=np.arange(wall.size),
     )

@@ -10,9 +10,8 @@ import pytest
 from simulated_sweep import Simulation, write_sweep
 
 from orchestrator.report import write
-from orchestrator.report.parallel import process_pool_map
 from orchestrator.report.section import build_section
-from orchestrator.report.sweeps import read_sweeps
+from orchestrator.report.sweeps import process_pool_map, read_sweeps
 from orchestrator.store.reader import TRIALS_PER_GROUP
 from sampler.errors import InputError
 from tools.faults.faults import trial_files
@@ -21,7 +20,7 @@ from tools.processes import descendants, wait_until_gone
 ROOT = Path(__file__).parents[1]
 WAITING = """
 import sys, time
-from orchestrator.report.parallel import process_pool_map
+from orchestrator.report.sweeps import process_pool_map
 
 if __name__ == "__main__":
     with process_pool_map() as parallel:

@@ -1,8 +1,7 @@
 """Why a speed-up is what it is: what the policy could save at best, what it saved, and where the rest went.
 
-A document's time is its passes × the time of a pass; a pass is the layers it computes plus overhead (embedding, head,
-sampling, kernel launches). Each factor is a ratio against k=1. Their product is the measured speed-up; the last factor
-is what the counters do not explain.
+Each factor is a ratio against k=1: passes per token, layers per pass, and a rest that these counters do not explain
+(time outside the layers, kernel launches). Their product is the measured speed-up.
 """
 
 import math
@@ -23,17 +22,15 @@ MIN_SPARE_TRIALS = 8  # more trials than counters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """Ratios against k=1, above 1 is a gain. passes × layers × overhead × unexplained = measured."""
+    """Ratios against k=1, above 1 is a gain. passes × layers × unexplained = measured."""
 
     ideal: float | None  # the policy's layers left out of all but every k-th denoising pass, nothing else changed
     measured: float  # of tokens/s, calibrated
     passes: float  # passes per token: below 1 means more of them
     layers: float  # layers computed per pass
-    overhead: float | None  # what the overhead of a pass takes off the gain in layers; None: could not be fitted
     unexplained: float
     from_executions: float  # what layer executions alone would give: passes × layers
     from_positions: float  # what layer-positions alone would give
-    overhead_share: float | None  # of a pass at k=1, fitted over this task's rows; None: could not be fitted
     sentence: str
 
 
@@ -53,7 +50,6 @@ def explain(
     configuration: ResolvedConfiguration,
     measured: float,
     model: Mapping[str, Any],
-    overhead_share: float | None,
 ) -> Explanation | None:
     """None if the two sides share no document, or one generated no token."""
     both = rows.present(runs) & rows.present(baseline)
@@ -65,30 +61,22 @@ def explain(
         for name in ("passes", "layer_positions", "layers_computed")
     )
     layers = executions / passes
-    overhead = None if overhead_share is None else 1 / (1 - overhead_share + overhead_share * layers)
     ideal = ideal_speedup(configuration, depth_of(model, base))
-    unexplained = measured / executions / (1.0 if overhead is None else overhead)
+    unexplained = measured / executions
     replayed, denoising = ours["replayed"] / max(1.0, ours["steps"]), ours["steps"] / ours["passes"]
     target = "" if ideal is None else f" (ideal: {ideal:.2f}×)"
-    overhead_text = (
-        ""
-        if overhead is None
-        else f"overhead outside the layers, {overhead_share:.0%} of a pass at k=1, leaves ×{overhead:.2f} of that; "
-    )
     return Explanation(
         ideal=ideal,
         measured=measured,
         passes=passes,
         layers=layers,
-        overhead=overhead,
         unexplained=unexplained,
         from_executions=executions,
         from_positions=positions,
-        overhead_share=overhead_share,
         sentence=f"{configuration.label} runs at {measured:.2f}× the speed of k=1{target}: "
         f"it computed {_change(1 / layers)} layers per pass ({replayed:.0%} of its denoising passes replayed some; "
         f"prefill and commit passes, {1 - denoising:.0%} of all, never do); "
-        f"it took {_change(1 / passes)} passes per token; {overhead_text}"
+        f"it took {_change(1 / passes)} passes per token; "
         f"the counters do not explain ×{unexplained:.2f}.",
     )
 
@@ -185,21 +173,6 @@ def depth_of(model: Mapping[str, Any], base: Mapping[str, float] | None = None) 
     if stated:
         return int(stated)
     return round(base["layers_computed"] / base["passes"]) if base and base["passes"] else None
-
-
-def fit_overhead_share(rows: TaskRuns, depth: int | None) -> float | None:
-    """Share of a full pass outside the layers, from fitting time = a · layers + b · passes over all documents."""
-    taken = rows.rows_of(list(rows.all_runs))
-    layers, passes = (rows.columns[name][taken].astype(float) for name in ("layers_computed", "passes"))
-    work = rows.columns["work"][taken]
-    if not depth or len(taken) < 3 or not (rows.columns["layers_reused"][taken] > 0).any():
-        return None
-    normal = np.array([[layers @ layers, layers @ passes], [layers @ passes, passes @ passes]])
-    if np.linalg.cond(normal / normal.max()) > 1e8:
-        return None
-    per_layer, per_pass = np.linalg.solve(normal, np.array([layers @ work, passes @ work]))
-    whole = depth * per_layer + per_pass
-    return float(min(1.0, max(0.0, per_pass / whole))) if whole > 0 else None
 
 
 def flops_per_token(positions_per_token: float | None, model: Mapping[str, Any]) -> float | None:

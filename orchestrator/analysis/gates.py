@@ -17,7 +17,7 @@ from scipy import special
 
 from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy
 from orchestrator.analysis.runs import AttemptTimeline, TaskRuns
-from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED, hit_length_limit
+from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED
 from orchestrator.analysis.trial_facts import describe_code, distinct
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.core.race import Race
@@ -248,7 +248,7 @@ def _changed_within_trials(rows: TaskRuns) -> Array:
 def output_length(evidence: Evidence) -> Iterator[Finding]:
     """Answers are as long as at k=1: tokens per second rewards repetition."""
     for rows in evidence.tasks:
-        truncated = hit_length_limit(rows)
+        truncated = rows.columns["truncated"]
         for number, configuration in enumerate(rows.configurations):
             baseline, runs = rows.baseline_runs(configuration.settings), rows.runs_of(number)
             if configuration.is_baseline or not len(baseline):

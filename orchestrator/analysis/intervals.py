@@ -7,8 +7,8 @@ Three corrections keep a nominal 95 % near 95 % when documents or strata are few
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -39,13 +39,25 @@ class Estimate:
     def __post_init__(self) -> None:
         assert not self.low > self.high, f"the interval runs from {self.low} to {self.high}"
 
-    def exp(self) -> "Estimate":
-        """From the log scale to ratios."""
-        low, value, high = (math.exp(x) if x < LARGEST_LOG else math.inf for x in (self.low, self.value, self.high))
+    def mapped(self, function: Callable[[float], float]) -> "Estimate":
+        """The same interval on another scale; the function must be increasing."""
+        value, low, high = map(function, (self.value, self.low, self.high))
         return Estimate(value=value, low=low, high=high, level=self.level)
 
+    def exp(self) -> "Estimate":
+        """From the log scale to ratios."""
+        return self.mapped(exp)
+
     def percent(self) -> "Estimate":
-        return Estimate(value=100 * self.value, low=100 * self.low, high=100 * self.high, level=self.level)
+        return self.mapped(lambda share: 100 * share)
+
+
+def exp(value: float) -> float:
+    return math.exp(value) if value < LARGEST_LOG else math.inf
+
+
+def log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
 
 
 def around(value: float, low: float, high: float, level: float = CONFIDENCE) -> Estimate:
@@ -115,6 +127,11 @@ class Bounds:
             joint_high=joint.high,
             joint_level=(1 + joint.level) / 2,
         )
+
+    def mapped(self, function: Callable[[float], float]) -> "Bounds":
+        """The same bounds on another scale; the function must be increasing."""
+        ends = {name: function(getattr(self, name)) for name in ("low", "high", "joint_high")}
+        return replace(self, **ends)
 
 
 def accuracy_interval(scores: Array) -> Estimate:

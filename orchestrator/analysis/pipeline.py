@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,8 @@ from orchestrator.analysis.details import (
 )
 from orchestrator.analysis.explain import (
     CostModel,
-    depth_of,
     explain,
     fit_cost_model,
-    fit_overhead_share,
     modelled_speedup,
 )
 from orchestrator.analysis.gates import GENERATE, Evidence, Finding, check_gates, metrics
@@ -37,7 +35,6 @@ from orchestrator.analysis.results import (
     Comparison,
     ConfigurationResult,
     PooledResult,
-    TaskComparison,
     TaskResult,
     pool_tasks,
 )
@@ -63,7 +60,7 @@ from orchestrator.analysis.verdicts import (
     withhold,
 )
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration
-from orchestrator.core.race import Race, TaskRace
+from orchestrator.core.race import TaskRace
 from sampler.errors import InputError
 
 DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # if a request declares none
@@ -107,9 +104,12 @@ def analyse(
     race = replay_race(rows, documents, request, criteria) if unfinished or is_race(request) else None
     evidence = replace(evidence, race=race if is_race(request) else None)
     findings = check_gates(evidence)
-    noise = speed_noise(tasks)
-    start = partial(_TaskAnalysis.start, evidence, criteria, findings, noise, seed, draws, race)
-    results = [start(part).result() for part in tasks]
+    shared: Any = {"evidence": evidence, "criteria": criteria, "findings": findings, "noise": speed_noise(tasks)}
+    looks = {} if race is None else race.tasks
+    results = [
+        _TaskAnalysis(rows=part, looks=looks.get(part.task), seed=seed, draws=draws, **shared).result()
+        for part in tasks
+    ]
     return Analysis(
         sweeps=tuple(str(name) for name in encode(rows["sweep"])[1]),
         rows=rows.num_rows,
@@ -125,13 +125,7 @@ def analyse(
 def _pooled(results: Sequence[TaskResult], criteria: Criteria, request: Mapping[str, Any]) -> PooledResult | None:
     declared = request.get("pooled") == POOLED
     by_task = {
-        task.task: {
-            r.label: TaskComparison(
-                difference=r.comparison.difference, speedup=r.comparison.speedup, gates=r.comparison.gates
-            )
-            for r in task.configurations
-            if r.comparison is not None
-        }
+        task.task: {result.label: result.comparison for result in task.configurations if result.comparison is not None}
         for task in results
     }
     return pool_tasks(
@@ -187,7 +181,7 @@ def _criteria(declared: Criteria, margin: float | None, speedup: float | None) -
     return replace(chosen, exploratory=chosen != declared)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _TaskAnalysis:
     """One task: which runs are compared with which baseline, and in which order random numbers are drawn."""
 
@@ -199,38 +193,19 @@ class _TaskAnalysis:
     seed: int
     draws: int
     looks: TaskRace | None  # what holds at any time, of a race or an unfinished sweep
-    rng: np.random.Generator
-    bootstrap: TimeBootstrap
-    baselines: Mapping[Settings, BaselineRuns]
 
-    @classmethod
-    def start(
-        cls,
-        evidence: Evidence,
-        criteria: Criteria,
-        findings: Sequence[Finding],
-        noise: SpeedNoise,
-        seed: int,
-        draws: int,
-        race: Race | None,
-        rows: TaskRuns,
-    ) -> "_TaskAnalysis":
-        rng = np.random.default_rng([seed, *rows.task.encode()])
-        bootstrap = bootstrap_times(rows, rng, draws)
-        runs = {one.settings: rows.baseline_runs(one.settings) for one in rows.configurations}
-        return cls(
-            rows=rows,
-            evidence=evidence,
-            criteria=criteria,
-            findings=findings,
-            noise=noise,
-            seed=seed,
-            draws=draws,
-            looks=None if race is None else race.tasks.get(rows.task),
-            rng=rng,
-            bootstrap=bootstrap,
-            baselines={key: measure_baseline(bootstrap, found) for key, found in runs.items() if len(found)},
-        )
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *self.rows.task.encode()])
+
+    @cached_property
+    def bootstrap(self) -> TimeBootstrap:
+        return bootstrap_times(self.rows, self.rng, self.draws)
+
+    @cached_property
+    def baselines(self) -> Mapping[Settings, BaselineRuns]:
+        runs = {one.settings: self.rows.baseline_runs(one.settings) for one in self.rows.configurations}
+        return {key: measure_baseline(self.bootstrap, found) for key, found in runs.items() if len(found)}
 
     def result(self) -> TaskResult:
         rows = self.rows
@@ -304,12 +279,11 @@ class _TaskAnalysis:
             verdicts = judge_all(judged, self.criteria, task_levels, generates=generates, valid=not any(gates))
         if self.looks is not None and (missing or self.race is not None):
             judged = [anytime(self.looks, *pair) for pair in zip(resolved, judged, strict=True)]
-        overhead = fit_overhead_share(self.rows, depth_of(self._model))
         model = fit_cost_model(self.rows) if self.kind == GENERATE else None
         subjects = document_levels(self.rows, self.evidence.documents.get(self.rows.task))
         verdicts = [withhold(verdict, failed) for verdict, failed in zip(verdicts, gates, strict=True)]
         return {
-            number: self._comparison(number, one.difference, one.speedup, verdict, overhead, model, subjects)
+            number: self._comparison(number, one.difference, one.speedup, verdict, model, subjects)
             for number, one, verdict in zip(compared, judged, verdicts, strict=True)
         }
 
@@ -329,7 +303,6 @@ class _TaskAnalysis:
         difference: PairedDifference,
         found: Speedup | None,
         verdict: Verdict,
-        overhead: float | None,
         model: CostModel | None,
         levels: tuple[Array, Sequence[str]],
     ) -> Comparison:
@@ -339,7 +312,7 @@ class _TaskAnalysis:
         explanation = None
         if self.kind == GENERATE and found is not None and found.tokens is not None:
             measured = found.tokens.value
-            explanation = explain(rows, runs, baseline.runs, resolved, measured, self._model, overhead)
+            explanation = explain(rows, runs, baseline.runs, resolved, measured, self._model)
         return Comparison(
             documents=difference.documents,
             difference=difference,

@@ -12,7 +12,7 @@ from orchestrator.analysis.accuracy import PairedDifference, mcnemar
 from orchestrator.analysis.details import Breakdown, Histogram, Regression, ShardRatio
 from orchestrator.analysis.explain import Explanation, ModelledSpeedup
 from orchestrator.analysis.gates import Finding
-from orchestrator.analysis.intervals import Bounds, Estimate, Levels
+from orchestrator.analysis.intervals import Bounds, Estimate, Levels, exp, log
 from orchestrator.analysis.raced import RaceResult
 from orchestrator.analysis.ranking import REFERENCE, SPEED, Ranking, family_order
 from orchestrator.analysis.runs import SUBSETS, AttemptTimeline, ResolvedConfiguration
@@ -73,6 +73,14 @@ class ConfigurationResult:
         return self.resolved.label
 
     @property
+    def difference(self) -> PairedDifference | None:
+        return None if self.comparison is None else self.comparison.difference
+
+    @property
+    def speedup(self) -> Speedup | None:
+        return None if self.comparison is None else self.comparison.speedup
+
+    @property
     def on_front(self) -> bool:
         """No other configuration of the task dominates its accuracy and speed."""
         return self.ranking is not None and self.ranking.on_front(SPEED)
@@ -111,15 +119,6 @@ class TaskResult:
     agreement: tuple[tuple[float | None, ...], ...]  # share of identical answers, in the order of configurations
     missing: tuple[str, ...]  # sentences about what has not run yet
     race: tuple[Standing, ...] = ()  # all configurations of a race, with k=1 and what each has saved
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskComparison:
-    """One configuration on one task, as it enters the pool."""
-
-    difference: PairedDifference
-    speedup: Speedup | None
-    gates: tuple[str, ...]  # that failed and withhold a verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,9 +215,9 @@ def family_parallelism(task: TaskResult) -> list[FamilyParallelism]:
     """Each policy family together with k=1 at the first decode settings, which every curve starts from."""
     points: dict[str, list[tuple[float, float]]] = {}
     for result in task.configurations:
-        passes = result.throughput.passes_per_token
-        if result.ranking is not None and passes:
-            points.setdefault(result.ranking.family, []).append((1 / passes, 100 * result.accuracy.value))
+        rate = result.throughput.tokens_per_pass
+        if result.ranking is not None and rate:
+            points.setdefault(result.ranking.family, []).append((rate, 100 * result.accuracy.value))
     start = points.get(REFERENCE, [])
     return [
         FamilyParallelism(
@@ -258,7 +257,7 @@ SWEEP = "the sweep"  # what the pooled verdict is on
 
 
 def pool_tasks(
-    tasks: Mapping[str, Mapping[str, TaskComparison]],
+    tasks: Mapping[str, Mapping[str, Comparison]],
     criteria: Criteria,
     *,
     looks: int,
@@ -351,20 +350,12 @@ def _pooled_speedup(parts: Sequence[Speedup]) -> Speedup | None:
         return None
 
     def estimate(of: Callable[[Speedup], Estimate | None]) -> Estimate:
-        found = [one for one in map(of, parts) if one is not None]
-        return _pooled_estimate([_log(one) for one in found]).exp()
+        return _pooled_estimate([found.mapped(log) for one in parts if (found := of(one)) is not None]).exp()
 
     def bounds(of: Callable[[Speedup], Estimate | None], at: Callable[[Speedup], Bounds | None]) -> Bounds:
-        values = [math.log(one.value) for one in map(of, parts) if one is not None]
-        logs = _pooled_bounds(values, [_log_bounds(one) for one in map(at, parts) if one is not None])
-        return Bounds(
-            low=math.exp(logs.low),
-            low_level=logs.low_level,
-            high=_exp(logs.high),
-            high_level=logs.high_level,
-            joint_high=_exp(logs.joint_high),
-            joint_level=logs.joint_level,
-        )
+        values = [log(found.value) for one in parts if (found := of(one)) is not None]
+        logs = [own.mapped(log) for one in parts if (own := at(one)) is not None]
+        return _pooled_bounds(values, logs).mapped(exp)
 
     length = estimate(lambda one: one.length)
     return Speedup(
@@ -381,23 +372,3 @@ def _pooled_speedup(parts: Sequence[Speedup]) -> Speedup | None:
         length_changed=abs(length.value - 1) > MAX_LENGTH_CHANGE or any(one.length_changed for one in parts),
         noise_known=all(one.noise_known for one in parts),
     )
-
-
-def _log(estimate: Estimate) -> Estimate:
-    low, high = (math.log(end) if end > 0 else -math.inf for end in (estimate.low, estimate.high))
-    return Estimate(value=math.log(estimate.value), low=low, high=high, level=estimate.level)
-
-
-def _log_bounds(bounds: Bounds) -> Bounds:
-    return Bounds(
-        low=math.log(bounds.low) if bounds.low > 0 else -math.inf,
-        low_level=bounds.low_level,
-        high=math.log(bounds.high),
-        high_level=bounds.high_level,
-        joint_high=math.log(bounds.joint_high),
-        joint_level=bounds.joint_level,
-    )
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf

@@ -140,6 +140,8 @@ def split_by_task(rows: pa.Table, fingerprints: Array, primary: Mapping[str, str
     columns |= _calibrated_times(columns, len(names["trial_id"]))
     columns["passes"] = sum((columns[f"passes_{kind}"] for kind in PASS_KINDS), np.zeros(len(rows), np.int32))
     columns["steps"] = columns["passes_full"] + columns["passes_small"]
+    finish = names["finish"]
+    columns["truncated"] = columns["finish"] == (finish.index("length") if "length" in finish else -1)
     tasks = names["task"]
     ordered = [*(task for task in primary if task in tasks), *(task for task in tasks if task not in primary)]
     places = [np.flatnonzero(columns["task"] == tasks.index(task)) for task in ordered]

@@ -62,6 +62,10 @@ class Throughput:
     positions_per_token: float | None  # layer-positions
     truncated: float  # share of documents that hit the length limit
 
+    @property
+    def tokens_per_pass(self) -> float | None:
+        return 1 / self.passes_per_token if self.passes_per_token else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speedup:
@@ -257,23 +261,8 @@ def throughput(bootstrap: TimeBootstrap, runs: Array, noise: TrialNoise) -> Thro
         steps_per_document=float(column["steps"].mean()),
         layers_per_token=per_token("layers_computed"),
         positions_per_token=per_token("layer_positions"),
-        truncated=float(hit_length_limit(rows)[places].mean()),
+        truncated=float(rows.columns["truncated"][places].mean()),
     )
-
-
-def hit_length_limit(rows: TaskRuns) -> Array:
-    """Whether each row ended at the length limit."""
-    names = rows.names["finish"]
-    result: Array = rows.columns["finish"] == (names.index("length") if "length" in names else -1)
-    return result
-
-
-def _truncated_share(rows: TaskRuns, runs: Array) -> Array:
-    """Per document, the share of the runs that hit the length limit; NaN if none of them has it."""
-    cells = rows.cell[runs]
-    found = cells >= 0
-    total = np.where(found, hit_length_limit(rows)[cells], False).sum(axis=0)
-    return np.where(found.any(axis=0), total / np.maximum(found.sum(axis=0), 1), np.nan)
 
 
 def speedup(
@@ -305,7 +294,7 @@ def speedup(
         log_length = np.log(sums[some, 0] / sums[some, 2])
         tokens = intervals(log_speedup[some] + log_length, shares[3] - shares[1] + shares[0] - shares[2])
         length = bootstrap.estimate(log_length, all_levels[1], bootstrap.freedom(shares[3])).exp()
-    ours, theirs = (float(np.nanmean(_truncated_share(rows, side)[both])) for side in (runs, baseline.runs))
+    ours, theirs = (float(rows.mean(side, "truncated")[both].mean()) for side in (runs, baseline.runs))
     return Speedup(
         documents=int(both.sum()),
         trials=own[1],

@@ -28,6 +28,7 @@ MAX_ACTORS = 12
 MAX_POINTS_PER_ACTOR = 240  # more are summarized by medians
 SINGLE_POINTS = 12  # an actor's first trials, never summarized: they show a cold start
 LOADING: dict[str, Any] = {"facecolor": "#ececec", "hatch": "...."}
+Labeled = tuple[str, int | None, Histogram]  # label, k
 WARM_UP: dict[str, Any] = {"facecolor": "#f3dfc1", "hatch": "////"}
 
 
@@ -41,13 +42,6 @@ class Heatmap:
     values: Sequence[Sequence[float]]
     texts: Sequence[Sequence[str]]
     around_zero: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabeledHistogram:
-    label: str
-    k: int | None
-    histogram: Histogram
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -128,17 +122,17 @@ def _luminance(color: tuple[float, float, float, float]) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def plot_histograms(columns: Sequence[tuple[str, Sequence[LabeledHistogram]]]) -> Figure:
-    """A column of histograms per quantity; the outline over each is the first one, k=1."""
+def plot_histograms(columns: Sequence[tuple[str, Sequence[Labeled]]]) -> Figure:
+    """A column of histograms, each with its label and k, per quantity; the outline over each is the first one, k=1."""
     rows = max(len(histograms) for _, histograms in columns)
     figure = new_figure(7.2, 0.9 + 0.36 * rows)
     all_axes = figure.subplots(1, len(columns), squeeze=False)[0]
     for number, (axes, (title, histograms)) in enumerate(zip(all_axes, columns, strict=True)):
         for row, one in enumerate(histograms):
-            _draw_histogram(axes, row, one, histograms[0].histogram)
+            _draw_histogram(axes, row, one, histograms[0][2])
         axes.set_title(title)
         axes.set_ylim(rows - 1 + 0.35, -1)
-        axes.set_yticks(range(len(histograms)), [one.label if number == 0 else "" for one in histograms])
+        axes.set_yticks(range(len(histograms)), [label if number == 0 else "" for label, _, _ in histograms])
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(True, axis="x")
@@ -146,15 +140,16 @@ def plot_histograms(columns: Sequence[tuple[str, Sequence[LabeledHistogram]]]) -
     return figure
 
 
-def _draw_histogram(axes: Axes, row: int, one: LabeledHistogram, baseline: Histogram) -> None:
-    color, (centers, heights) = color_for(one.k), _heights(one.histogram)
+def _draw_histogram(axes: Axes, row: int, one: Labeled, baseline: Histogram) -> None:
+    _, k, histogram = one
+    color, (centers, heights) = color_for(k), _heights(histogram)
     axes.fill_between(centers, row - heights, row, step="mid", color=color, alpha=0.45, linewidth=0, zorder=2)
     if row:
         base_centers, base_heights = _heights(baseline)
         axes.step(base_centers, row - base_heights, where="mid", color=BLACK, linewidth=0.7, zorder=3)
     axes.plot([centers[0], centers[-1]], [row, row], color=GRAY, linewidth=0.5, zorder=1)
-    axes.plot([one.histogram.p50] * 2, [row, row - 0.5], color=color, linewidth=1.6, zorder=4)
-    axes.plot(one.histogram.mean, row, marker="^", markersize=4, color=color, clip_on=False, zorder=4)
+    axes.plot([histogram.p50] * 2, [row, row - 0.5], color=color, linewidth=1.6, zorder=4)
+    axes.plot(histogram.mean, row, marker="^", markersize=4, color=color, clip_on=False, zorder=4)
 
 
 def _heights(histogram: Histogram) -> tuple[np.ndarray, np.ndarray]:
@@ -162,10 +157,10 @@ def _heights(histogram: Histogram) -> tuple[np.ndarray, np.ndarray]:
     return (edges[:-1] + edges[1:]) / 2, HISTOGRAM_HEIGHT * counts / max(1.0, counts.max(initial=0))
 
 
-def _histogram_limits(histograms: Sequence[LabeledHistogram]) -> tuple[float, float]:
+def _histogram_limits(histograms: Sequence[Labeled]) -> tuple[float, float]:
     """Up to where 99.9 % of the values are."""
-    edges = np.array(histograms[0].histogram.edges)
-    total = np.sum([one.histogram.counts for one in histograms], axis=0)
+    edges = np.array(histograms[0][2].edges)
+    total = np.sum([histogram.counts for _, _, histogram in histograms], axis=0)
     last = np.searchsorted(np.cumsum(total), 0.999 * total.sum()) + 1
     return float(edges[0]), float(edges[min(last, len(edges) - 1)])
 

@@ -19,7 +19,6 @@ from orchestrator.report.charts import (
     ActorTimeline,
     EvidencePath,
     Heatmap,
-    LabeledHistogram,
     plot_evidence,
     plot_heatmap_row,
     plot_histograms,
@@ -28,7 +27,6 @@ from orchestrator.report.charts import (
     plot_tall_heatmap,
 )
 from orchestrator.report.drawing import RenderedFigure, figure_style, render
-from orchestrator.report.parallel import Map, sequential_map
 from orchestrator.report.scatter import (
     FamilyPoint,
     Point,
@@ -37,6 +35,7 @@ from orchestrator.report.scatter import (
     plot_pareto,
     plot_tradeoff,
 )
+from orchestrator.report.sweeps import Map, sequential_map
 from orchestrator.report.text import number, p_value, signed
 
 GENERATE = "generate"
@@ -298,8 +297,8 @@ def _other_figures(task: TaskResult, criteria: Criteria, prefix: str) -> Iterato
     del criteria
     shown = task.configurations[:MAX_CONFIGURATIONS]
     if task.kind == GENERATE:
-        steps = [LabeledHistogram(label=r.label, k=r.resolved.k, histogram=r.steps) for r in shown]
-        lengths = [LabeledHistogram(label=r.label, k=r.resolved.k, histogram=r.lengths) for r in shown]
+        steps = [(r.label, r.resolved.k, r.steps) for r in shown]
+        lengths = [(r.label, r.resolved.k, r.lengths) for r in shown]
         yield render(
             plot_histograms([("denoising steps per document", steps), ("tokens per document", lengths)]),
             name=f"{prefix}spread",

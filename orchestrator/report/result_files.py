@@ -37,6 +37,13 @@ def results_markdown(sections: Sequence[Section]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _paragraphs(*texts: str) -> Iterator[str]:
+    """Each with an empty line after it."""
+    for text in texts:
+        yield text
+        yield ""
+
+
 def _section(section: Section) -> Iterator[str]:
     for notice in section.notices():
         yield f"> {_escape(notice)}"
@@ -46,18 +53,15 @@ def _section(section: Section) -> Iterator[str]:
         f"{section.criteria_origin}: a configuration succeeds if it is more than {criteria.speedup:g}× as fast as k=1 "
         f"and loses less than {criteria.margin:g} points of accuracy."
     )
-    yield (
+    yield from _paragraphs(
         "Differences and speed-ups are paired with the pooled k=1 runs on the same documents. Intervals in parentheses "
         "are 95 %; verdicts use the verdict bounds. Flips are documents lost plus documents won."
     )
-    yield ""
-    yield "## Verdict"
-    yield ""
+    yield from _paragraphs("## Verdict")
     for verdict in section.verdicts:
         yield f"- {_escape(verdict)}"
     yield ""
-    yield "## Complete results"
-    yield ""
+    yield from _paragraphs("## Complete results")
     for view in section.tasks:
         yield from _complete(view)
     yield from _pooled(section)
@@ -70,35 +74,34 @@ def _section(section: Section) -> Iterator[str]:
 
 def _complete(view: TaskView) -> Iterator[str]:
     task = view.task
-    yield f"### {task.task} ({task.documents} documents, {task.primary or 'accuracy'})"
-    yield ""
+    yield from _paragraphs(f"### {task.task} ({task.documents} documents, {task.primary or 'accuracy'})")
     yield from _table(markdown_table(view))
     if view.bounds_note:
-        yield view.bounds_note
-        yield ""
+        yield from _paragraphs(view.bounds_note)
     if view.generates:
-        yield "AUP is the area under accuracy over tokens per forward pass, each family together with k=1."
-        yield ""
+        yield from _paragraphs(
+            "AUP is the area under accuracy over tokens per forward pass, each family together with k=1."
+        )
         yield from _table(parallelism_table(view))
     if view.length_drifts:
-        yield "Answers changed in length, so the speed-up per document is shown next to the speed-up in tokens/s."
-        yield ""
+        yield from _paragraphs(
+            "Answers changed in length, so the speed-up per document is shown next to the speed-up in tokens/s."
+        )
 
 
 def _pooled(section: Section) -> Iterator[str]:
     pooled = section.analysis.pooled
     if pooled is None:
         return
-    yield "### All tasks together"
-    yield ""
-    yield f"{', '.join(pooled.tasks)}, each with the same weight. {_escape(pooled.verdict.sentence)}"
-    yield ""
+    yield from _paragraphs(
+        "### All tasks together",
+        f"{', '.join(pooled.tasks)}, each with the same weight. {_escape(pooled.verdict.sentence)}",
+    )
     yield from _table(pooled_table(pooled))
 
 
 def _best(section: Section) -> Iterator[str]:
-    yield "## Best configuration per benchmark"
-    yield ""
+    yield from _paragraphs("## Best configuration per benchmark")
     rows = []
     for view in section.tasks:
         task = view.task
@@ -120,16 +123,14 @@ def _best(section: Section) -> Iterator[str]:
 
 
 def _tradeoffs(section: Section) -> Iterator[str]:
-    yield "## Accuracy and speed"
-    yield ""
+    yield from _paragraphs("## Accuracy and speed")
     for view in section.tasks:
         task = view.task
         if not view.generates:
             continue
-        yield f"### {task.task}"
-        yield ""
-        yield "The most accurate configuration for each k; among equally accurate ones, the fastest."
-        yield ""
+        yield from _paragraphs(
+            f"### {task.task}", "The most accurate configuration for each k; among equally accurate ones, the fastest."
+        )
         rows = []
         for k, one in best_by_k(task):
             result = one.accurate
@@ -141,7 +142,7 @@ def _tradeoffs(section: Section) -> Iterator[str]:
                     percent(result.accuracy.value, 2),
                     drop_cell(result).markdown,
                     NONE if rate is None else number(rate.value, 2),
-                    speedup_cell(result).markdown,
+                    speedup_cell(result.speedup).markdown,
                 ]
             )
         yield from _lines(["Configuration", "Accuracy", "Accuracy Drop", "Throughput (tokens/s)", "Speed-up"], rows)
@@ -152,25 +153,21 @@ def _policies_and_settings(section: Section) -> Iterator[str]:
         if not view.compares_settings:
             continue
         margin = section.criteria.margin
-        yield f"## Policies and decode settings: {view.task.task}"
-        yield ""
-        yield (
+        yield from _paragraphs(f"## Policies and decode settings: {view.task.task}")
+        yield from _paragraphs(
             f"For each family, the fastest configuration whose accuracy is within {margin:g} points of k=1 with the "
             "first decode settings (low end of the paired 95 % interval). Gains are ratios per token over that k=1."
         )
-        yield ""
         yield from _table(fastest_table(view, margin))
-        yield (
+        yield from _paragraphs(
             "On the front: no other configuration, including k=1 with other decode settings, is at least as good in "
             "both accuracy and gain."
         )
-        yield ""
         yield from _table(ranking_table(view))
 
 
 def _notes(section: Section) -> Iterator[str]:
-    yield "## Notes"
-    yield ""
+    yield from _paragraphs("## Notes")
     for gate in section.gates:
         for sentence in gate.sentences:
             yield f"- {gate.name} ({gate.state}): {_escape(sentence)}"
@@ -191,14 +188,13 @@ def _notes(section: Section) -> Iterator[str]:
 def _earlier(section: Section) -> Iterator[str]:
     if not section.earlier:
         return
-    yield "## Comparison with an earlier experiment"
-    yield ""
-    yield f"{section.earlier_name} contains the means of an earlier run: {'; '.join(caveats(section.earlier))}."
-    yield ""
+    yield from _paragraphs(
+        "## Comparison with an earlier experiment",
+        f"{section.earlier_name} contains the means of an earlier run: {'; '.join(caveats(section.earlier))}.",
+    )
     for task in section.earlier:
         table = earlier_table(task, section)
-        yield f"### {table.name}"
-        yield ""
+        yield from _paragraphs(f"### {table.name}")
         for sentence in task.anomalies:
             yield f"- {sentence}"
         yield ""
@@ -294,16 +290,21 @@ def _intervals(result: ConfigurationResult) -> dict[str, Any]:
     }
     comparison = result.comparison
     if comparison is not None:
-        found["accuracy_difference_points"] = comparison.difference.points
-        found["accuracy_difference_simultaneous"] = comparison.difference.simultaneous
-        found["accuracy_difference_bounds"] = comparison.difference.bounds
-        found["lost"], found["won"] = comparison.difference.lost, comparison.difference.won
-        found["speedup_modelled"] = comparison.modelled
-        found["speedup_bounds"] = None if comparison.speedup is None else comparison.speedup.tokens_bounds
-        found["speedup_documents_bounds"] = None if comparison.speedup is None else comparison.speedup.seconds_bounds
-        found["p_mcnemar"], found["p_holm"] = comparison.difference.p_value, comparison.difference.p_holm
-        found["speedup"] = None if comparison.speedup is None else comparison.speedup.tokens
-        found["speedup_documents"] = None if comparison.speedup is None else comparison.speedup.seconds
+        own, speed = comparison.difference, comparison.speedup
+        found |= {
+            "accuracy_difference_points": own.points,
+            "accuracy_difference_simultaneous": own.simultaneous,
+            "accuracy_difference_bounds": own.bounds,
+            "lost": own.lost,
+            "won": own.won,
+            "p_mcnemar": own.p_value,
+            "p_holm": own.p_holm,
+            "speedup": None if speed is None else speed.tokens,
+            "speedup_bounds": None if speed is None else speed.tokens_bounds,
+            "speedup_documents": None if speed is None else speed.seconds,
+            "speedup_documents_bounds": None if speed is None else speed.seconds_bounds,
+            "speedup_modelled": comparison.modelled,
+        }
     return {name: as_json(value) for name, value in found.items()}
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis, analyse
 from orchestrator.analysis.accuracy import documents_needed
-from orchestrator.analysis.explain import Explanation, flops_per_token
+from orchestrator.analysis.explain import Explanation, ModelledSpeedup, flops_per_token
 from orchestrator.analysis.gates import IMPORTED, Finding
 from orchestrator.analysis.intervals import Estimate, Levels
 from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fastest_within_margin
@@ -34,8 +34,7 @@ from orchestrator.report.drawing import RenderedFigure
 from orchestrator.report.earlier import EarlierTaskResults
 from orchestrator.report.examples import Examples, find_examples
 from orchestrator.report.figures import GENERATE, collect_figures, start_drawing
-from orchestrator.report.parallel import Map, sequential_map
-from orchestrator.report.sweeps import SweepData
+from orchestrator.report.sweeps import Map, SweepData, sequential_map
 from orchestrator.report.text import (
     FAILED,
     GateSummary,
@@ -70,6 +69,10 @@ class ConfigurationView:
     def seconds_per_document(self) -> Estimate | None:
         """None if times are unknown."""
         return self.result.throughput.seconds_per_document if self.result.throughput.seconds else None
+
+    @property
+    def modelled(self) -> ModelledSpeedup | None:
+        return None if self.result.comparison is None else self.result.comparison.modelled
 
     def per_document(self, column: str) -> float | None:
         """The mean of one of COUNTERS; None for rows that are older than the column."""
@@ -130,11 +133,6 @@ class TaskView:
     @property
     def explained(self) -> list[ConfigurationView]:
         return [view for view in self.configurations if view.explanation is not None]
-
-    @property
-    def share_outside_layers(self) -> float | None:
-        explanations = (view.explanation for view in self.explained)
-        return next((one.overhead_share for one in explanations if one is not None), None)
 
     @property
     def compares_settings(self) -> bool:

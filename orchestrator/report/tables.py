@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from orchestrator.analysis.intervals import Bounds, Estimate
+from orchestrator.analysis.accuracy import PairedDifference
+from orchestrator.analysis.intervals import Bounds
 from orchestrator.analysis.ranking import AXES, SPEED, Ranking
 from orchestrator.analysis.results import ConfigurationResult, PooledResult, family_parallelism
 from orchestrator.analysis.speedups import Speedup
@@ -82,17 +83,7 @@ def _table(name: str, titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> 
     return Table(name=name, titles=tuple(titles), rows=tuple(TableRow(cells=tuple(cells)) for cells in rows))
 
 
-def _speedup(result: ConfigurationResult) -> Speedup | None:
-    return result.comparison.speedup if result.comparison is not None else None
-
-
-def _documents_speedup_cell(row: ConfigurationView) -> Cell:
-    speedup = _speedup(row.result)
-    return estimate_cell(None if speedup is None else speedup.seconds, 2, unit="×")
-
-
-def _difference(result: ConfigurationResult) -> Estimate | None:
-    return None if result.comparison is None else result.comparison.difference.points
+MISSING = Cell(text=NONE, sort="")
 
 
 def _verdict_cell(row: ConfigurationView) -> Cell:
@@ -103,11 +94,8 @@ def _verdict_cell(row: ConfigurationView) -> Cell:
     return text_cell("baseline" if row.result.resolved.is_baseline else "not compared")
 
 
-def _p_value_cell(row: ConfigurationView) -> Cell:
-    comparison = row.result.comparison
-    if comparison is None:
-        return Cell(text=NONE, sort="")
-    return Cell(text=p_value(comparison.difference.p_holm), sort=comparison.difference.p_holm)
+def _p_value_cell(p: float | None) -> Cell:
+    return MISSING if p is None else Cell(text=p_value(p), sort=p)
 
 
 def _documents_cell(row: ConfigurationView) -> Cell:
@@ -119,7 +107,7 @@ def _documents_cell(row: ConfigurationView) -> Cell:
 
 def _memory_cell(row: ConfigurationView) -> Cell:
     memory = row.peak_memory_bytes
-    return Cell(text=size(memory), sort=memory) if memory else Cell(text=NONE, sort="")
+    return Cell(text=size(memory), sort=memory) if memory else MISSING
 
 
 def _replayed_cell(row: ConfigurationView) -> Cell:
@@ -128,47 +116,42 @@ def _replayed_cell(row: ConfigurationView) -> Cell:
     return number_cell((sums["replayed"] or 0) / passes if passes else None, 0, 100, " %")
 
 
-def _flips_cell(row: ConfigurationView) -> Cell:
-    comparison = row.result.comparison
-    if comparison is None:
-        return Cell(text=NONE, sort="")
-    own = comparison.difference
+def _flips_cell(own: PairedDifference | None) -> Cell:
+    if own is None:
+        return MISSING
     return Cell(text=whole(own.flips), detail=f"{own.lost} lost, {own.won} won", sort=own.flips)
 
 
 def _bounds_cell(bounds: Bounds | None, places: int, *, sign: bool = False) -> Cell:
     """The one-sided bounds that the verdict compared with the declared values."""
     if bounds is None:
-        return Cell(text=NONE, sort="")
+        return MISSING
     show = signed if sign else number
     return Cell(text=f"{show(bounds.low, places)} to {show(bounds.high, places)}", sort=bounds.low)
 
 
-def _accuracy_bounds_cell(row: ConfigurationView) -> Cell:
-    comparison = row.result.comparison
-    return _bounds_cell(None if comparison is None else comparison.difference.bounds, 1, sign=True)
+def difference_cell(own: PairedDifference | None) -> Cell:
+    return estimate_cell(None if own is None else own.points, 1, sign=True)
 
 
-def _speed_bounds_cell(row: ConfigurationView) -> Cell:
-    speedup = _speedup(row.result)
+def accuracy_bounds_cell(own: PairedDifference | None) -> Cell:
+    return _bounds_cell(None if own is None else own.bounds, 1, sign=True)
+
+
+def speedup_cell(speedup: Speedup | None) -> Cell:
+    return estimate_cell(None if speedup is None else speedup.tokens, 2, unit="×")
+
+
+def speed_bounds_cell(speedup: Speedup | None) -> Cell:
     return _bounds_cell(None if speedup is None else speedup.tokens_bounds, 2)
 
 
+def _documents_speedup_cell(row: ConfigurationView) -> Cell:
+    return estimate_cell(None if row.result.speedup is None else row.result.speedup.seconds, 2, unit="×")
+
+
 def _modelled_cell(row: ConfigurationView) -> Cell:
-    comparison = row.result.comparison
-    modelled = None if comparison is None else comparison.modelled
-    return estimate_cell(None if modelled is None else modelled.tokens, 2, unit="×")
-
-
-def _lack_of_fit_cell(row: ConfigurationView) -> Cell:
-    comparison = row.result.comparison
-    p = None if comparison is None or comparison.modelled is None else comparison.modelled.lack_of_fit
-    return Cell(text=NONE, sort="") if p is None else Cell(text=p_value(p), sort=p)
-
-
-def _tokens_per_pass_cell(row: ConfigurationView) -> Cell:
-    passes = row.result.throughput.passes_per_token
-    return number_cell(1 / passes if passes else None, 2)
+    return estimate_cell(None if row.modelled is None else row.modelled.tokens, 2, unit="×")
 
 
 GENERATES = attrgetter("generates")
@@ -179,22 +162,18 @@ RESULT_COLUMNS: tuple[Column, ...] = (
     CONFIGURATION,
     Column("verdict", _verdict_cell),
     Column("accuracy %", lambda row: estimate_cell(row.result.accuracy, 1, 100)),
-    Column("difference, points", lambda row: estimate_cell(_difference(row.result), 1, sign=True)),
-    Column("verdict bounds, points", _accuracy_bounds_cell),
-    Column("flips", _flips_cell),
-    Column("p (Holm)", _p_value_cell),
+    Column("difference, points", lambda row: difference_cell(row.result.difference)),
+    Column("verdict bounds, points", lambda row: accuracy_bounds_cell(row.result.difference)),
+    Column("flips", lambda row: _flips_cell(row.result.difference)),
+    Column("p (Holm)", lambda row: _p_value_cell(None if (own := row.result.difference) is None else own.p_holm)),
     Column("tokens/s", lambda row: estimate_cell(row.result.throughput.tokens_per_second), shown=GENERATES),
-    Column("speed-up", lambda row: speedup_cell(row.result), shown=GENERATES),
-    Column("verdict bounds, speed-up", _speed_bounds_cell, shown=GENERATES),
+    Column("speed-up", lambda row: speedup_cell(row.result.speedup), shown=GENERATES),
+    Column("verdict bounds, speed-up", lambda row: speed_bounds_cell(row.result.speedup), shown=GENERATES),
     Column(
         "s/document",
         lambda row: estimate_cell(row.seconds_per_document, row.seconds_places),
     ),
-    Column(
-        "speed-up, documents",
-        _documents_speedup_cell,
-        shown=LENGTH_DRIFTS,
-    ),
+    Column("speed-up, documents", _documents_speedup_cell, shown=LENGTH_DRIFTS),
     Column(
         "hours",
         lambda row: Cell(text=hours(row.result.throughput.seconds), sort=row.result.throughput.seconds),
@@ -224,7 +203,7 @@ WORK_COLUMNS: tuple[Column, ...] = (
     Column("small passes", lambda row: number_cell(row.per_document("passes_small"))),
     Column("commit passes", lambda row: number_cell(row.per_document("passes_commit"))),
     Column("replayed", _replayed_cell),
-    Column("tokens/pass", _tokens_per_pass_cell, shown=GENERATES),
+    Column("tokens/pass", lambda row: number_cell(row.result.throughput.tokens_per_pass, 2), shown=GENERATES),
     Column("passes/token", lambda row: number_cell(row.result.throughput.passes_per_token, 2), shown=GENERATES),
     Column("layers/token", lambda row: number_cell(row.result.throughput.layers_per_token), shown=GENERATES),
     Column(
@@ -248,21 +227,17 @@ MARKDOWN_COLUMNS: tuple[Column, ...] = (
     Column("Throughput (tokens/s)", lambda row: estimate_cell(row.result.throughput.tokens_per_second, 2)),
     Column("Total Time (h)", lambda row: text_cell(hours(row.result.throughput.seconds))),
     Column("Accuracy Drop", lambda row: drop_cell(row.result)),
-    Column("Flips", _flips_cell),
-    Column("Speed-up", lambda row: speedup_cell(row.result)),
+    Column("Flips", lambda row: _flips_cell(row.result.difference)),
+    Column("Speed-up", lambda row: speedup_cell(row.result.speedup)),
     Column(
         "Seconds per Document",
         lambda row: estimate_cell(row.seconds_per_document, row.seconds_places),
         shown=lambda view: view.length_drifts or not view.generates,
     ),
-    Column(
-        "Speed-up, Documents",
-        _documents_speedup_cell,
-        shown=LENGTH_DRIFTS,
-    ),
+    Column("Speed-up, Documents", _documents_speedup_cell, shown=LENGTH_DRIFTS),
     Column("Notes", lambda row: _notes_cell(row.result)),
-    Column("Verdict Bounds, Drop", _accuracy_bounds_cell),
-    Column("Verdict Bounds, Speed-up", _speed_bounds_cell, shown=GENERATES),
+    Column("Verdict Bounds, Drop", lambda row: accuracy_bounds_cell(row.result.difference)),
+    Column("Verdict Bounds, Speed-up", lambda row: speed_bounds_cell(row.result.speedup), shown=GENERATES),
 )
 
 
@@ -271,15 +246,10 @@ def accuracy_cell(result: ConfigurationResult) -> Cell:
 
 
 def drop_cell(result: ConfigurationResult) -> Cell:
-    points = _difference(result)
-    if points is None:
+    if result.difference is None:
         return text_cell("baseline" if result.resolved.is_baseline else NONE)
+    points = result.difference.points
     return Cell(text=f"{signed(points.value, 2)} pp", detail=interval(points, 1, sign=True))
-
-
-def speedup_cell(result: ConfigurationResult) -> Cell:
-    speedup = _speedup(result)
-    return estimate_cell(None if speedup is None else speedup.tokens, 2, unit="×")
 
 
 def _notes_cell(result: ConfigurationResult) -> Cell:
@@ -304,12 +274,11 @@ EXPLANATION_COLUMNS: tuple[Column, ...] = (
     Column("measured", lambda row: _explained(row, "measured", "×")),
     Column("= passes", lambda row: _explained(row, "passes")),
     Column("× layers", lambda row: _explained(row, "layers")),
-    Column("× overhead", lambda row: _explained(row, "overhead")),
     Column("× unexplained", lambda row: _explained(row, "unexplained")),
     Column("from layer executions", lambda row: _explained(row, "from_executions", "×")),
     Column("from layer-positions", lambda row: _explained(row, "from_positions", "×")),
     Column("modelled", _modelled_cell),
-    Column("lack of fit, p", _lack_of_fit_cell),
+    Column("lack of fit, p", lambda row: _p_value_cell(None if row.modelled is None else row.modelled.lack_of_fit)),
 )
 
 
@@ -371,21 +340,18 @@ def ranking_table(view: TaskView) -> Table:
 
 def pooled_table(pooled: PooledResult) -> Table:
     """All tasks together, each with the same weight."""
-    rows = []
-    for one in pooled.comparisons:
-        speed, difference = one.speedup, one.difference
-        flips = f"{difference.lost} lost, {difference.won} won"
-        rows.append(
-            [
-                text_cell(one.label),
-                Cell(text=one.verdict.outcome, badge=True),
-                estimate_cell(difference.points, 1, sign=True),
-                _bounds_cell(difference.bounds, 1, sign=True),
-                Cell(text=whole(difference.flips), detail=flips, sort=difference.flips),
-                estimate_cell(None if speed is None else speed.tokens, 2, unit="×"),
-                _bounds_cell(None if speed is None else speed.tokens_bounds, 2),
-            ]
-        )
+    rows = [
+        [
+            text_cell(one.label),
+            Cell(text=one.verdict.outcome, badge=True),
+            difference_cell(one.difference),
+            accuracy_bounds_cell(one.difference),
+            _flips_cell(one.difference),
+            speedup_cell(one.speedup),
+            speed_bounds_cell(one.speedup),
+        ]
+        for one in pooled.comparisons
+    ]
     titles = ["configuration", "verdict", "difference, points", "verdict bounds, points", "flips", "speed-up"]
     return _table("All tasks", [*titles, "verdict bounds, speed-up"], rows)
 
@@ -429,8 +395,7 @@ def earlier_table(earlier: EarlierTaskResults, section: Section) -> Table:
 
 def _earlier_cells(old: EarlierResult, ours: ConfigurationResult | None) -> list[Cell]:
     stated = old.summary.reported_drop  # computed by the experiment from rounded accuracies
-    speedup = None if ours is None else _speedup(ours)
-    drop = Cell(text=NONE, sort="")
+    drop = MISSING
     if old.drop is not None:
         detail = "" if stated is None else f"stated {signed(stated, 1)}"
         drop = Cell(text=signed(old.drop, 2), detail=detail, sort=old.drop)
@@ -441,7 +406,7 @@ def _earlier_cells(old: EarlierResult, ours: ConfigurationResult | None) -> list
         number_cell(old.summary.tokens_per_second, 2),
         number_cell(old.speed_ratio, 2, 1, "×"),
         estimate_cell(None if ours is None else ours.accuracy, 1, 100),
-        estimate_cell(None if ours is None else _difference(ours), 1, sign=True),
+        difference_cell(None if ours is None else ours.difference),
         estimate_cell(None if ours is None else ours.throughput.tokens_per_second, 1),
-        estimate_cell(None if speedup is None else speedup.tokens, 2, unit="×"),
+        speedup_cell(None if ours is None else ours.speedup),
     ]

@@ -136,53 +136,26 @@ def estimate_cell(
 
 PASSED, WARNING, FAILED = "passed", "warning", "failed"
 WHY_A_GATE_MATTERS = {
-    "replay": (
-        "According to the counters, layers ran that the policy should have skipped, or layers were skipped at k=1. "
-        "The times then say nothing about layer reuse, and the answers are not those of the named policy. This is a "
-        "bug in the program, not a problem of the machine: rows from before the fix cannot be used."
-    ),
-    "agreement at k=1": (
-        "All configurations at k=1 are the same computation. If their answers differ on the same type of device and "
-        "at the same batch size, "
-        "something other than the policy changes the results: a cache that outlives its document, state that leaks "
-        "between batches, or arithmetic that is not reproducible. Differences between other configurations may have "
-        "the same cause."
-    ),
-    "output mode": (
-        "In output mode no layer runs in a pass that replays, so the layers a policy names cannot matter. If they "
-        "seem to, something other than the policy changes the results."
-    ),
-    "one version": (
-        "Rows from different code or different weights are not one experiment: a difference between two "
-        "configurations may be a difference between two versions. Rerun the older trials, or report them separately."
-    ),
-    "settings": (
-        "Rows ran with settings other than the requested ones, or do not record their settings. A difference between "
-        "two configurations may then come from the threshold, precision, batch size or device."
-    ),
-    "output length": (
-        "Tokens per second rewards repetition: a configuration that writes more, or reaches the length limit more "
-        "often, looks faster than it is. Compare seconds per document instead, which count the whole answer."
-    ),
-    "every document once": (
-        "Comparisons use the documents that both sides have. If some are missing, configurations are compared on fewer "
-        "documents than requested, and not all on the same ones. Continue the sweep to add the missing documents."
-    ),
-    "cold start": (
-        "An actor's first trial ran at another speed than its later ones, as if without a warm-up. If it contains many "
-        "of a configuration's documents, that configuration looks slower than it is (or faster, if the calibration "
-        "was slow)."
-    ),
-    "speed at k=1": (
-        "All configurations at k=1 are the same computation. One of them was slower in all of its trials, by more than "
-        "trials differ otherwise, so something other than the policy decides on speed here. A policy may be slow or "
-        "fast for the same reason."
-    ),
-    "own device": (
-        "Actors that share a GPU slow each other down, and how much depends on what the other one is running. A "
-        "configuration may look faster because the GPU was idle otherwise. Accuracies are not affected; to measure "
-        "speed, run the sweep with one actor per GPU (--gpus-per-actor 1)."
-    ),
+    "replay": "Layers ran that the policy should have skipped, or were skipped at k=1: the times say nothing about "
+    "layer reuse. This is a bug in the program, and rows from before its fix cannot be used.",
+    "agreement at k=1": "All k=1 runs are the same computation. If their answers differ, something other than the "
+    "policy changes results (a cache, state that leaks between batches), and may do so for other configurations.",
+    "output mode": "In output mode no layer runs in a pass that replays, so the layers a policy names cannot matter. "
+    "If they seem to, something other than the policy changes the results.",
+    "one version": "Rows from different code or weights are not one experiment: a difference between configurations "
+    "may be one between versions. Rerun the older trials, or report them separately.",
+    "settings": "Rows ran with settings other than the requested ones, or do not record them. A difference may then "
+    "come from the threshold, precision, batch size or device.",
+    "output length": "Tokens per second rewards repetition: a configuration that writes more looks faster than it is. "
+    "Compare seconds per document instead, which count the whole answer.",
+    "every document once": "Comparisons use the documents that both sides have: fewer than requested, and not the same "
+    "ones for all. Continue the sweep to add the missing documents.",
+    "cold start": "An actor's first trial ran at another speed than its later ones, as if without a warm-up, so a "
+    "configuration with many documents in it looks slower than it is (or faster, if the calibration was slow).",
+    "speed at k=1": "All k=1 runs are the same computation, and one was slower in all of its trials. What slowed it "
+    "may have slowed, or spared, any policy.",
+    "own device": "Actors that share a GPU slow each other down. Accuracies are not affected; to measure speed, run "
+    "the sweep with one actor per GPU (--gpus-per-actor 1).",
     "metrics": "Rows without a finite score or time cannot enter any mean.",
 }
 

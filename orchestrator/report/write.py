@@ -25,10 +25,9 @@ from orchestrator.analysis.results import Comparison
 from orchestrator.core.untrusted import path_below, printable
 from orchestrator.report import tables, text
 from orchestrator.report.earlier import caveats, read_summaries, read_summary
-from orchestrator.report.parallel import process_pool_map, sequential_map
 from orchestrator.report.result_files import configuration_summaries, results_markdown
 from orchestrator.report.section import Section, build_section
-from orchestrator.report.sweeps import read_sweeps
+from orchestrator.report.sweeps import process_pool_map, read_sweeps, sequential_map
 from orchestrator.report.tables import Table, TableRow
 from orchestrator.report.text import Cell, estimate_cell, number_cell, text_cell
 from orchestrator.store import Store
