@@ -6,7 +6,7 @@ concerned undecided; the others are warnings.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -36,9 +36,9 @@ REPLICATE_RATIO = 1.05  # smaller differences between them are no reason to with
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    gate: str
-    ok: bool
     sentence: str
+    gate: str = ""  # its name in GATES, which check_gates adds
+    ok: bool = False
     trials: tuple[str, ...] = ()  # empty: concerns all trials
     withholds_verdict: bool = False
 
@@ -80,18 +80,14 @@ def check_gates(evidence: Evidence) -> tuple[Finding, ...]:
     for name, (gate, held) in GATES.items():
         if IMPORTED in evidence.request and name not in GATES_OF_IMPORTED:
             continue
-        result.extend(list(gate(evidence)) or [Finding(gate=name, ok=True, sentence=held)])
+        found = list(gate(evidence)) or [Finding(sentence=held, ok=True)]
+        result += [replace(one, gate=name) for one in found]
     return tuple(result)
 
 
-def _failed(gate: str, rows: TaskRuns, places: Array, text: str, *, withholds_verdict: bool = False) -> Finding:
-    return Finding(
-        gate=gate,
-        ok=False,
-        sentence=f"{rows.task}: {text}.",
-        trials=rows.trials_of(places),
-        withholds_verdict=withholds_verdict,
-    )
+def _failed(rows: TaskRuns, places: Array, text: str, *, withholds_verdict: bool = False) -> Finding:
+    sentence = f"{rows.task}: {text}."
+    return Finding(sentence=sentence, trials=rows.trials_of(places), withholds_verdict=withholds_verdict)
 
 
 def replay(evidence: Evidence) -> Iterator[Finding]:
@@ -103,15 +99,15 @@ def replay(evidence: Evidence) -> Iterator[Finding]:
         if len(missed):
             passes = int((columns["eligible"] - columns["replayed"])[missed].sum())
             text = f"{passes} passes should have replayed layers and did not"
-            yield _failed("replay", rows, missed, text, withholds_verdict=True)
+            yield _failed(rows, missed, text, withholds_verdict=True)
         wrong = np.flatnonzero((k == 1) & ((columns["replayed"] > 0) | (columns["layers_reused"] > 0)))
         if len(wrong):
-            yield _failed("replay", rows, wrong, "layers were replayed at k=1", withholds_verdict=True)
+            yield _failed(rows, wrong, "layers were replayed at k=1", withholds_verdict=True)
         for number, configuration in enumerate(rows.configurations):
             places = rows.rows_of(rows.runs_of(number))
             if not configuration.is_baseline and not columns["eligible"][places].any():
                 text = f"{configuration.label} had no pass that could replay, so it is identical to k=1"
-                yield _failed("replay", rows, places, text, withholds_verdict=True)
+                yield _failed(rows, places, text, withholds_verdict=True)
 
 
 def baseline_agreement(evidence: Evidence) -> Iterator[Finding]:
@@ -121,7 +117,7 @@ def baseline_agreement(evidence: Evidence) -> Iterator[Finding]:
         differing, documents = _differing_answers(rows, [], places)
         if len(differing):
             text = f"runs at k=1 gave different answers to {documents} documents, with the same device and batch size"
-            yield _failed("agreement at k=1", rows, differing, text)
+            yield _failed(rows, differing, text)
 
 
 def output_mode(evidence: Evidence) -> Iterator[Finding]:
@@ -135,7 +131,7 @@ def output_mode(evidence: Evidence) -> Iterator[Finding]:
         differing, documents = _differing_answers(rows, [rule], places)
         if len(differing):
             text = f"output mode gave different answers to {documents} documents for different subsets of layers"
-            yield _failed("output mode", rows, differing, text)
+            yield _failed(rows, differing, text)
 
 
 def _without_layers(policy: str) -> str:
@@ -172,18 +168,16 @@ def one_version(evidence: Evidence) -> Iterator[Finding]:
     versions = sorted(set(by_code) or {describe_code(command.get("code")) for command in commands})
     if len(versions) > 1:
         yield Finding(
-            gate="one version",
-            ok=False,
             sentence=f"{len(versions)} versions of the code produced the rows: {', '.join(versions)}.",
             trials=tuple(sorted({trial for version in versions[1:] for trial in by_code.get(version, ())})),
             withholds_verdict=True,
         )
     if len(revisions) > 1:
         text = f"{len(revisions)} revisions of the model produced the rows: {', '.join(sorted(revisions))}."
-        yield Finding(gate="one version", ok=False, sentence=text, withholds_verdict=True)
+        yield Finding(sentence=text, withholds_verdict=True)
     if len(versions) == 1 and "uncommitted" in versions[0]:
         text = f"The code differed from its commit ({versions[0]}), so this version cannot be checked out again."
-        yield Finding(gate="one version", ok=False, sentence=text)
+        yield Finding(sentence=text)
 
 
 def settings(evidence: Evidence) -> Iterator[Finding]:
@@ -198,10 +192,10 @@ def settings(evidence: Evidence) -> Iterator[Finding]:
         yield from _one_value(rows, "dtype", [rows.names["dtype"][c] for c in np.unique(columns["dtype"])], identity)
         blank = np.concatenate([_blank(rows, name) for name in ("dtype", "device", "actor")])
         if len(blank):
-            yield _failed("settings", rows, blank, "rows do not record their dtype, device or actor")
+            yield _failed(rows, blank, "rows do not record their dtype, device or actor")
         changed = _changed_within_trials(rows)
         if len(changed):
-            yield _failed("settings", rows, changed, "settings changed within a trial", withholds_verdict=True)
+            yield _failed(rows, changed, "settings changed within a trial", withholds_verdict=True)
 
 
 def _requested_setting(rows: TaskRuns, name: str, requested: Any) -> Iterator[Finding]:
@@ -210,17 +204,17 @@ def _requested_setting(rows: TaskRuns, name: str, requested: Any) -> Iterator[Fi
     if other:
         text = f"rows ran with {rows.configurations[other[0]].configuration.settings_label([name])}, not as requested"
         places = np.flatnonzero(np.isin(rows.owner[rows.run], other))
-        yield _failed("settings", rows, places, text, withholds_verdict=True)
+        yield _failed(rows, places, text, withholds_verdict=True)
 
 
 def _one_value(rows: TaskRuns, column: str, seen: Sequence[Any], identity: Mapping[str, Any]) -> Iterator[Finding]:
     every, name = np.arange(len(rows.row)), column.replace("_", " ")
     if len(seen) > 1:
         text = f"rows ran with more than one {name}: {', '.join(str(value) for value in seen)}"
-        yield _failed("settings", rows, every, text, withholds_verdict=True)
+        yield _failed(rows, every, text, withholds_verdict=True)
     elif identity.get(column) not in (None, "auto", seen[0]):
         text = f"rows ran with {name} {seen[0]}, but {identity[column]} was requested"
-        yield _failed("settings", rows, every, text, withholds_verdict=True)
+        yield _failed(rows, every, text, withholds_verdict=True)
 
 
 def _blank(rows: TaskRuns, name: str) -> Array:
@@ -261,11 +255,11 @@ def output_length(evidence: Evidence) -> Iterator[Finding]:
             if abs(change) > MAX_LENGTH_CHANGE:
                 text = f"answers of {configuration.label} are {abs(change):.0%} {'longer' if change > 0 else 'shorter'}"
                 text += " than those of k=1, so compare seconds per document as well as tokens per second"
-                yield _failed("output length", rows, places, text)
+                yield _failed(rows, places, text)
             more = truncated[places].mean() - truncated[rows.rows_of(baseline)].mean()
             if more > MAX_EXTRA_TRUNCATED:
                 text = f"{configuration.label} hit the length limit {100 * more:.1f} points more often than k=1"
-                yield _failed("output length", rows, places, text)
+                yield _failed(rows, places, text)
 
 
 def every_document(evidence: Evidence) -> Iterator[Finding]:
@@ -275,14 +269,14 @@ def every_document(evidence: Evidence) -> Iterator[Finding]:
         duplicates = np.flatnonzero((np.bincount(group, minlength=count) > 1)[group])
         if len(duplicates):
             text = f"{len(np.unique(group[duplicates]))} documents occur more than once in a run; the first row is used"
-            yield _failed("every document once", rows, duplicates, text)
+            yield _failed(rows, duplicates, text)
         wanted = {run: evidence.needed_documents(rows, run) for run in rows.all_runs}
         counts = {run: int((rows.cell[run] >= 0).sum()) for run in rows.all_runs}
         short = [run for run, present in counts.items() if present < wanted[run]]
         if short:
             fewest, of = min((counts[run], wanted[run]) for run in short)
             text = f"{len(short)} of {len(rows.owner)} runs lack documents (the shortest has {fewest} of {of})"
-            yield _failed("every document once", rows, rows.rows_of(short), text)
+            yield _failed(rows, rows.rows_of(short), text)
         yield from _described_documents(rows, evidence)
 
 
@@ -298,7 +292,7 @@ def _described_documents(rows: TaskRuns, evidence: Evidence) -> Iterator[Finding
     other = np.flatnonzero(~to_numpy(same.fill_null(False)).astype(bool))
     if len(other):
         text = f"{len(other)} rows answer documents that differ from those the sweep describes"
-        yield _failed("every document once", rows, other, text)
+        yield _failed(rows, other, text)
 
 
 def cold_start(evidence: Evidence) -> Iterator[Finding]:
@@ -335,7 +329,7 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
             run, actor = line.runs[line.run[first]], line.actor[first]
             text = f"the first trial of {actor} ran {change} per pass than its peers; {cause}"
             sentence = f"{run.task} {run.label}: {text}."
-            yield Finding(gate="cold start", ok=False, sentence=sentence, trials=(str(line.trial_id[first]),))
+            yield Finding(sentence=sentence, trials=(str(line.trial_id[first]),))
 
 
 def _codes(keys: Iterable[object]) -> Array:
@@ -360,7 +354,7 @@ def baseline_speed(evidence: Evidence) -> Iterator[Finding]:
             if special.fdtrc(count - 1, (count - 1) * (trials - 1), ratio) < REPLICATE_P and spread > REPLICATE_RATIO:
                 slowest = rows.run_label(int(runs[means.argmax()]))
                 text = f"{slowest} ran {spread:.2f} times slower than another run at k=1, in all of its trials"
-                yield _failed("speed at k=1", rows, rows.rows_of(runs), text, withholds_verdict=True)
+                yield _failed(rows, rows.rows_of(runs), text, withholds_verdict=True)
 
 
 def _trial_effects(rows: TaskRuns, runs: Array) -> Array | None:
@@ -383,14 +377,14 @@ def own_device(evidence: Evidence) -> Iterator[Finding]:
     share = evidence.request.get("settings", {}).get("gpus_per_actor")
     if isinstance(share, int | float) and 0 < share < 1:
         text = f"Each actor had {share:g} of a GPU and shared the device with others: speeds are not comparable."
-        yield Finding(gate="own device", ok=False, sentence=text, withholds_verdict=True)
+        yield Finding(sentence=text, withholds_verdict=True)
         return
     line, shared = evidence.timeline, _overlapping_on_one_gpu(evidence)
     if shared:
         first, second = (line.actor[attempt] for attempt in shared[0])
         text = f"{first} and {second} decoded on the same GPU at the same time: speeds are not comparable."
         trials = tuple(sorted({str(line.trial_id[attempt]) for pair in shared for attempt in pair}))
-        yield Finding(gate="own device", ok=False, sentence=text, trials=trials, withholds_verdict=True)
+        yield Finding(sentence=text, trials=trials, withholds_verdict=True)
 
 
 def _overlapping_on_one_gpu(evidence: Evidence) -> list[tuple[int, int]]:
@@ -427,7 +421,7 @@ def metrics(evidence: Evidence) -> Iterator[Finding]:
             if len(places):
                 first = rows.doc_ids[columns["doc_id"][places[0]]]
                 text = f"{len(places)} rows have no {name} (first: {first})"
-                yield _failed("metrics", rows, places, text, withholds_verdict=True)
+                yield _failed(rows, places, text, withholds_verdict=True)
 
 
 GATES: dict[str, tuple[Callable[[Evidence], Iterator[Finding]], str]] = {
