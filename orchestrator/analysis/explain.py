@@ -18,6 +18,7 @@ from orchestrator.analysis.runs import PASS_KINDS, ResolvedConfiguration, TaskRu
 
 COST_COUNTERS = (*(f"passes_{kind}" for kind in PASS_KINDS), "layers_computed", "layer_positions", "tokens")
 MIN_SPARE_TRIALS = 8  # more trials than counters
+SINGULAR = 1e-7  # singular values below this share of the largest one count as 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,12 +135,11 @@ def _least_squares(design: Array, target: Array) -> tuple[Array, float, int, Arr
     """Coefficients, sum of squared residuals, rank and the pseudo-inverse of the normal matrix."""
     largest = np.abs(design).max(axis=0)
     scale = np.where(largest > 0, largest, 1.0)
-    left, singular, right = np.linalg.svd(design / scale, full_matrices=False)
-    kept = singular > 1e-7 * singular[0]
-    inverse = (right[kept].T / singular[kept]) / scale[:, None]
-    coefficients = inverse @ (left[:, kept].T @ target)
+    scaled = design / scale
+    inverse = np.linalg.pinv(scaled, rtol=SINGULAR) / scale[:, None]
+    coefficients, rank = inverse @ target, int(np.linalg.matrix_rank(scaled, rtol=SINGULAR))
     residuals = target - design @ coefficients
-    return coefficients, float(residuals @ residuals), int(kept.sum()), inverse @ inverse.T
+    return coefficients, float(residuals @ residuals), rank, inverse @ inverse.T
 
 
 def modelled_speedup(model: CostModel, rows: TaskRuns, runs: Array, baseline: Array) -> ModelledSpeedup | None:

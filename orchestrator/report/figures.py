@@ -9,7 +9,7 @@ import numpy as np
 
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.details import Subgroup
-from orchestrator.analysis.gates import UNTIMED
+from orchestrator.analysis.gates import GENERATE, UNTIMED
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.ranking import EXECUTIONS, POSITIONS, REFERENCE, SPEED, beyond_fixed_grid
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
@@ -30,7 +30,6 @@ from orchestrator.report.drawing import RenderedFigure, figure_style, render
 from orchestrator.report.scatter import (
     FamilyPoint,
     Point,
-    plot_accuracy_differences,
     plot_forest,
     plot_pareto,
     plot_tradeoff,
@@ -38,10 +37,13 @@ from orchestrator.report.scatter import (
 from orchestrator.report.sweeps import Map, sequential_map
 from orchestrator.report.text import number, p_value, signed
 
-GENERATE = "generate"
 MAX_CONFIGURATIONS = 24  # in figures with one row per configuration
 MAX_SUBJECTS = 60
 MAX_GRIDS = 3  # sets of decode settings with a figure of k × layers
+FOREST = (
+    "Thick: 95 % interval. Thin, with ends: the one-sided bounds that the verdict compares with the declared values "
+    "(dashed). "
+)
 
 
 def start_drawing(
@@ -76,14 +78,14 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
     points = [_point(result) for result in task.configurations if result.comparison is not None]
     if not points:
         return
+    name = f"{prefix}tradeoff"
     if task.kind != GENERATE:
+        why = "The times are unknown" if task.kind == UNTIMED else "This task generates no text"
         yield render(
-            plot_accuracy_differences(points[:MAX_CONFIGURATIONS], margin=criteria.margin),
-            name=f"{prefix}tradeoff",
+            plot_forest(points[:MAX_CONFIGURATIONS], margin=criteria.margin, speedup=None),
+            name=name,
             title=f"{task.task}: accuracy compared with k=1",
-            caption="Paired accuracy differences with 95 % intervals. "
-            + ("The times are unknown" if task.kind == UNTIMED else "This task generates no text")
-            + ", so there is no speed-up to compare them with.",
+            caption=f"{FOREST}{why}, so there is no speed-up to compare the differences with.",
         )
         return
     baseline = task.baselines[0]
@@ -95,7 +97,7 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
             accuracy=100 * baseline.accuracy.value if len(task.baselines) == 1 else None,
             noise=None if baseline.noise_floor is None else baseline.noise_floor.spread,
         ),
-        name=f"{prefix}tradeoff",
+        name=name,
         title=f"{task.task}: accuracy and speed-up",
         caption="Paired differences from the pooled k=1 runs, with 95 % intervals. Hatched: less than "
         f"{criteria.margin:g} points lost at more than {criteria.speedup:g}× the speed"
@@ -105,16 +107,16 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
 
 
 def _point(result: ConfigurationResult) -> Point:
-    assert result.comparison is not None
-    speedup = result.comparison.speedup
+    speedup, difference = result.speedup, result.difference
+    assert difference is not None
     return Point(
         label=result.label,
         k=result.resolved.k,
         subset=result.resolved.subset,
-        difference=result.comparison.difference.points,
+        difference=difference.points,
         speedup=None if speedup is None else speedup.tokens,
         on_front=result.on_front,
-        difference_bounds=result.comparison.difference.bounds,
+        difference_bounds=difference.bounds,
         speedup_bounds=None if speedup is None else speedup.tokens_bounds,
         stopped_early=result.comparison.race is not None and result.comparison.race.stopped_early,
     )
@@ -157,8 +159,7 @@ def _forest(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Rende
             ),
             name=f"{prefix}forest",
             title=f"{task.task}: speed-ups and accuracy differences",
-            caption="Thick: 95 % interval. Thin, with ends: the one-sided bounds that the verdict compares with the "
-            "declared values (dashed). The k=1 replicates are the same computation; their spread is noise.",
+            caption=f"{FOREST}The k=1 replicates are the same computation; their spread is noise.",
         )
         yield from _shards_over_time(task, compared, criteria, prefix)
     yield _outcomes(task, compared, prefix)
@@ -186,7 +187,7 @@ def _shards_over_time(
 
 
 def _outcomes(task: TaskResult, compared: Sequence[ConfigurationResult], prefix: str) -> RenderedFigure:
-    found = [r.comparison.difference for r in compared if r.comparison is not None]
+    found = [own for result in compared if (own := result.difference) is not None]
     counts = [[one.both_right, one.lost, one.won, one.both_wrong] for one in found]
     heatmap = Heatmap(
         rows=[result.label for result in compared],

@@ -161,55 +161,39 @@ def _tradeoff_legend(figure: Figure, points: Sequence[Point], noise: Estimate | 
     figure.legend(handles=entries, loc="outside lower center", ncols=columns, handlelength=1.8)
 
 
-def plot_accuracy_differences(points: Sequence[Point], *, margin: float) -> Figure:
-    """One row per configuration, for tasks without a speed verdict."""
-    figure = new_figure(6.6, 1.1 + 0.27 * len(points))
-    axes = figure.subplots()
-    ends = [end for point in points for end in finite_ends(point.difference)]
-    low, high = min([-margin * 1.3, *ends]), max([1.0, *ends])
-    padding = 0.05 * (high - low)
-    axes.set_xlim(low - padding, high + padding)
-    axes.axvspan(-margin, high + padding, **SUCCESS_AREA, linewidth=0, zorder=0.5)
-    axes.axvline(-margin, color=SUCCESS_EDGE_COLOR, linewidth=1.1)
-    axes.axvline(0, color=GRAY, linewidth=0.6)
-    for row, point in enumerate(points):
-        x = point.difference
-        axes.errorbar(x.value, row, xerr=error_bars(x), fmt="none", ecolor=color_for(point.k), zorder=2, **ERROR_BARS)
-        axes.plot(x.value, row, **marker_style(point.k, point.subset), markersize=6.5, linestyle="none", zorder=3)
-    axes.set_yticks(range(len(points)), [point.label for point in points])
-    axes.set_ylim(len(points) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"accuracy difference from k=1 (points); hatched: within the margin of {margin:g} points")
-    axes.grid(True, axis="x")
-    return figure
-
-
-def plot_forest(points: Sequence[Point], *, margin: float, speedup: float, replicates: Sequence[float]) -> Figure:
+def plot_forest(
+    points: Sequence[Point], *, margin: float, speedup: float | None, replicates: Sequence[float] = ()
+) -> Figure:
     """One row per configuration: speed-up and accuracy difference, with 95 % intervals and the verdict's bounds.
 
-    `replicates` are the speeds of the k=1 runs relative to all of them; they have a row of their own.
+    Without a declared `speedup`, accuracy alone. `replicates` are the speeds of the k=1 runs relative to all of them;
+    they have a row of their own.
     """
-    figure = new_figure(7.2, 1.25 + 0.29 * (len(points) + bool(replicates)))
-    speed_axes, accuracy_axes = figure.subplots(1, 2, sharey=True)
-    labels = [point.label for point in points]
+    labels = [*(point.label for point in points), *(["k=1 replicates"] if replicates else [])]
+    figure = new_figure(7.2 if speedup else 6.6, 1.25 + 0.29 * len(labels))
+    *speed_axes, accuracy_axes = figure.subplots(1, 2 if speedup else 1, sharey=True, squeeze=False)[0]
     for row, point in enumerate(points):
-        if point.speedup is not None:
-            _forest_row(speed_axes, row, point, point.speedup, point.speedup_bounds)
         _forest_row(accuracy_axes, row, point, point.difference, point.difference_bounds)
-    if replicates:
+        for axes in speed_axes:
+            if point.speedup is not None:
+                _forest_row(axes, row, point, point.speedup, point.speedup_bounds)
+    for axes in speed_axes:
         style = marker_style(1, "last") | {"markersize": 5, "linestyle": "none"}
-        speed_axes.plot(replicates, [len(points)] * len(replicates), **style)
-        labels.append("k=1 replicates")
-    for axes, declared, neutral in ((speed_axes, speedup, 1.0), (accuracy_axes, -margin, 0.0)):
-        axes.axvline(declared, color=SUCCESS_EDGE_COLOR, linewidth=1.1, linestyle=(0, (4, 2)), zorder=1)
-        axes.axvline(neutral, color=GRAY, linewidth=0.6, zorder=1)
-        axes.grid(True, axis="x")
-        axes.tick_params(axis="y", length=0)
-    speed_axes.set_yticks(range(len(labels)), labels)
-    speed_axes.set_ylim(len(labels) - 0.4, -0.6)
-    speed_axes.set_xlabel(f"speed-up (declared: {speedup:g}×)")
-    accuracy_axes.set_xlabel(f"accuracy difference, points (margin: {margin:g})")
+        axes.plot(replicates, [len(points)] * len(replicates), **style)
+        _forest_axes(axes, f"speed-up (declared: {speedup:g}×)", speedup or 0.0, 1.0)
+    _forest_axes(accuracy_axes, f"accuracy difference, points (margin: {margin:g})", -margin, 0.0)
+    first = (*speed_axes, accuracy_axes)[0]
+    first.set_yticks(range(len(labels)), labels)
+    first.set_ylim(len(labels) - 0.4, -0.6)
     return figure
+
+
+def _forest_axes(axes: Axes, label: str, declared: float, neutral: float) -> None:
+    axes.axvline(declared, color=SUCCESS_EDGE_COLOR, linewidth=1.1, linestyle=(0, (4, 2)), zorder=1)
+    axes.axvline(neutral, color=GRAY, linewidth=0.6, zorder=1)
+    axes.set_xlabel(label)
+    axes.grid(True, axis="x")
+    axes.tick_params(axis="y", length=0)
 
 
 def _forest_row(axes: Axes, row: int, point: Point, value: Estimate, bounds: Bounds | None) -> None:

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from orchestrator.analysis import Analysis, analyse
 from orchestrator.analysis.accuracy import documents_needed
 from orchestrator.analysis.explain import Explanation, ModelledSpeedup, flops_per_token
-from orchestrator.analysis.gates import IMPORTED, Finding
+from orchestrator.analysis.gates import GENERATE, IMPORTED, Finding
 from orchestrator.analysis.intervals import Estimate, Levels
-from orchestrator.analysis.ranking import FastestOfFamily, beyond_fixed_grid, fastest_within_margin
+from orchestrator.analysis.ranking import beyond_fixed_grid
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
 from orchestrator.analysis.trial_facts import (
     CounterSums,
@@ -33,7 +33,7 @@ from orchestrator.core.totals import KEYS, TaskConfiguration
 from orchestrator.report.drawing import RenderedFigure
 from orchestrator.report.earlier import EarlierTaskResults
 from orchestrator.report.examples import Examples, find_examples
-from orchestrator.report.figures import GENERATE, collect_figures, start_drawing
+from orchestrator.report.figures import collect_figures, start_drawing
 from orchestrator.report.sweeps import Map, SweepData, sequential_map
 from orchestrator.report.text import (
     FAILED,
@@ -138,12 +138,6 @@ class TaskView:
     def compares_settings(self) -> bool:
         """Whether there is more than the fixed grid, so that policies are compared with decode settings."""
         return beyond_fixed_grid([result.ranking for result in self.task.configurations])
-
-    def fastest_by_family(self, margin: float) -> list[tuple[FastestOfFamily, ConfigurationResult | None]]:
-        """For each family its fastest configuration within the margin, None if there is none."""
-        results = self.task.configurations
-        table = fastest_within_margin([result.ranking for result in results], margin)
-        return [(one, None if one.index is None else results[one.index]) for one in table]
 
     def baseline_settings(self, baseline: Baseline) -> str:
         """Empty if there is only one baseline."""

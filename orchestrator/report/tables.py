@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from orchestrator.analysis.accuracy import PairedDifference
 from orchestrator.analysis.intervals import Bounds
-from orchestrator.analysis.ranking import AXES, SPEED, Ranking
+from orchestrator.analysis.ranking import AXES, SPEED, Ranking, fastest_within_margin
 from orchestrator.analysis.results import ConfigurationResult, PooledResult, family_parallelism
 from orchestrator.analysis.speedups import Speedup
 from orchestrator.report.earlier import EarlierResult, EarlierTaskResults
@@ -309,9 +309,10 @@ def _gain_cell(ranking: Ranking, axis: str) -> Cell:
 def fastest_table(view: TaskView, margin: float) -> Table:
     """The fastest configuration of each family within the margin."""
     rows = []
-    for one, result in view.fastest_by_family(margin):
+    rankings = [result.ranking for result in view.task.configurations]
+    for one in fastest_within_margin(rankings, margin):
         cells = [text_cell(one.family), number_cell(one.tried, 0)]
-        ranking = None if result is None else result.ranking
+        ranking = None if one.index is None else rankings[one.index]
         if ranking is None:
             cells += [text_cell("none"), *(number_cell(None) for _ in ("difference", *AXES))]
         else:
