@@ -136,8 +136,8 @@ def estimate_cell(
 
 PASSED, WARNING, FAILED = "passed", "warning", "failed"
 WHY_A_GATE_MATTERS = {
-    "replay": "Layers ran that the policy should have skipped, or were skipped at k=1. The times then say nothing about "
-    "layer reuse. This is a bug in the program, and rows from before its fix cannot be used.",
+    "replay": "Layers ran that the policy should have skipped, or were skipped at k=1. The times then say nothing "
+    "about layer reuse. This is a bug in the program, and rows from before its fix cannot be used.",
     "agreement at k=1": "All k=1 runs are the same computation. If their answers differ, something other than the "
     "policy changes results (a cache, state that leaks between batches), and may do so for other configurations.",
     "output mode": "In output mode no layer runs in a pass that replays, so the layers a policy names cannot matter. "
