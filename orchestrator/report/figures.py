@@ -107,8 +107,8 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
 
 
 def _point(result: ConfigurationResult) -> Point:
-    speedup, difference = result.speedup, result.difference
-    assert difference is not None
+    assert result.comparison is not None
+    speedup, difference = result.comparison.speedup, result.comparison.difference
     return Point(
         label=result.label,
         k=result.resolved.k,
