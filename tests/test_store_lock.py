@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,7 +32,7 @@ def leave_lock(folder: Path, **changes: object) -> Path:
     """A lock file as another writer would have left it."""
     path = folder / "lock" / "000001.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**LockHolder.this_process().as_dict(), **changes}))
+    path.write_text(json.dumps({**asdict(LockHolder.this_process()), **changes}))
     return path
 
 
@@ -120,7 +121,7 @@ def test_a_writer_that_lost_its_lock_stops_writing(tmp_path: Path) -> None:
     writer.write_sweep_record({"sweep": "x"})
     attempt = writer.begin(spec(), {})
     (path,) = (tmp_path / "lock").iterdir()
-    path.write_text(json.dumps({**LockHolder.this_process().as_dict(), "machine": "another"}))
+    path.write_text(json.dumps({**asdict(LockHolder.this_process()), "machine": "another"}))
     grow_old(path, 70)
     other = StoreWriter(tmp_path)
     with pytest.raises(StoreError, match="another process has taken over"):

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,16 +57,6 @@ class RunOptions(PolicyOptions):
     out: Path | None = setting(None, metavar="FILE.jsonl", default_text="standard output", help="where to write")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListedTask:
-    task: str
-    documents: int
-    kind: str
-    primary: str
-    needs: str
-    problem: str | None  # why it cannot run here
-
-
 def tasks(arguments: Sequence[str]) -> None:
     if arguments and arguments[0] == "run":
         run_task(arguments[1:])
@@ -83,25 +73,26 @@ def tasks(arguments: Sequence[str]) -> None:
     listed = list_tasks(TaskOptions.from_settings(options, data=resolve_data(options.data, "")))
     if options.json:
         for entry in listed:
-            print(json.dumps({name: getattr(entry, name) for name in ListedTask.__dataclass_fields__}))
+            print(json.dumps(entry))
     else:
         _print_tasks(listed)
 
 
-def list_tasks(options: "TaskOptions") -> list[ListedTask]:
+def list_tasks(options: "TaskOptions") -> list[dict[str, Any]]:
+    """What is printed of each benchmark; `problem` is why it cannot run here, or None."""
     from tasks.catalog import CATALOG
     from tasks.sources import choose_source
 
     source = choose_source(options.data)
     return [
-        ListedTask(
-            task=entry.name,
-            documents=entry.document_count,
-            kind=entry.kind,
-            primary=entry.primary,
-            needs=_needs(entry),
-            problem=_problem(entry, options, source),
-        )
+        {
+            "task": entry.name,
+            "documents": entry.document_count,
+            "kind": entry.kind,
+            "primary": entry.primary,
+            "needs": _needs(entry),
+            "problem": _problem(entry, options, source),
+        }
         for entry in CATALOG.values()
     ]
 
@@ -125,17 +116,17 @@ def _problem(entry: "TaskSpec", options: "TaskOptions", source: "Source") -> str
     return None
 
 
-def _print_tasks(listed: Sequence[ListedTask]) -> None:
-    rows = [("task", "documents", "kind", "primary metric", "needs", "here")]
+def _print_tasks(listed: Sequence[Mapping[str, Any]]) -> None:
+    rows: list[tuple[str, ...]] = [("task", "documents", "kind", "primary metric", "needs", "here")]
     for entry in listed:
-        here = "yes" if entry.problem is None else "no"
-        rows.append((entry.task, str(entry.documents), entry.kind, entry.primary, entry.needs, here))
+        here = "yes" if entry["problem"] is None else "no"
+        rows.append((*(str(entry[name]) for name in ("task", "documents", "kind", "primary", "needs")), here))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for entry in listed:
-        if entry.problem:
-            print(f"\n{entry.task}: {entry.problem}")
+        if entry["problem"]:
+            print(f"\n{entry['task']}: {entry['problem']}")
     print("\nAny other lm-eval task can be used by its name.")
 
 

@@ -84,11 +84,7 @@ def check_record(stored: SweepRecord) -> None:
         raise InputError(f"{stored.get('sweep')} holds imported results and cannot be continued; choose another --name")
     missing = [key for key in ("schema", "identity", "settings", "model", "tasks") if stored.get(key) is None]
     missing = missing or [
-        *(
-            item.name
-            for item in fields(SweepIdentity)
-            if item.default is MISSING and item.name not in stored["identity"]
-        ),
+        *(key for key in REQUIRED_IDENTITY if key not in stored["identity"]),
         *(key for key in REQUIRED_SETTINGS if key not in stored["settings"]),
         *(["source"] if "source" not in stored["model"] else []),
         *("documents" for facts in stored["tasks"].values() if "documents" not in facts),

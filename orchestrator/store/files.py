@@ -16,7 +16,7 @@ import struct
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,6 @@ TEMPORARY_SUFFIX = ".tmp"
 CHECKSUM_MARKER = b"reuse-sweep-check:"
 CHECKSUM_ZEROS = b"0" * 64
 CHECKSUM_PLACEHOLDER = CHECKSUM_MARKER + CHECKSUM_ZEROS
-HASH_CHUNK_BYTES = 1 << 20
 
 MAX_JSON_NUMBER = 2.0**63
 JSON_CHECKSUM_KEY = "check"  # the last key of the file
@@ -246,28 +245,10 @@ def checksum_matches(data: bytes, *, start: int = 0, stop: int | None = None, pr
     where = find_checksum(data, start=start, stop=stop)
     if where is None:
         return False
-    digest = hashlib.sha256(previous)
-    for part in (data[: where.start], CHECKSUM_ZEROS, data[where.stop :]):
+    digest, view = hashlib.sha256(previous), memoryview(data)
+    for part in (view[: where.start], CHECKSUM_ZEROS, view[where.stop :]):
         digest.update(part)
     return digest.hexdigest().encode() == data[where]
-
-
-def _file_checksum_matches(file: BinaryIO, *, start: int, size: int) -> bool:
-    """The same for a file of any size whose checksum is at or after `start`."""
-    file.seek(start)
-    tail = file.read(size - start)
-    where = find_checksum(tail)
-    if where is None:
-        return False
-    digest = hashlib.sha256()
-    file.seek(0)
-    left = start
-    while left and (chunk := file.read(min(HASH_CHUNK_BYTES, left))):
-        digest.update(chunk)
-        left -= len(chunk)
-    for part in (tail[: where.start], CHECKSUM_ZEROS, tail[where.stop :]):
-        digest.update(part)
-    return left == 0 and digest.hexdigest().encode() == tail[where]
 
 
 # JSON
@@ -329,25 +310,23 @@ def encode_table(table: pa.Table, metadata: Mapping[str, bytes] | None = None, *
         writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         writer.add_key_value_metadata({**(metadata or {}), PARQUET_CHECKSUM_KEY: CHECKSUM_PLACEHOLDER})
     data = sink.getvalue()
-    return add_checksum(data, start=_footer_start(io.BytesIO(data), len(data)))
+    return add_checksum(data, start=_footer_start(data))
 
 
-def _footer_start(file: BinaryIO, size: int) -> int:
-    if size < 12:
-        raise CorruptedFile(f"is truncated ({size} bytes)")
-    file.seek(size - 8)
-    length, magic = struct.unpack("<I4s", file.read(8))
-    if magic != PARQUET_MAGIC or length > size - 12:
+def _footer_start(data: bytes) -> int:
+    if len(data) < 12:
+        raise CorruptedFile(f"is truncated ({len(data)} bytes)")
+    length, magic = struct.unpack("<I4s", data[-8:])
+    if magic != PARQUET_MAGIC or length > len(data) - 12:
         raise CorruptedFile("does not end like a Parquet file: it was truncated or corrupted")
-    return int(size - 8 - length)
+    return int(len(data) - 8 - length)
 
 
 def verify_table(path: Path) -> None:
     """Reads every byte; raises CorruptedFile if one has changed."""
-    with open_regular(path) as file:
-        size = file.seek(0, io.SEEK_END)
-        if not _file_checksum_matches(file, start=_footer_start(file, size), size=size):
-            raise CorruptedFile("does not match its own checksum")
+    data = read_regular(path)
+    if not checksum_matches(data, start=_footer_start(data)):
+        raise CorruptedFile("does not match its own checksum")
 
 
 def read_table(

@@ -17,11 +17,9 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from orchestrator.core.untrusted import line, shape_problem, whole
 from orchestrator.store.files import CorruptedFile, read_regular
@@ -63,9 +61,6 @@ class LockHolder:
         except (ValueError, TypeError, RecursionError, OSError, CorruptedFile):  # incomplete, corrupted or gone
             return cls()
         return holder if shape_problem(asdict(holder), LOCK_SHAPE) is None else cls()
-
-    def as_dict(self) -> Mapping[str, Any]:
-        return asdict(self)
 
 
 def _machine() -> str:
@@ -189,7 +184,7 @@ def _lock_path(locks: Path, number: int) -> Path:
 def _create(locks: Path, number: int) -> int | None:
     """Creates the next lock file with its content in one step; None if another process was faster."""
     path = _lock_path(locks, number)
-    content = json.dumps(LockHolder.this_process().as_dict())
+    content = json.dumps(asdict(LockHolder.this_process()))
     draft = locks / f".{uuid.uuid4().hex}.tmp"
     try:
         draft.write_text(content, encoding="utf-8")

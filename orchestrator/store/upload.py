@@ -95,8 +95,8 @@ class RemoteCopy:
             self._manifest.clear()
             self._remote.write(OWNER_FILE, owner)
 
-    def fetch(self) -> int:
-        """Downloads the copy into an unused local folder; returns the number of files. A killed download continues.
+    def fetch(self) -> None:
+        """Downloads the copy into an unused local folder. A killed download continues.
 
         sweep.json comes last, and a marker file prevents the use of the folder until the download is complete.
         """
@@ -109,13 +109,12 @@ class RemoteCopy:
                 remove_temporary_files(Path(parent))
             write_file(DISK, self.folder / FETCHING_MARKER, json.dumps({"from": self.url}).encode() + b"\n")
             names = [name for name in self._fetchable() if not self._is_current(name, file_version(self.folder / name))]
-            _in_parallel(self._fetch_file, [name for name in names if name not in (SWEEP_FILE, SWEEP_COPY_FILE)])
-            for name in (SWEEP_COPY_FILE, SWEEP_FILE):
-                if name in names:
-                    self._fetch_file(name)
+            last = [name for name in (SWEEP_COPY_FILE, SWEEP_FILE) if name in names]
+            _in_parallel(self._fetch_file, [name for name in names if name not in last])
+            for name in last:
+                self._fetch_file(name)
             (self.folder / FETCHING_MARKER).unlink()
             DISK.sync_folder(self.folder)
-            return len(names)
         except OSError as error:
             raise InputError(f"{self.folder} cannot be written to: {error.strerror or error}") from error
         finally:
