@@ -71,7 +71,7 @@ accuracy as a sweep. Speeds are compared only if every sample has the keys "seco
 does not write.
 """
 TRACK_EXAMPLES = """examples:
-  reuse-sweep track results/demo --to tensorboard        then: tensorboard --logdir results/demo/trackers/tensorboard
+  reuse-sweep track results/demo --to tensorboard        event files below results/demo/trackers/tensorboard
   reuse-sweep track results/demo --to mlflow,wandb       their own variables choose the server: MLFLOW_TRACKING_URI, ...
 
 Only what a tracker does not have yet is sent. One run per task and configuration, with accuracy, tokens_per_s, speedup
