@@ -20,7 +20,7 @@ from orchestrator.cli.__main__ import dispatch
 from orchestrator.cli.console import aliases
 from orchestrator.cli.sweep import parse_sweep
 from orchestrator.planning.settings import ALL_SETTINGS
-from orchestrator.report.lm_eval_export import export_lm_eval
+from orchestrator.report.exports import export_lm_eval
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.policies import RULES
 from tasks.catalog import CATALOG

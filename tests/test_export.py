@@ -1,14 +1,21 @@
 """A sweep as lm-eval's files, compared with what lm-eval writes itself."""
 
+import base64
 import json
+import os
+import subprocess
+import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import lm_eval
 import lm_eval.api.model
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
@@ -18,12 +25,14 @@ from test_tasks_sources import gsm8k_folder
 
 from orchestrator.cli.console import run_command
 from orchestrator.cli.reports import export
-from orchestrator.report.lm_eval_export import export_lm_eval
+from orchestrator.report.exports import export_lm_eval
 from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import DOCUMENTS, ROWS
+from sampler.errors import InputError
 from tasks.documents import TaskOptions
 from tasks.task import Task, open_task, quiet_lm_eval
 
+ROOT = Path(__file__).parents[1]
 SIMULATION = Simulation(documents={"gsm8k": 12, "mmlu": 114}, policies=("k1_first", "k2_middle"), shard_size=60)
 
 
@@ -187,3 +196,109 @@ def test_a_corrupted_file_is_named_the_others_are_exported(tmp_path: Path, capsy
     corrupted.write_bytes(corrupted.read_bytes()[:500])
     assert len(export_lm_eval(folder)) == 2
     assert f"{corrupted} cannot be read as Parquet" in capsys.readouterr().err
+
+
+def test_rows_as_csv(files: tuple[Store, dict[str, Path]], tmp_path: Path) -> None:
+    store, _ = files
+    export(["--csv", str(store.folder), "--out", str(tmp_path / "rows.csv")])
+    rows, several_lines = store.rows(), pa.csv.ParseOptions(newlines_in_values=True)
+    table = pa.csv.read_csv(tmp_path / "rows.csv", parse_options=several_lines)
+    assert table["doc_id"].to_pylist() == rows["doc_id"].to_pylist()
+    assert list(map(json.loads, table["token_ids"].to_pylist())) == rows["token_ids"].to_pylist()
+    assert table["text"].to_pylist() == [text or "" for text in rows["text"].to_pylist()]
+
+
+class DatasetHub(BaseHTTPRequestHandler):
+    """Accepts one dataset: creation, and a commit of files that are sent in full."""
+
+    private = True
+    created: ClassVar[list[dict[str, Any]]] = []
+    pushed: ClassVar[dict[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        self._answer({"id": "me/demo", "private": self.private, "sha": "1" * 40, "siblings": [], "tags": []})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["Authorization"] != "Bearer hf_test":
+            self._answer({"error": "no token"}, 401)
+        elif self.path.endswith("/repos/create"):
+            self.created.append(json.loads(body))
+            self._answer({"url": f"http://{self.headers['Host']}/datasets/me/demo", "id": "me/demo"})
+        elif self.path.endswith("/validate-yaml"):
+            self._answer({"errors": [], "warnings": []})
+        elif "/preupload/" in self.path:
+            modes = [{"path": one["path"], "uploadMode": "regular"} for one in json.loads(body)["files"]]
+            self._answer({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
+        else:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.pushed[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            url = f"http://{self.headers['Host']}/datasets/me/demo/commit/1"
+            self._answer({"commitUrl": url, "commitOid": "1" * 40, "hookOutput": ""})
+
+    def _answer(self, value: object, status: int = 200) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_sweep_on_the_hub(files: tuple[Store, dict[str, Path]], tmp_path: Path) -> None:
+    """In processes of their own: the address of the Hub is read when its library is imported."""
+    store, _ = files
+    server = ThreadingHTTPServer(("127.0.0.1", 0), DatasetHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def push(*flags: str, token: str = "hf_test") -> subprocess.CompletedProcess[str]:
+        words = ["export", "--hub", "me/demo", "--from", str(store.folder), *flags]
+        here = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": token, "HF_HUB_OFFLINE": "0"}
+        here |= {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "orchestrator.cli", *words]
+        return subprocess.run(command, env={**os.environ, **here}, capture_output=True, text=True)
+
+    tried = push("--dry-run")
+    assert tried.returncode == 0, tried.stderr
+    assert "would push to the private dataset me/demo" in tried.stdout
+    assert not DatasetHub.created
+    done = push()
+    assert done.returncode == 0, done.stderr
+    assert "/datasets/me/demo/commit/1" in done.stdout
+    assert [(one["name"], one["private"]) for one in DatasetHub.created] == [("demo", True)]
+    assert set(DatasetHub.pushed) == {
+        *("README.md", "rows.parquet", "sweep.json", "documents/gsm8k.parquet", "documents/mmlu.parquet")
+    }
+    for name, content in DatasetHub.pushed.items():
+        path = tmp_path / "pushed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    loaded = datasets.load_dataset(str(tmp_path / "pushed"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded["doc_id"][:] == store.rows()["doc_id"].to_pylist()
+    card = DatasetHub.pushed["README.md"].decode()
+    assert "gsm8k is undecided" in card
+    assert 'load_dataset("me/demo", split="train")' in card
+    DatasetHub.private = False
+    assert "the dataset me/demo is public; add --public to push to it" in push().stderr
+    refused = push("--public", token="hf_wrong")
+    assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1), refused.stderr
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "choose one of --lm-eval DIR, --csv DIR and --hub OWNER/NAME"),
+        (["--csv", "a", "--lm-eval", "b"], "choose one of"),
+        (["--hub", "me/demo"], "--hub OWNER/NAME and --from DIR must be used together"),
+        (["--hub", "demo", "--from", "a"], "--hub must be OWNER/NAME"),
+    ],
+)
+def test_wrong_flags_are_sentences(words: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        export(words)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.progress.status import read_status
-from orchestrator.report.lm_eval_export import export_lm_eval
+from orchestrator.report.exports import export_lm_eval
 from orchestrator.report.write import write_report
 from orchestrator.store import Store, StoreWriter, schema, trial_files, trial_writer
 from orchestrator.store.files import decode_json, encode_json, encode_table

@@ -18,7 +18,7 @@ from orchestrator.analysis.results import ConfigurationResult
 from orchestrator.cli.__main__ import dispatch
 from orchestrator.cli.console import run_command
 from orchestrator.report import write_report
-from orchestrator.report.lm_eval_export import export_lm_eval
+from orchestrator.report.exports import export_lm_eval
 from orchestrator.report.lm_eval_import import import_lm_eval
 from orchestrator.store import Store
 from sampler.errors import InputError

@@ -13,7 +13,7 @@ from test_report_browser import opened
 
 from orchestrator import load_sweep
 from orchestrator.cli.__main__ import dispatch
-from orchestrator.report.lm_eval_export import export_lm_eval
+from orchestrator.report.exports import export_lm_eval
 from orchestrator.report.lm_eval_import import import_lm_eval
 from sampler.errors import InputError
 

@@ -15,7 +15,7 @@ COMMANDS = {  # name: module, what it does
     "sweep": ("sweep", "run policies over benchmarks; the same command again continues"),
     "status": ("reports", "show the progress of a sweep"),
     "report": ("reports", "write the report of a sweep: HTML, Markdown, figures"),
-    "export": ("reports", "write the results in the format of lm-eval"),
+    "export": ("reports", "write results as files of lm-eval or CSV, or push them to the Hub"),
     "import": ("reports", "read results that lm-eval wrote with another engine"),
     "track": ("reports", "send totals and verdicts to TensorBoard, W&B, MLflow or Trackio"),
     "tasks": ("tasks", "list the benchmarks, or run one without Ray"),

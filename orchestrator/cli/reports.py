@@ -81,6 +81,8 @@ EXPLORATORY = "other than the declared one; makes verdicts exploratory"
 EXPORT_EXAMPLES = """examples:
   reuse-sweep export --lm-eval results/my-sweep
   reuse-sweep export --lm-eval results/my-sweep --out exported
+  reuse-sweep export --csv results/my-sweep
+  reuse-sweep export --hub OWNER/NAME --from results/my-sweep --dry-run
 """
 
 
@@ -108,8 +110,13 @@ class ReportOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    lm_eval: Path = setting(metavar="DIR", help="directory of a sweep")
-    out: Path | None = setting(None, metavar="DIR", default_text="DIR/lm-eval", help="where to write")
+    lm_eval: Path | None = setting(None, metavar="DIR", help="write lm-eval's files of the sweep in this directory")
+    csv: Path | None = setting(None, metavar="DIR", help="write its rows as a CSV file")
+    out: Path | None = setting(None, default_text="DIR/lm-eval or DIR/rows.csv", help="where to write")
+    hub: str | None = setting(None, metavar="OWNER/NAME", help="push rows, documents and a card to this dataset")
+    from_: Path | None = setting(None, metavar="DIR", help="directory of the sweep to push")
+    public: bool = setting(False, help="with --hub: a public dataset, not a private one")
+    dry_run: bool = setting(False, help="with --hub: print what would be pushed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,14 +206,23 @@ def _open(page: Path, wanted: bool) -> None:
 def export(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep export",
-        description="Writes the rows of a sweep as the results_*.json and samples_*.jsonl files of lm-eval.",
+        description="Writes a sweep as files of lm-eval or CSV, or pushes it to the Hugging Face Hub.",
         examples=EXPORT_EXAMPLES,
     )
     options = parse_options(parser, ExportOptions, arguments)
-    from orchestrator.report.lm_eval_export import export_lm_eval
+    if sum(one is not None for one in (options.lm_eval, options.csv, options.hub)) != 1:
+        raise InputError("choose one of --lm-eval DIR, --csv DIR and --hub OWNER/NAME")
+    if (options.hub is None) != (options.from_ is None):
+        raise InputError("--hub OWNER/NAME and --from DIR must be used together")
+    from orchestrator.report.exports import export_csv, export_hub, export_lm_eval
 
-    for folder in export_lm_eval(options.lm_eval, options.out):
-        say(folder)
+    if options.lm_eval is not None:
+        for folder in export_lm_eval(options.lm_eval, options.out):
+            say(folder)
+    elif options.csv is not None:
+        say(export_csv(options.csv, options.out))
+    elif options.hub is not None and options.from_ is not None:
+        say(*export_hub(options.from_, options.hub, public=options.public, dry_run=options.dry_run), sep="\n")
 
 
 def import_(arguments: Sequence[str]) -> None:

@@ -1,4 +1,6 @@
-"""Exports a sweep in the format of lm-eval, so that tools for lm-eval results can read it.
+"""Exports a sweep: as lm-eval's files, as a CSV file, and as a dataset on the Hugging Face Hub.
+
+In the format of lm-eval, so that tools for lm-eval results can read it:
 
     <out>/<model>__<configuration>/results_<date>.json
                                    samples_<subtask>_<date>.jsonl
@@ -11,12 +13,18 @@ is not available), the documents stored in the sweep are used, and metrics are a
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import yaml
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from lm_eval.api.group import Group
 from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
@@ -24,16 +32,20 @@ from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, s
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import KEYS
 from orchestrator.core.untrusted import CONTROL, path_below, printable
-from orchestrator.report.sweeps import check_files, corruption_notice, open_sweep
+from orchestrator.report.result_files import results_markdown
+from orchestrator.report.section import build_section
+from orchestrator.report.sweeps import check_files, corruption_notice, open_sweep, read_sweeps
 from orchestrator.report.write import write_all
 from orchestrator.store import Store
 from sampler.errors import InputError
-from tasks.catalog import LOGLIKELIHOOD
+from sampler.hub import hub_problem, retry_hub
+from tasks.catalog import CATALOG, LOGLIKELIHOOD
 from tasks.documents import Document, TaskOptions
 from tasks.task import Task, open_task
 
 COLUMNS = ("doc_id", "subtask", "doc_hash", "metrics", "text", "scores", "started_at")
 RESULT_KEYS = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 DOCUMENT_INDEX = re.compile("[0-9]{1,9}")
 Row = Mapping[str, Any]
 Samples = dict[str, list[dict[str, Any]]]  # by subtask
@@ -325,3 +337,84 @@ def _average(source: TaskSource, rows: Sequence[Row], counts: Mapping[str, int])
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def export_csv(folder: Path, out: Path | None = None) -> Path:
+    """All rows as one CSV file; lists are JSON."""
+    store, _ = open_sweep(folder)
+    rows = store.rows()
+    target = path_below(folder, "rows.csv") if out is None else out
+    for place, column in enumerate(rows.schema):
+        if pa.types.is_list(column.type):
+            values = [json.dumps(value) for value in rows[column.name].to_pylist()]
+            rows = rows.set_column(place, column.name, pa.array(values, pa.string()))
+    content = pa.BufferOutputStream()
+    pa.csv.write_csv(rows, content)
+    write_all(target.parent, {target.name: content.getvalue().to_pybytes()})
+    return target
+
+
+def export_hub(folder: Path, repository: str, *, public: bool = False, dry_run: bool = False) -> list[str]:
+    """Pushes rows, documents and a generated card to a dataset repository; returns what to tell the user."""
+    if not REPOSITORY.fullmatch(repository):
+        raise InputError(f"--hub must be OWNER/NAME, of letters, digits and -_. (got {repository})")
+    store, request = open_sweep(folder)
+    tasks = [task for task in request["tasks"] if not (task in CATALOG and CATALOG[task].gated)]
+    with tempfile.TemporaryDirectory(prefix="reuse-hub-") as staging:
+        place = Path(staging)
+        rows = store.rows()
+        if not rows.num_rows:
+            raise InputError(f"{folder} has no rows yet; wait until the sweep has finished some documents")
+        pa.parquet.write_table(rows, place / "rows.parquet", compression="zstd")
+        (place / "documents").mkdir()
+        for task in tasks:
+            pa.parquet.write_table(store.documents(task), place / "documents" / f"{task}.parquet", compression="zstd")
+        (place / "sweep.json").write_bytes(_to_json(request, indent=1))
+        (place / "README.md").write_text(_dataset_card(folder, repository, request, tasks), encoding="utf-8")
+        files = sorted(path for path in place.rglob("*") if path.is_file())
+        sizes = [f"{path.relative_to(place)}: {path.stat().st_size:,} bytes" for path in files]
+        kind = "public" if public else "private"
+        if dry_run:
+            card = (place / "README.md").read_text(encoding="utf-8")
+            return [f"would push to the {kind} dataset {repository}:", *sizes, "", card]
+        return [*sizes, _push(place, repository, public=public)]
+
+
+def _push(place: Path, repository: str, *, public: bool) -> str:
+    api = HfApi()
+    try:
+        retry_hub(lambda: api.create_repo(repository, repo_type="dataset", private=not public, exist_ok=True))
+        if not public and not retry_hub(lambda: api.dataset_info(repository)).private:
+            raise InputError(f"the dataset {repository} is public; add --public to push to it")
+        commit = retry_hub(
+            lambda: api.upload_folder(
+                repo_id=repository, repo_type="dataset", folder_path=place, commit_message="Push a sweep of reuse-sweep"
+            )
+        )
+    except (HTTPError, OSError) as error:
+        raise InputError(f"cannot push to {repository}: {hub_problem(error)}") from None
+    return str(commit.commit_url)
+
+
+def _dataset_card(folder: Path, repository: str, request: Mapping[str, Any], tasks: Sequence[str]) -> str:
+    configs: list[dict[str, Any]] = [{"config_name": "rows", "data_files": "rows.parquet", "default": True}]
+    configs += [{"config_name": f"documents-{task}", "data_files": f"documents/{task}.parquet"} for task in tasks]
+    name = str(request.get("sweep") or folder.name)
+    facts = {"pretty_name": name, "tags": ["reuse-sweep", "lm-eval"], "configs": configs}
+    try:
+        (data,) = read_sweeps([folder])
+        results = results_markdown([build_section(data, figures=False)]).partition("\n")[2].strip()
+    except InputError as problem:  # for instance, a single policy
+        results = f"There is no verdict: {problem}."
+    withheld = [task for task in request["tasks"] if task not in tasks]
+    notes = [f"The documents of {', '.join(withheld)} are gated and not included."] if withheld else []
+    lines = [
+        f"---\n{yaml.safe_dump(facts, sort_keys=False)}---\n\n# {name}",
+        f"Rows of a sweep of layer-reuse policies over {', '.join(request['tasks'])} with the model "
+        f"{request['identity']['model']}, written by reuse-sweep: one row per document and configuration.",
+        *notes,
+        f'```python\nfrom datasets import load_dataset\n\nrows = load_dataset("{repository}", split="train")\n```',
+        "The documents are those of the benchmarks and keep their licenses.",
+        results,
+    ]
+    return printable("\n\n".join(lines) + "\n")
