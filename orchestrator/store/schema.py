@@ -102,12 +102,14 @@ def _name_problem(table: pa.Table) -> str | None:
         for value in table[column].unique().to_pylist() if column in table.column_names else ():
             if value and (expected := name_problem(value)) is not None:
                 return f"has {shown(value)} in the column {column!r}, which must be {expected}"
-    for column in (name for name in LINES if name in table.column_names):
-        values = table[column].unique()
-        usual = pc.and_(pc.ascii_is_printable(values), pc.less(pc.binary_length(values), LONGEST_NAME_CHARACTERS))
-        for value in values.filter(pc.invert(usual)).to_pylist():
+    for name in (name for name in LINES if name in table.column_names):
+        column = table[name]
+        unusual = column.filter(pc.invert(pc.ascii_is_printable(column))).unique().to_pylist()
+        if (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_NAME_CHARACTERS:
+            unusual = column.unique().to_pylist()
+        for value in unusual:
             if len(value) > LONGEST_NAME_CHARACTERS or CONTROL.search(value):
-                return f"has {shown(value)} in the column {column!r}, which must be a name on one line"
+                return f"has {shown(value)} in the column {name!r}, which must be a name on one line"
     return None
 
 
