@@ -24,6 +24,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 )
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from tqdm import tqdm
 
 from sampler.attention import pick_backend
 from sampler.config import BUNDLED_MODEL, EMBEDDING, FINAL_NORM, HEAD, ModelConfig, Shapes, expected_shapes, read_config
@@ -33,6 +34,7 @@ from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, 
 from sampler.model import Execution, HeadNorm, Layer, Norm, Transformer, make_linear
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 
+LOADING: Any = {"unit": "layer", "delay": 2, "leave": False, "disable": None}  # at a terminal, after two seconds
 STORED_DTYPES = ("F32", "BF16", "F16", "F64")
 METADATA_FILES = ["*.json", "*.txt", "*.jinja"]
 FILES = [*METADATA_FILES, "*.safetensors"]  # no Python, no pickles
@@ -232,7 +234,7 @@ def build_transformer(
     return Transformer(
         config=config,
         embedding_VD=embedding,
-        layers=[layer(index) for index in range(config.num_layers)],
+        layers=[layer(index) for index in tqdm(range(config.num_layers), "loading layers", **LOADING)],
         final_norm=norm(final_norm, folded=fold and not tied),
         head=linear(embedding, shared=True) if tied else linear(fused([HEAD], final_norm)),
         execution=Execution(

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -16,9 +17,12 @@ import pytest
 import torch
 from folders import MASK, qwen2, tensors, tiny_folder, write_model
 
+from orchestrator.cli import sampling
 from orchestrator.cli.__main__ import dispatch
 from orchestrator.cli.console import run_command
-from sampler import loading
+from orchestrator.core.system import usable_cores
+from sampler import loading, measure
+from sampler.errors import InputError
 
 torch.set_num_threads(1)
 
@@ -179,13 +183,13 @@ def test_output_is_utf8_whatever_the_terminal(run: Run) -> None:
     assert '"é😀"' in outcome.out
 
 
-COMMON = "--model --family --block-size --compile --policy --subset-size --batch-size --dtype --device --ids --help"
+COMMON = "--model --family --block-size --threads --compile --policy --subset-size --batch-size --dtype --device --ids"
 BLOCKS = "--threshold --small-block --block-cache --no-block-cache --max-new-tokens --stop"
 DRAWING = "--temperature --top-p --seed"
 
 
 @pytest.mark.parametrize(
-    ("command", "flags"), [("generate", f"{COMMON} {BLOCKS} {DRAWING}"), ("score", f"{COMMON} --scoring")]
+    ("command", "flags"), [("generate", f"{COMMON} --help {BLOCKS} {DRAWING}"), ("score", f"{COMMON} --help --scoring")]
 )
 def test_help_names_every_flag(run: Run, command: str, flags: str) -> None:
     shown = run(command, "", "--help")
@@ -532,3 +536,82 @@ def test_lost_output_is_an_error(words: list[str]) -> None:
             check=False,
         )
         refused(Outcome(done.returncode, "", done.stderr.decode()), "standard output", reason)
+
+
+# Threads and terminals
+
+
+MODELS = {
+    "generate": ["--model", GOLDEN, "--ids", "--max-new-tokens", "2"],
+    "score": ["--model", GOLDEN, "--ids"],
+    "tasks run": ["--model", "tiny", "--task", "gsm8k", "--limit", "1", "--max-new-tokens", "2"],
+    "bench": ["--shape", "tiny", "--batch", "1", "--policies", "k2_middle", "--rounds", "1"],
+}
+
+
+@pytest.mark.parametrize("command", MODELS)
+@pytest.mark.parametrize(("flags", "expected"), [((), 1), (("--threads", "2"), 2)], ids=["default", "given"])
+def test_threads_are_those_of_a_worker_or_as_given(
+    monkeypatch: pytest.MonkeyPatch, command: str, flags: tuple[str, ...], expected: int
+) -> None:
+    """Whatever OMP_NUM_THREADS or the number of cores would make torch choose."""
+    chosen: list[int] = []
+    torch.set_num_threads(3)
+    monkeypatch.setattr(sampling, "usable_cores", lambda: 2)
+    monkeypatch.setattr(sys, "stdin", Pipe((LINE if command == "generate" else PAIR).encode()))
+
+    def note(*_: object, **__: object) -> None:
+        chosen.append(torch.get_num_threads())
+        raise InputError("seen")
+
+    monkeypatch.setattr(loading, "build_transformer", note)
+    monkeypatch.setattr(measure, "random_model", note)
+    try:
+        with pytest.raises(InputError, match="seen"):
+            dispatch([*command.split(), *MODELS[command], *flags])
+    finally:
+        torch.set_num_threads(1)
+    assert chosen == [expected]
+
+
+@pytest.mark.parametrize("words", [["generate"], ["score"], ["tasks", "run"], ["check"], ["bench"], ["bench", "sweep"]])
+def test_no_more_threads_than_cores(words: list[str]) -> None:
+    with pytest.raises(InputError, match=rf"--threads must be at most {usable_cores()}, the cores .* \(got 9999\)"):
+        dispatch([*words, "--threads", "9999"])
+
+
+def test_generate_at_a_terminal_says_that_it_reads_lines() -> None:
+    """With standard input, output and error at one terminal."""
+    master, slave = pty.openpty()
+    command = command_line("generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "1")
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment()) as process:
+        os.close(slave)
+        shown = b""
+        while b"until Ctrl-D" not in shown:
+            shown += os.read(master, 1024)
+        os.write(master, f"{LINE}\n\x04".encode())
+        while b'"finish"' not in shown:
+            shown += os.read(master, 1024)
+        assert process.wait(60) == 0
+    os.close(master)
+    assert shown.index(b"loading") < shown.index(b"reading JSON lines from standard input")
+
+
+@pytest.mark.slow
+def test_busy_cores_do_not_slow_down_a_command() -> None:
+    """With two busy loops and OMP_NUM_THREADS unset, decoding takes at most three times as long as with one thread."""
+    prompt = '{"id": 1, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}'
+    command = command_line("generate", "--model", "tiny", "--max-new-tokens", "64")
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    seconds = {}
+    try:
+        for threads in ("", "1"):
+            env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+            env |= {"OMP_NUM_THREADS": threads} if threads else {}
+            done = subprocess.run(command, input=prompt, capture_output=True, text=True, cwd=ROOT, env=env, check=True)
+            seconds[threads] = json.loads(done.stdout)["seconds"]
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert seconds[""] < 3 * seconds["1"] + 1

@@ -34,7 +34,7 @@ SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip")  # install packages, as `.c
 RAY_WITH_TOKEN = "RAY_AUTH_MODE=token ray "  # tests/test_dashboard.py runs these during a sweep
 CONTAINERS = ("docker ", "kubectl ")  # programs that may not be installed here
 OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's commands
-OTHERS |= {"--index-url", "--require-hashes", "--no-deps", "--head"}  # of pip and ray start
+OTHERS |= {"--index-url", "--require-hashes", "--no-deps", "--head", "--logdir"}  # of pip, ray start and tensorboard
 PROGRAMS = {
     *("sweep", "status", "report", "export", "tasks", "tasks run", "generate", "score", "profile", "bench"),
     *("check", "parity", "version", "import", "track"),

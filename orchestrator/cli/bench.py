@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.console import Parser, parse_options
+from orchestrator.cli.console import Parser, announce, parse_options
+from orchestrator.cli.sampling import threads_setting
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError
@@ -58,7 +59,7 @@ class PassesOptions:
     shape: str = setting(
         "tiny", metavar="SHAPE", help="tiny, mid or mid-qwen3 (random weights), a directory or a Hub id"
     )
-    threads: int = setting(1, minimum=1, help="CPU threads")
+    threads: int = threads_setting()
     batch: tuple[int, ...] = setting((1, 4, 8), metavar="N,N", minimum=1, help="batch sizes")
     policies: tuple[str, ...] = setting(
         POLICIES, metavar="P,P", default_text="19 policies", help="policies to measure, at the first batch size"
@@ -79,7 +80,7 @@ class SweepBenchOptions:
     data: str = shared(SweepSettings, "data")
     max_new_tokens: int | None = shared(SweepSettings, "max_new_tokens")
     actors: int = shared(SweepSettings, "actors", default=2, default_text="2")
-    threads: int = shared(SweepSettings, "threads_per_actor", default=1, default_text="1")
+    threads: int = threads_setting()
     out: Path | None = setting(None, metavar="DIR", default_text="not kept", help="keep the sweep in DIR/bench")
     json: bool = setting(False, help="print JSON instead of a table")
 
@@ -95,6 +96,7 @@ def bench(arguments: Sequence[str]) -> None:
     )
     options = parse_options(parser, PassesOptions, arguments)
     policies = [str(ReusePolicy.parse(name)) for name in options.policies]
+    announce(f"measuring {options.shape}")
     import torch
 
     from sampler.device import pick_device, pick_dtype
@@ -140,13 +142,15 @@ def _policy_figures(bench: "Bench", policies: Sequence[str], batch: int) -> dict
 
     The ideal is proportional to the layer-positions that run. `deciding` is relative to a computed full pass.
     """
+    from tqdm import tqdm
+
     from sampler.plan import PassKind
 
     depth = bench.config.num_layers
     kinds = (PassKind.FULL, PassKind.SMALL)
     figures = {}
     replays: dict[object, dict[str, float]] = {}  # policies with different periods replay the same way
-    for policy in policies:
+    for policy in tqdm(policies, unit="policy", disable=None):
         bound = ReusePolicy.parse(policy).bind(depth)
         shares = {kind: bench.share(policy, kind) for kind in kinds}
         same_replay = (*(bound.plan(bench.context(kind)) for kind in kinds), bound.cache_spec, batch)

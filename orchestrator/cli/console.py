@@ -203,6 +203,12 @@ def say(*words: object, sep: str = " ", error: bool = False) -> None:
     print(printable(sep.join(map(str, words))), file=sys.stderr if error else sys.stdout, flush=True)
 
 
+def announce(text: str) -> None:
+    """Prints at a terminal what a command begins to do: importing torch or reading a model takes seconds."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        say(text, error=True)
+
+
 class Line:
     """An input line that is a JSON object. Errors inside `with line:` get its number."""
 
@@ -250,6 +256,8 @@ def read_lines() -> list[Line]:
     """All lines of standard input, checked before a model is loaded."""
     if sys.stdin is None:
         raise InputError("standard input is closed; it must contain JSON lines")
+    if sys.stdin.isatty():
+        announce("reading JSON lines from standard input (see --help), until Ctrl-D")
     lines = []
     for number, text in enumerate(sys.stdin.buffer, start=1):
         if text.strip():

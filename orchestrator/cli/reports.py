@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.console import Parser, parse_options, run_command, say
+from orchestrator.cli.console import Parser, announce, parse_options, run_command, say
 from orchestrator.core.untrusted import path_below
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
@@ -172,6 +172,7 @@ def report(arguments: Sequence[str]) -> None:
         examples=REPORT_EXAMPLES,
     )
     options = parse_options(parser, ReportOptions, arguments)
+    announce(f"reading {', '.join(map(str, options.folders))}")
     from orchestrator.report.write import sweeps_below, write_index, write_report
 
     several = sweeps_below(options.folders[0]) if len(options.folders) == 1 else []

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.cli.console import Line, Parser, parse_options, parse_values, read_lines, write_in_order
+from orchestrator.cli.console import Line, Parser, announce, parse_options, parse_values, read_lines, write_in_order
 from orchestrator.core.configuration import DECODE_SETTINGS
-from orchestrator.planning.fields import setting, settings_of, shared
+from orchestrator.core.system import usable_cores
+from orchestrator.planning.fields import display, setting, settings_of, shared
 from orchestrator.planning.settings import SweepSettings, single_value
 from sampler.errors import InputError, NonFiniteError
 from sampler.policy import GRAMMAR, ReusePolicy
@@ -49,13 +50,33 @@ PROFILE_EXAMPLES = """examples:
 """
 
 
+def _check_threads(threads: int) -> str | None:
+    cores = usable_cores()
+    return None if threads <= cores else f"must be at most {cores}, the cores of this machine (got {display(threads)})"
+
+
+def threads_setting() -> Any:
+    """--threads: one by default, as in an actor of a sweep."""
+    return shared(
+        SweepSettings, "threads_per_actor", default=1, default_text=None, check=_check_threads, help="CPU threads"
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """Where a model is, and what its config.json may not state."""
+    """Where a model is, what its config.json may not state, and the threads that run it."""
 
     model: str = setting(verbatim=True, help=MODEL_HELP)
     family: str | None = shared(SweepSettings, "family")
     block_size: int | None = shared(SweepSettings, "block_size")
+    threads: int = threads_setting()
+
+    def start(self) -> None:
+        """Imports torch, which takes seconds, and sets its threads."""
+        announce(f"loading {self.model}")
+        import torch
+
+        torch.set_num_threads(self.threads)
 
     def find(self, *, code: bool = False) -> "ModelFiles":
         from sampler.loading import find_model
@@ -72,8 +93,9 @@ class ModelOptions(SourceOptions):
     batch_size: int = shared(SweepSettings, "batch_size")
     compile: bool = shared(SweepSettings, "compile")
 
-    def check_device(self) -> None:
-        """Raises InputError before anything is read or downloaded."""
+    def start(self) -> None:
+        """Also raises InputError for a wrong device, before anything is read or downloaded."""
+        super(ModelOptions, self).start()
         from sampler.device import pick_device, pick_dtype
 
         pick_dtype(self.dtype, pick_device(self.device))
@@ -118,7 +140,6 @@ class CheckOptions(SourceOptions):
     model: str = setting("tiny", verbatim=True, metavar="MODEL", help=MODEL_HELP)
     dtype: str = shared(SweepSettings, "dtype")
     device: str = setting("auto", metavar="DEVICE", help=DEVICE_HELP)
-    threads: int = setting(1, minimum=1, help="CPU threads")
     out: Path = setting(Path("check.json"), metavar="FILE", help="write the results to this file, for a bug report")
     json: bool = setting(False, help="print the results as JSON instead of a table")
 
@@ -156,11 +177,11 @@ def generate(arguments: Sequence[str]) -> None:
     )
     options, decode = parse_decoding(parser, GenerateOptions, arguments)
     policy = ReusePolicy.parse(options.policy)
+    options.start()
     from sampler.decode import decode_prompts
     from sampler.text import check_stop
 
     check_stop(options.stop)
-    options.check_device()
     lines = read_lines()
     files = options.find()
     settings = files.config.decode_settings(
@@ -193,9 +214,9 @@ def score(arguments: Sequence[str]) -> None:
     options = parse_options(parser, ScoreOptions, arguments)
     policy = ReusePolicy.parse(options.policy)
     policy.check_scoring()
+    options.start()
     from sampler.scoring import check_pairs, score_pairs
 
-    options.check_device()
     lines = read_lines()
     files = options.find()
     policy.bind(files.config.num_layers, options.subset_size)
@@ -228,6 +249,7 @@ def check(arguments: Sequence[str]) -> None:
     options = parse_options(parser, CheckOptions, arguments)
     if not options.out.absolute().parent.is_dir():
         raise InputError(f"--out {options.out} is in a directory that does not exist")
+    options.start()
     import torch
 
     from orchestrator.core import system
@@ -236,7 +258,6 @@ def check(arguments: Sequence[str]) -> None:
     from sampler.device import numeric_flags, pick_device, pick_dtype
     from sampler.loading import load_model
 
-    torch.set_num_threads(options.threads)
     device = pick_device(options.device)
     dtype = str(pick_dtype(options.dtype, device)).removeprefix("torch.")
     files = options.find()
@@ -285,6 +306,7 @@ def parity(arguments: Sequence[str]) -> None:
     options = parse_options(parser, ParityOptions, arguments)
     if not os.access(options.python, os.X_OK) or options.python.is_dir():
         raise InputError(f"--python {options.python} is not an interpreter; give a path such as ENV/bin/python")
+    options.start()
     from sampler.loading import load_model
     from sampler.parity import code_files, compare
 
@@ -312,10 +334,10 @@ def profile(arguments: Sequence[str]) -> None:
         examples=PROFILE_EXAMPLES,
     )
     options, decode = parse_decoding(parser, ProfileOptions, arguments)
+    options.start()
     from sampler import drift
     from sampler.policy import resolve_subset_size
 
-    options.check_device()
     if options.figure is not None:
         drift.check_path(options.figure)
     lines = read_lines()

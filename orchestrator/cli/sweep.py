@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.cli.console import Parser, add_settings, aliases, parse_flags, say
+from orchestrator.cli.console import Parser, add_settings, aliases, announce, parse_flags, say
 from orchestrator.planning.fields import display, read_bool
 from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
 from sampler.errors import InputError, Problems
@@ -55,6 +55,7 @@ def sweep(arguments: Sequence[str]) -> None:
     program = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # as it was called, without the flags
     rerun = shlex.join([*program, *without_force(arguments)])
     stop = StopSignals(exit_message=f"stopped; continue with: {rerun}")
+    announce("checking the model, the benchmarks and this machine")
     try:
         stop.install()
         address = environment.cluster_address(command.settings.address)

@@ -138,6 +138,7 @@ def run_task(arguments: Sequence[str]) -> None:
     )
     options, decode = parse_decoding(parser, RunOptions, arguments)
     policy = ReusePolicy.parse(options.policy)
+    options.start()
     from tqdm import tqdm
 
     from sampler.decode import check_prompts

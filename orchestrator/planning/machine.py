@@ -175,12 +175,12 @@ class Placement:
         return f"{self.words} each"
 
 
-def one_actor(settings: SweepSettings, machine: Machine, *, gpus: float) -> Placement:
+def one_actor(settings: SweepSettings, *, gpus: float) -> Placement:
     """A single actor as requested, with this share of a GPU."""
     threads = settings.threads_per_actor or (1 if gpus == 0 else max(1, int(settings.cpus_per_actor or 1)))
     cpus = settings.cpus_per_actor
-    if cpus is None:  # threads share cores if there are too few
-        cpus = float(threads) if gpus == 0 and threads <= machine.largest("CPU") else 1.0
+    if cpus is None:
+        cpus = float(threads) if gpus == 0 else 1.0
     return Placement(
         actors=1,
         gpus_per_actor=gpus,
@@ -196,7 +196,7 @@ def place(settings: SweepSettings, machine: Machine) -> Placement:
     gpus = settings.gpus_per_actor
     if gpus is None:
         gpus = 1.0 if machine.most("GPU") or settings.accelerator_type else 0.0
-    placement = one_actor(settings, machine, gpus=gpus)
+    placement = one_actor(settings, gpus=gpus)
     problems = list(_unplaceable(placement, settings, machine))
     bundle = placement.bundle if machine.names_all else {"CPU": placement.cpus_per_actor, "GPU": gpus}
     capacity = 0 if problems else machine.capacity({name: amount for name, amount in bundle.items() if amount})
@@ -211,9 +211,14 @@ def place(settings: SweepSettings, machine: Machine) -> Placement:
 
 def _unplaceable(placement: Placement, settings: SweepSettings, machine: Machine) -> Iterator[str]:
     """Requests that no present or expected node can fulfil."""
-    for what, asked in (("GPU", placement.gpus_per_actor), ("CPU", placement.cpus_per_actor)):
+    threads = settings.threads_per_actor or 0  # each reserves a core if --cpus-per-actor is not given
+    needs = {
+        "--gpus-per-actor": ("GPU", placement.gpus_per_actor),
+        "--cpus-per-actor": ("CPU", placement.cpus_per_actor if settings.cpus_per_actor or not threads else 0),
+        "--threads-per-actor": ("CPU", threads),
+    }
+    for flag, (what, asked) in needs.items():
         if asked > machine.largest(what):
-            flag = f"--{what.lower()}s-per-actor"
             yield f"{flag} must be at most {machine.largest(what):g}, which the largest node has (got {asked:g})"
     named = [f"--accelerator-type {placement.accelerator_type}"] if placement.accelerator_type is not None else []
     named += [f"--resources {name}={amount:g}" for name, amount in placement.resources.items()]

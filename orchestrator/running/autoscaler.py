@@ -197,7 +197,7 @@ def add_expected_nodes(
     report = report or _request_report
     explicit = bool(settings.gpus_per_actor) or settings.accelerator_type is not None
     for gpus in _gpu_shares(settings):
-        actor = one_actor(settings, machine, gpus=gpus)
+        actor = one_actor(settings, gpus=gpus)
         capacity = machine.capacity(actor.bundle)
         if capacity:
             too_few = (settings.actors or 1) > capacity
