@@ -47,7 +47,10 @@ class SweepCommand:
 
 def sweep(arguments: Sequence[str]) -> None:
     command = parse_sweep(arguments)
+    if command.save_config is not None:
+        save_config(command.save_config, command.settings)
     if command.device_profile is not None:
+        announce("planning")
         print_plan(command.settings, command.device_profile)
         return
     from orchestrator.running import environment
@@ -55,8 +58,6 @@ def sweep(arguments: Sequence[str]) -> None:
     from orchestrator.running.stop import Aborted, StopSignals
     from orchestrator.store import StoreError
 
-    if command.save_config is not None:
-        save_config(command.save_config, command.settings)
     program = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # as it was called, without the flags
     rerun = shlex.join([*program, *without_force(arguments)])
     stop = StopSignals(exit_message=f"stopped; continue with: {rerun}")

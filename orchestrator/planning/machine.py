@@ -97,7 +97,7 @@ class Machine:
     def planned(cls, profile: DeviceProfile, settings: SweepSettings) -> "Machine":
         """A machine that is not here, with GPUs of this profile for as many actors as requested."""
         actors, share = settings.actors or 1, settings.gpus_per_actor or 1.0
-        cores = (settings.cpus_per_actor or settings.threads_per_actor or 1) * actors
+        cores = max(settings.cpus_per_actor or 1, settings.threads_per_actor or 1) * actors
         nodes = (Nodes(resources={"CPU": cores, "GPU": math.ceil(actors / math.floor(1 / share))}),)
         return cls(nodes=nodes).with_profile(profile)
 
