@@ -32,7 +32,7 @@ from orchestrator.report.section import Section, build_section
 from orchestrator.report.sweeps import SweepData, open_sweep, read_sweeps
 from orchestrator.store import Store
 from orchestrator.store.schema import ROWS
-from sampler.errors import InputError, InputErrors
+from sampler.errors import InputError, InputErrors, counted
 
 TITLES = ("task", "configuration", "documents", "accuracy %", "tokens/s", "speed-up")
 ERROR = "error: "
@@ -165,7 +165,7 @@ class Sweep:
 
     def __repr__(self) -> str:
         found = self.status
-        return f"Sweep({str(self.folder)!r}, {found.state}, {found.documents:,} of {found.wanted:,} documents)"
+        return f"Sweep({str(self.folder)!r}, {found.state}, {found.documents:,} of {counted(found.wanted, 'document')})"
 
     def _repr_html_(self) -> str:
         """State, totals and verdicts, for notebooks."""

@@ -176,7 +176,7 @@ def decode_prompts(
 def check_prompts(prompts: Sequence[Prompt], settings: DecodeSettings, config: ModelConfig) -> None:
     if config.block_size % settings.small_block:
         raise InputError(
-            f"small block must divide the model's block size of {config.block_size} (got {settings.small_block})"
+            f"--small-block must divide the model's block size of {config.block_size} (got {settings.small_block})"
         )
     for prompt in prompts:
         check_ids(prompt.ids, config, "prompt")

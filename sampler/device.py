@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BFLOAT16_CAPABILITY = (8, 0)  # the first compute capability with bfloat16 arithmetic
@@ -35,7 +35,7 @@ def cuda_devices() -> int:
         usable = count > 0 and torch.cuda.is_available()
     if count and not usable:
         raise InputError(
-            f"this machine has {count} CUDA device{'' if count == 1 else 's'} that torch cannot use: torch "
+            f"this machine has {counted(count, 'CUDA device')} that torch cannot use: torch "
             f"{torch.__version__} was built for CUDA {torch.version.cuda}, and {_describe_driver()}; update the "
             "driver, install a torch for an older CUDA, or set CUDA_VISIBLE_DEVICES= to run on the CPU"
         )
@@ -72,7 +72,9 @@ def pick_device(name: str) -> torch.device:
         raise InputError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N")
     kind, _, index = name.partition(":")
     if kind == "cuda" and int(index or 0) >= cuda_devices():
-        raise InputError(f"device {name!r} does not exist: this machine has {torch.cuda.device_count()} CUDA devices")
+        raise InputError(
+            f"device {name!r} does not exist: this machine has {counted(torch.cuda.device_count(), 'CUDA device')}"
+        )
     return torch.device(kind, int(index)) if index else torch.device(kind)
 
 

@@ -1,5 +1,6 @@
-"""Errors that a user can fix. Any other exception is a bug."""
+"""Errors that a user can fix, and words for messages. Any other exception is a bug."""
 
+import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,18 @@ class NonFiniteError(InputError):
 
     def __str__(self) -> str:
         return f"document {self.document}, {self.reason}"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """1 trial, 1,200 trials, 2 policies."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "", cutoff: float = 0.5) -> str:
+    """The known word that is most similar, whatever its case, as a question; `otherwise` if none is."""
+    lower = {name.lower(): name for name in known}
+    similar = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=cutoff)
+    return f"did you mean {lower[similar[0]]}?" if similar else otherwise
 
 
 class InputErrors(InputError):

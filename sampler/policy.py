@@ -14,7 +14,7 @@ stale=2                  every second pass repeats the last logits
 import re
 from dataclasses import dataclass
 
-from sampler.errors import InputError
+from sampler.errors import InputError, did_you_mean
 from sampler.plan import BoundPolicy
 from sampler.policies import RULES
 from sampler.policies.base import Rule
@@ -54,7 +54,7 @@ class ReusePolicy:
         return cls(rule=rule, layers=layers)
 
     @classmethod
-    def parse(cls, name: str) -> "ReusePolicy":
+    def parse(cls, name: str, *, suggest: bool = True) -> "ReusePolicy":
         head, underscore, tail = name.partition("_")
         layers, *options = tail.split(".")
         if not underscore and "=" not in head:  # a number after = may have a decimal point
@@ -62,11 +62,13 @@ class ReusePolicy:
         period = re.fullmatch(r"k(0|[1-9][0-9]{0,5})", head)
         word, _, value = ("k", "", period[1]) if period else head.partition("=")
         if word not in RULES or (word == "k" and not period) or (underscore and not layers):
-            raise InputError(f"unknown policy {name!r}: {GRAMMAR}")
+            raise InputError(f"unknown policy {name!r}: {(suggest and _suggestion(name)) or GRAMMAR}")
         try:
             rule = RULES[word](value, options)
-        except InputError as error:
+        except ValueError as error:  # InputError, or what a rule of a user raises
             raise InputError(f"unknown policy {name!r}: {error}") from None
+        if options and not rule.options and _ignores_options(word, value):
+            raise InputError(f"unknown policy {name!r}: {word} takes no options (got .{options[0]})")
         return cls(rule=rule, layers=layers or None)
 
     def __str__(self) -> str:
@@ -106,13 +108,34 @@ class ReusePolicy:
         return indices
 
 
+def _suggestion(name: str) -> str:
+    """A policy that the user may have meant: the name in lower case, with a similar rule, or a similar name."""
+    word, rest = re.fullmatch(r"([a-z]*)(.*)", name.lower(), re.DOTALL).groups()  # type: ignore[union-attr]
+    for rule in (word, *(rule for rule in RULES if did_you_mean(word, [rule]))):
+        try:
+            return f"did you mean {ReusePolicy.parse(rule + rest, suggest=False)}?"
+        except InputError:
+            continue
+    grid = [f"k{k}_{layers}" for k in (2, 3) for layers in SUBSETS]
+    return did_you_mean(name, [*grid, *policy_examples()], cutoff=0.7)
+
+
+def _ignores_options(word: str, value: str) -> bool:
+    """Whether a rule, for instance a user's, accepts an option that no rule has."""
+    try:
+        RULES[word](value, ["no-such-option"])
+    except ValueError:
+        return False
+    return True
+
+
 def policy_examples() -> list[str]:
     """A policy of every rule, including rules that were added to this package."""
     names = ["k1", "k2_middle", "k3_last.output", "k2_first.small"]
     for word in RULES:
         for name in (f"{word}=0.2_middle", f"{word}=2_middle", f"{word}_middle", f"{word}=2"):
             try:
-                names.append(str(ReusePolicy.parse(name)))
+                names.append(str(ReusePolicy.parse(name, suggest=False)))
                 break
             except InputError:
                 continue
@@ -130,7 +153,7 @@ def resolve_subset_size(depth: int, requested: int | None = None) -> int:
     if requested is None:
         return DEFAULT_SUBSET_SIZE if depth > DEFAULT_SUBSET_SIZE else max(1, depth // 3)
     if not 1 <= requested < depth:
-        raise InputError(f"subset size must be between 1 and {depth - 1} for {depth} layers (got {requested})")
+        raise InputError(f"--subset-size must be between 1 and {depth - 1} for {depth} layers (got {requested})")
     return requested
 
 
@@ -139,7 +162,8 @@ def parse_indices(text: str) -> tuple[int, ...]:
     for part in text.split("+"):
         matched = re.fullmatch(r"(0|[1-9][0-9]{0,5})(?:-(0|[1-9][0-9]{0,5}))?", part)
         if not matched:
-            raise InputError(f"unknown layers {text!r}: use {', '.join(SUBSETS)} or indices such as 4-9+20")
+            use = f"use {', '.join(SUBSETS)} or indices such as 4-9+20"
+            raise InputError(f"unknown layers {text!r}: {did_you_mean(text, SUBSETS, otherwise=use)}")
         low, high = int(matched[1]), int(matched[2] or matched[1])
         if high < low:
             raise InputError(f"layers {text!r}: the range {part} is reversed; write {high}-{low}")

@@ -23,7 +23,8 @@ def load_tokenizer(folder: Path) -> Any:
     """
     if not has_tokenizer(folder):  # transformers would create an empty one
         raise InputError(
-            f"{folder} has no tokenizer ({TOKENIZER_FILE} or {VOCABULARY_FILE}); pass token ids instead of text"
+            f"{folder} has no tokenizer ({TOKENIZER_FILE} or {VOCABULARY_FILE}); without one, only token ids can be "
+            "decoded (--ids)"
         )
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer  # slow to import, and not needed for token ids
 

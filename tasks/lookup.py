@@ -39,8 +39,7 @@ def find_task_spec(name: str) -> TaskSpec:
         return CATALOG[name]
     for spec in CATALOG.values():
         if name in (*spec.subtasks, *spec.variants):
-            count = (spec.published_sizes | dict(spec.variants)).get(name, 0)
-            return replace(spec, name=name, subtasks=(name,), document_count=count, sizes=())
+            return replace(spec, name=name, subtasks=(name,), document_count=0)
     kind, _ = stock_tasks().get(name, (None, None))
     if kind is None:
         raise InputError(f"unknown task {name!r}: {_suggestion(name)}")
@@ -48,8 +47,9 @@ def find_task_spec(name: str) -> TaskSpec:
 
 
 def _suggestion(name: str) -> str:
-    similar = difflib.get_close_matches(name, sorted(CATALOG), n=3, cutoff=0.5)
-    similar += [other for other in difflib.get_close_matches(name, sorted(stock_tasks()), n=4) if other not in similar]
+    lower = {other.lower(): other for other in sorted(stock_tasks())}
+    similar = difflib.get_close_matches(name.lower(), sorted(CATALOG), n=3, cutoff=0.5)
+    similar += [lower[other] for other in difflib.get_close_matches(name.lower(), lower, n=4) if other not in similar]
     if similar:
         return f"did you mean {', '.join(similar[:4])}?"
     return f"use one of {', '.join(CATALOG)} or the name of an lm-eval task"

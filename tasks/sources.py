@@ -62,6 +62,8 @@ class Folder:
     def check(self, dataset: str, *, gated: bool) -> None:
         del gated
         if not (self.root / dataset).is_dir():
+            if self.kind == "bundled":
+                raise InputError(f"the bundled documents have none of {dataset}; use --data hub or a directory")
             raise InputError(f"{self.root} has no {dataset}/; --data takes a directory laid out like the Hub")
 
     def has(self, dataset: str, configuration: str | None) -> bool:

@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[pa.Table], pa.Table]]] = {
     ),
     "another answer at k=1": (
         "agreement at k=1",
-        "different answers to 1 documents",
+        "different answers to 1 document,",
         lambda t: changed(t, "token_ids", where(t, "k1_middle", 1), [1, 2, 3]),
     ),
     "a subset that matters in output mode": (
@@ -166,7 +166,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[pa.Table], pa.Table]]] = {
     ),
     "a document twice": (
         "every document once",
-        "1 documents occur more than once",
+        "1 document more than once",
         lambda t: pa.concat_tables([t, t.slice(5, 1)]),
     ),
     "a missing document": (
@@ -176,7 +176,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[pa.Table], pa.Table]]] = {
     ),
     "another document under the same name": (
         "every document once",
-        "1 rows answer documents that differ",
+        "1 row for documents that differ",
         lambda t: changed(t, "doc_hash", where(t, "k2_first", 1), "other"),
     ),
     "a cold start": ("cold start", "2.2 times slower per pass", _cold),

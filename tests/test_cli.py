@@ -1,6 +1,7 @@
 """The reuse-sweep command: its help, unknown commands, light start-up, and the modules that remain runnable."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -116,3 +117,41 @@ def test_a_declaration_gives_a_flag_its_checks_and_its_help(capsys: pytest.Captu
 def test_every_field_of_the_settings_is_declared() -> None:
     assert {item.name for item in fields(SweepSettings)} == settings_of(SweepSettings).keys()
     assert all(declared.help for declared in sweep_settings.ALL_SETTINGS.values())
+
+
+SHARED_FLAGS = {"--policies", "--model", "--batch-size", "--threads"}
+OLD_FLAGS = {"--policy", "--task", "--shape", "--batch", "--size"}
+
+
+@pytest.mark.parametrize("words", [["generate"], ["score"], ["tasks", "run"], ["bench"]], ids=" ".join)
+def test_commands_share_their_flags(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        dispatch([*words, "--help"])
+    shown = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    assert shown >= SHARED_FLAGS
+    assert not shown & OLD_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["generate", "--policy", "x"], "--policy: unknown policy 'x'"),
+        (["tasks", "run", "--policies=x"], "--policies: unknown policy 'x'"),
+        (["tasks", "run", "--task", ""], "--task must not be empty"),
+        (["bench", "--batch", "0"], "--batch must be at least 1 (got 0)"),
+        (["profile", "--size", "0"], "--size must be at least 1 (got 0)"),
+        (["sweep", "--tasks", "gsm8k", "--num_fewshot", "-1"], "--num-fewshot must be at least 0 (got -1)"),
+        (["sweep", "--tasks", "gsm8k", "--k", "99999999"], "--k must be at most 999,999 (got 99,999,999)"),
+        (["sweep", "--tasks", "gsm8k", "--threads", "0"], "--threads must be at least 1 (got 0)"),
+    ],
+    ids=" ".join,
+)
+def test_errors_name_the_flag_that_was_typed(words: list[str], sentence: str) -> None:
+    with pytest.raises(InputError) as error:
+        dispatch(words)
+    assert any(one.startswith(sentence) for one in error.value.sentences), error.value
+
+
+def test_metavars_are_short() -> None:
+    for declared in sweep_settings.ALL_SETTINGS.values():
+        assert len(declared.metavar) <= 12, declared

@@ -20,17 +20,7 @@ REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 HUB_PORT = 8900
 HUB = {"HF_ENDPOINT": f"http://127.0.0.1:{HUB_PORT}", "HF_HUB_DISABLE_XET": "1"}
-GRID = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_middle,k3_last",
-    "--no-replicate",
-    "--max-new-tokens",
-    "40",
-    "--shard-size",
-    "2",
-)
+GRID = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "40", "--shard-size", "2")
 Rows = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -115,7 +105,7 @@ def test_one_bad_node_costs_a_warning(
     head = start_head(driver, **HUB)
     start_worker(bad, head, **HUB)  # alone at first, so that it gets the first trial
     sweep = NodeSweep(driver, tmp_path, *flags(model), "--address", head, "--actors", "1", **HUB)
-    sweep.until(lambda: "on 1 actors" in sweep.output.read_text(), "the plan")
+    sweep.until(lambda: "on 1 actor" in sweep.output.read_text(), "the plan")
     start_worker(good, head, **HUB)
     check_good_end(sweep, reason)
 

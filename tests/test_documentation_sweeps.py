@@ -9,8 +9,7 @@ from pages import OURS, README, run_page_command
 
 from orchestrator.store import Store
 
-ELSEWHERE = ("--dry-run", "Efficient-Large-Model")  # nothing to run, or a model that is not here
-SWEEPS = [command for command in OURS if "sweep --tasks" in command and not any(part in command for part in ELSEWHERE)]
+SWEEPS = [command for command in OURS if "sweep --tasks" in command and "--dry-run" not in command]
 FINDING = README.partition("\n## The finding")[2].partition("\n## ")[0]
 [COMMAND] = re.findall(r"```sh\n(.*)\n```", FINDING)
 SUBSETS = ("first", "middle", "last")

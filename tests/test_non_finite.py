@@ -161,17 +161,7 @@ def test_a_worker_returns_the_other_rows_and_the_reason(case: Path, task: str, b
 
 @pytest.mark.slow
 def test_a_sweep_records_the_document_and_goes_on(case: Path, tmp_path: Path) -> None:
-    flags = (
-        "--tasks",
-        "gsm8k,mmlu_anatomy",
-        "--policies",
-        "k1,k2_middle",
-        "--no-replicate",
-        "--max-new-tokens",
-        "40",
-        "--limit",
-        "6",
-    )
+    flags = ("--tasks", "gsm8k,mmlu_anatomy", "--policies", "k1,k2_middle", "--max-new-tokens", "40", "--limit", "6")
     here = ("--shard-size", "3", "--batch-size", "2", "--actors", "2", "--no-dashboard")
     text = Run(case, tmp_path / "results", *flags, *here).wait(1)
     folder = tmp_path / "results" / "s"
@@ -181,7 +171,7 @@ def test_a_sweep_records_the_document_and_goes_on(case: Path, tmp_path: Path) ->
     assert len(outcome(folder)) == 2 * len(wanted - bad)
     for doc_id in bad:
         assert f"failed: 1 of 3 documents failed: {doc_id} (block " in text
-    assert "4 trials failed; retry them with: " in text
+    assert "4 trials failed; retry with: " in text
     failures = status(folder)["failures"]
     assert {doc_id for failure in failures for doc_id in failure["documents"]} == bad
     assert len(failures) == 4
@@ -194,7 +184,7 @@ def test_a_sweep_records_the_document_and_goes_on(case: Path, tmp_path: Path) ->
     assert "4 trials to run" in text
     assert Store(folder).rows().sort_by("doc_id").equals(rows.sort_by("doc_id"))
     assert [failure["attempts"] for failure in status(folder)["failures"]] == [2] * 4
-    assert f"failed: 1 of 1 documents failed: gsm8k/{BAD_GSM8K} (block " in text
+    assert f"failed: 1 of 1 document failed: gsm8k/{BAD_GSM8K} (block " in text
 
 
 def status(folder: Path) -> dict[str, Any]:

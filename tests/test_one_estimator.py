@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from made_sweep import MadeSweep
 
+from orchestrator.cli import run_sweep
 from orchestrator.core.trial import WantedDocuments
-from orchestrator.progress.progress import stored_progress
+from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.status import read_status
 from orchestrator.progress.view import Glyphs, end_table
 from orchestrator.report.write import write_report
@@ -29,11 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_every_display_shows_the_same_speed_up(folder: Path) -> None:
     status = {(line.task, line.configuration.policy): line for line in read_status(folder).totals}
-    made = MadeSweep(folder, documents=40, kinds=("generate", "generate"), policies=POLICIES)
-    shards = {
-        task: {shard: tuple(f"d{shard * 10 + i}" for i in range(10)) for shard in range(4)} for task in made.kinds
-    }
-    progress = stored_progress({"sweep": "made"}, made.trials, WantedDocuments(by_shard=shards), Store(folder))
+    progress = read_status(folder).progress
     write_report([folder], figures=False)
     markdown = (folder / "results.md").read_text(encoding="utf-8")
     table = "\n".join(line.plain for line in end_table(progress.totals, width=120, glyphs=Glyphs()))
@@ -45,6 +42,8 @@ def test_every_display_shows_the_same_speed_up(folder: Path) -> None:
         summary = json.loads((folder / f"summaries/{line.task}/{policy}/summary.json").read_text())
         assert summary["throughput"]["tokens_per_s"] == pytest.approx(own.tokens_per_s, rel=1e-9)
         assert summary["accuracy"] == pytest.approx(own.accuracy, rel=1e-9)
+        assert summary["intervals"]["accuracy"]["low"] == pytest.approx(own.accuracy_low, abs=1e-6)
+        assert summary["intervals"]["accuracy"]["high"] == pytest.approx(own.accuracy_high, abs=1e-6)
         assert f"{own.speedup:.2f}×" in table
         if not policy.startswith("k1"):
             assert summary["intervals"]["speedup"]["value"] == pytest.approx(own.speedup, rel=1e-9)
@@ -61,3 +60,28 @@ def test_an_interrupted_sweep_has_no_verdict(folder: Path) -> None:
         ("has no verdict yet, because the sweep is not finished" in one) == interrupted for one in written.verdicts
     )
     assert any("the sweep" in one for one in written.verdicts), "the pooled verdict"
+
+
+def test_a_new_policy_of_an_unfinished_sweep_is_shown_with_the_whole_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command ran k3_last alone; the documents of k2_middle are still missing."""
+    made = MadeSweep(tmp_path / "made", policies=POLICIES)
+    with made.begin() as store:
+        for trial in made.trials:
+            if trial.policy != "k2_middle":
+                made.run(store, trial)
+    record = Store(made.folder).read_sweep_record()
+    assert record is not None
+    own = tuple(trial for trial in made.trials if trial.policy == "k3_last")
+    plan = RunPlan(
+        folder=str(made.folder), sweep="made", trials=own, wanted=WantedDocuments(by_shard={}), record=record
+    )
+    run_sweep._print_results(plan)
+    printed = capsys.readouterr().out
+    k3 = next(line for line in printed.splitlines() if "k3_last" in line)
+    assert "×" in k3, "the speed-up over the rows of k1"
+    assert "60 documents, 6 of 8 trials done, 20 documents missing" in printed
+    assert "continue with: reuse-sweep sweep --tasks task0 --policies k1_first,k1_last,k2_middle,k3_last" in printed
+    assert "missing: task0: No rows yet of k2_middle" in printed
+    assert "has no verdict yet, because the sweep is not finished" in " ".join(printed.split())

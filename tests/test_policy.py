@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from sampler import InputError, ReusePolicy
 from sampler.plan import COMPUTE, REPLAY, PassKind, StepContext
+from sampler.policies import RULES
+from sampler.policies.periodic import PeriodicRule
 
 indices = st.sets(st.integers(0, 99), min_size=1, max_size=12).map(lambda s: "+".join(map(str, sorted(s))))
 layers = st.one_of(st.sampled_from(["first", "middle", "last", "all"]), indices)
@@ -52,7 +54,7 @@ def test_subsets_come_from_the_model_and_have_one_size(depth: int, first: range,
 def test_subset_size_can_be_chosen() -> None:
     assert ReusePolicy.parse("k2_last").layer_indices(36, 4) == (32, 33, 34, 35)
     for size in (0, -1, 36, 40):
-        with pytest.raises(InputError, match=f"subset size must be between 1 and 35 .*got {size}"):
+        with pytest.raises(InputError, match=f"--subset-size must be between 1 and 35 .*got {size}"):
             ReusePolicy.parse("k2_last").bind(36, size)
 
 
@@ -112,3 +114,25 @@ def test_a_layer_outside_the_model_is_named() -> None:
 def test_modules_for_reading_results_do_not_import_torch(module: str) -> None:
     code = f"import sys, sampler.{module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_name_that_is_nearly_right_gets_a_suggestion() -> None:
+    for wrong, meant in {
+        "K2_Middle": "k2_middle",
+        "k2middle": "k2_middle",
+        "adaptiv=0.2_middle": "adaptive=0.2_middle",
+        "Trim=0.25_ALL": "trim=0.25_all",
+        "k2_midle": "middle",
+    }.items():
+        with pytest.raises(InputError, match=f"did you mean {meant}\\?"):
+            ReusePolicy.parse(wrong)
+
+
+def test_an_option_that_a_users_rule_ignores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, "every", lambda value, _: PeriodicRule(k=int(value)))
+    assert ReusePolicy.parse("every=2_middle").rule == PeriodicRule(k=2)
+    with pytest.raises(InputError, match=r"unknown policy 'every=2_middle.fast': every takes no options \(got .fast\)"):
+        ReusePolicy.parse("every=2_middle.fast")
+    with pytest.raises(InputError, match="unknown policy 'every=x_middle': invalid literal"):
+        ReusePolicy.parse("every=x_middle")
+    assert ReusePolicy.parse("adaptive=0.2_middle.3"), "an option that is the default is still an option"

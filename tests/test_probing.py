@@ -45,7 +45,7 @@ placement = Placement(actors=2, gpus_per_actor=share, cpus_per_actor=1, threads_
 messages = []
 probe = probe_devices(placement, look=look)
 try:
-    check_device_memory(needed, probe, placement, messages.append)
+    check_device_memory(needed, probe, placement, remedy="buy more", note=messages.append)
 except InputError as error:
     messages.append(f"error: {error}")
 print(json.dumps({

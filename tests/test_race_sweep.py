@@ -19,7 +19,7 @@ from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, REJECTED, Race
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.progress.progress import stored_progress, stored_race
+from orchestrator.progress.progress import stored_race
 from orchestrator.progress.status import read_status
 from orchestrator.progress.view import race_summary
 from orchestrator.report.drawing import marker_style
@@ -161,8 +161,7 @@ def test_status_views_and_gauges_show_the_race(raced: RacedSweep) -> None:
     race = by_policy["k2_middle"]["race"]
     assert race["documents_saved"] == race["planned"] - race["documents"] > 0
     assert race["seconds_saved_at_end"] == pytest.approx(race["documents_saved"] / SPEED["k2_middle"], rel=0.1)
-    store = Store(raced.folder)
-    progress = stored_progress(store.read_sweep_record() or {}, raced.trials, raced.plan().wanted, store)
+    progress = status.progress
     assert (progress.documents, progress.finished) == (progress.wanted, progress.trials)
     assert "1 confirmed, 1 rejected, 1 finished; saved" in race_summary(progress.race)
     gauges = {standing.configuration.policy: race_gauge_values(standing) for standing in progress.race}
@@ -225,19 +224,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def command(root: Path, tmp_path: Path) -> list[str]:
     where = ["--model", str(root / "model"), "--data", str(root / "data"), "--out", str(tmp_path), "--name", "s"]
-    return [
-        *where,
-        "--tasks",
-        "gsm8k",
-        "--policies",
-        "k1,k2_all",
-        "--no-replicate",
-        "--limit",
-        "12",
-        "--shard-size",
-        "2",
-        "--race",
-    ]
+    return [*where, "--tasks", "gsm8k", "--policies", "k1,k2_all", "--limit", "12", "--shard-size", "2", "--race"]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,11 @@ def test_the_page_has_every_part(reported: Path) -> None:
     assert "k1_first ran at 22.75 tokens/s" in page.text
     for drop in ("stated −6.7", "stated −13.2", "−13.27"):  # the experiment's own words, and its accuracies' difference
         assert drop in page.text
-    assert page.ids.index("verdict") < page.ids.index("results")
+    assert page.ids.index("verdict") < page.ids.index("results") < page.ids.index("figures") < page.ids.index("gates")
+    glossary = page.text.partition("Glossary")[2].rpartition("Glossary")[2]
+    assert all(
+        term in glossary for term in ("pass", "small block", "layer-position", "replicate", "calibration", "flips")
+    )
     assert COMPLETE in page.text
 
 
@@ -522,3 +526,15 @@ def test_the_first_different_word_is_marked(one: str, other: str, parted: tuple[
     assert (left.different, right.different) == parted
     assert left.same + left.different + left.rest == one
     assert right.same + right.different + right.rest == other
+
+
+def test_the_terminal_says_what_is_damaged_or_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sim = Simulation(documents={"gsm8k": 20}, policies=("k1_first", "k1_last", "k2_middle"), shard_size=10, trials=5)
+    folder = write_sweep(tmp_path / "sweep", sim)
+    damaged = sorted(folder.glob("trials/*/rows.parquet"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    report([str(folder), "--no-figures"])
+    printed = capsys.readouterr()
+    assert str(damaged) in printed.err
+    assert "missing: " in printed.err
+    assert printed.out.splitlines()[0].startswith("gsm8k has no verdict yet")

@@ -42,7 +42,7 @@ def test_the_page_in_a_browser(page_path: Path) -> None:
 
     async def run() -> None:
         async with opened(page_path) as page:
-            for check in (_hostile_text, _figures, _sorting, _searching, _choosing, _phone, _paper):
+            for check in (_laptop, _hostile_text, _figures, _sorting, _searching, _choosing, _phone, _paper):
                 await check(page)
             assert page.messages == []
             requests = [url for url in page.requests if not url.startswith("data:")]  # figures are data URIs
@@ -105,6 +105,14 @@ async def _choosing(page: Page) -> None:
     assert 0 < await page.run(SHOWN) < every
     names = "[...document.querySelectorAll('details.example:not([hidden]) summary b')].map(b => b.textContent)"
     assert set(await page.run(names)) == {"k3_middle"}
+
+
+async def _laptop(page: Page) -> None:
+    """The main table needs no scrolling in a window of 1200 pixels."""
+    await page.resize(1200, 900)
+    table = "document.querySelector('#results .scroll')"
+    assert await page.run(f"{table}.scrollWidth <= {table}.clientWidth")
+    await page.resize(1280, 900)
 
 
 async def _phone(page: Page) -> None:

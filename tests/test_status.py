@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from made_sweep import MadeSweep
 
+from orchestrator.cli.sweep import parse_sweep
 from orchestrator.core.totals import totals_of
 from orchestrator.progress.status import read_status
 from orchestrator.store import StoreWriter
@@ -114,7 +115,11 @@ def test_a_sweep_that_runs_and_then_was_stopped(sweep: MadeSweep) -> None:
     }
     assert stopped["documents"] == {"done": 13, "wanted": 40, "missing": 27}
     assert sorted(one["missing"] for one in stopped["configurations"]) == [10, 17]
-    assert "run the same command" in status(sweep.folder).stdout
+    command = status(sweep.folder, COLUMNS="20").stdout.partition("continue with: ")[2].split()
+    assert command[:2] == ["reuse-sweep", "sweep"]
+    again = parse_sweep(command[2:]).settings
+    assert again.policies == tuple(stopped["settings"]["policies"])
+    assert (again.tasks, Path(again.out) / str(again.name)) == (("task0",), sweep.folder.resolve())
 
 
 def test_nothing_has_begun(sweep: MadeSweep) -> None:
@@ -136,7 +141,7 @@ def test_a_failed_trial_keeps_its_reason(sweep: MadeSweep) -> None:
     assert [(one["label"], one["reason"], one["attempts"]) for one in found["failures"]] == [
         (label, "CUDA out of memory", 1)
     ]
-    assert f"failed: {label} (1 attempts): CUDA out of memory" in status(sweep.folder).stdout
+    assert f"failed: {label} (1 attempt): CUDA out of memory" in status(sweep.folder).stdout
 
 
 def test_a_larger_limit_leaves_finished_trials_unfinished(tmp_path: Path) -> None:

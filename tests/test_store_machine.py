@@ -145,7 +145,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(trial_id=TRIAL, calls=CALLS)
     def fail(self, trial_id: str, calls: int | None) -> None:
-        with pytest.raises(StoreError, match="has no row for 1 documents, the first is elsewhere"):
+        with pytest.raises(StoreError, match="has no row for 1 document, the first is elsewhere"):
             self.writer.finish(trial_id, {}, [*self.done(trial_id), "elsewhere"])
         self.survive(calls, lambda: self.writer.fail(trial_id, "out of memory"))
 

@@ -16,13 +16,13 @@ from orchestrator.planning.settings import ALL_SETTINGS, SweepSettings
 from sampler import InputError
 
 FROZEN = {
-    "Grid": "tasks k subsets reuse policies threshold small-block block-cache replicate no-replicate",
+    "Grid": "tasks k subsets reuse policies threshold small-block block-cache",
     "Model and data": "model family block-size data limit sample fewshot chat-template no-chat-template thinking "
     "subset-size dtype batch-size max-new-tokens repeats seed shard-size",
     "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
     "compile wait-for-nodes dashboard no-dashboard worker-timeout callback",
     "Run": "out name upload track skip-unavailable allow-code-execution unsafe-code-execution margin speedup "
-    "race race-alpha quiet config save-config dry-run device-profile force",
+    "race race-alpha quiet config save-config dry-run force",
 }
 OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typed and as read
     "tasks": ("mmlu, gsm8k", ("mmlu", "gsm8k")),
@@ -230,8 +230,8 @@ def test_yamls_on_and_off(text: str, values: tuple[bool, ...], tmp_path: Path) -
         ("no-dashboard: 3", "no-dashboard must be on or off (got 3)"),
         ("quiet: perhaps", "sweep.yaml: quiet must be on or off (got perhaps)"),
         ("- gsm8k", "must contain keys and values such as limit: 100"),
-        ("a: b: c", "is not valid YAML (mapping values are not allowed here"),
-        ("tasks: !!python/object:os.system x", "is not valid YAML (could not determine a constructor"),
+        ("a: b: c", "is not valid YAML (line 1: mapping values are not allowed here"),
+        ("tasks: !!python/object:os.system x", "is not valid YAML (line 1: could not determine a constructor"),
         ("? [a]\n: b", "is not valid YAML"),
         ("\0", "is not valid YAML"),
     ],
@@ -260,7 +260,7 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
         (["--tasks", "a", "--limit", "ten"], "--limit must be a whole number (got ten)"),
         (["--tasks", "a", "--limit", "0.1"], "--limit must be a whole number (got 0.1)"),
         (["--tasks", "a", "--k", "1,x"], "--k must be a whole number (got x)"),
-        (["--tasks", "a", "--k", "0"], "policy k0: k must be at least 1"),
+        (["--tasks", "a", "--k", "0"], "--k must be at least 1 (got 0)"),
         (["--tasks", "a", "--threshold", "0.9,high"], "--threshold must be a number (got high)"),
         (["--tasks", "a", "--margin", "-5"], "--margin must be between 0 and 100 (got -5)"),
         (["--tasks", "a", "--margin", "inf"], "--margin must be a number (got inf)"),

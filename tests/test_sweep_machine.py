@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.core.system import Device, common_dtype
 from orchestrator.planning.machine import (
+    FULL_MODEL,
     Growth,
     Machine,
     Nodes,
@@ -22,7 +23,6 @@ from orchestrator.planning.machine import (
 from orchestrator.planning.preflight import check_devices
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
-from sampler.config import FULL_MODEL
 from sampler.errors import InputErrors
 
 
@@ -220,14 +220,14 @@ def test_one_dtype_for_devices_that_differ() -> None:
 
 def test_devices_that_are_too_small() -> None:
     large, small = device("large", "bfloat16"), device("small", "bfloat16", free=4, total=8)
-    assert check_devices(10, [large, small]) == [small]
-    assert check_devices(4, [large, small]) == []
-    assert check_devices(8, [large, small], in_use=True) == [], "their memory will be given back"
+    assert check_devices(10, [large, small], remedy="buy more") == [small]
+    assert check_devices(4, [large, small], remedy="buy more") == []
+    assert check_devices(8, [large, small], remedy="buy more", in_use=True) == [], "their memory will be given back"
     sentence = r"about 11 bytes of memory, but the largest device \(large on node of large\) has 10 bytes for it"
     with pytest.raises(InputError, match=sentence):
-        check_devices(11, [small, large])
+        check_devices(11, [small, large], remedy="buy more")
     with pytest.raises(InputError, match="has 5 bytes for it"):
-        check_devices(6, [small, large], share=0.5)
+        check_devices(6, [small, large], remedy="buy more", share=0.5)
 
 
 def test_this_machine_is_a_machine() -> None:

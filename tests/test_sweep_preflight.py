@@ -15,8 +15,7 @@ from test_tasks_sources import gsm8k_folder, write_dataset
 
 import orchestrator.planning.preflight
 import sampler.loading
-from orchestrator.core.system import CORE
-from orchestrator.planning.estimate import rough_pass_seconds
+from orchestrator.planning.estimate import TOKENS_PER_PASS, TRIAL_SECONDS, rough_pass_seconds
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import (
     SAMPLE_BYTES,
@@ -54,7 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def prepared(model: Path, data: Path, tmp_path: Path) -> Prepare:
     def prepared(machine: Machine = TWO, stored: Any = None, **changes: Any) -> PreparedSweep:
-        common = {"tasks": ("gsm8k",), "model": str(model), "data": str(data), "max_new_tokens": 64, "replicate": False}
+        common = {"tasks": ("gsm8k",), "model": str(model), "data": str(data), "max_new_tokens": 64}
         settings = SweepSettings(**{**common, "out": str(tmp_path / "out"), **changes})
         return prepare(settings, machine, stored)
 
@@ -135,8 +134,8 @@ def test_trials_last_a_few_seconds_unless_nothing_is_timed(prepared: Prepare) ->
     ready = prepared(tasks=("gsm8k", "mmlu_anatomy"))
     generated, scored = ready.tasks["gsm8k"], ready.tasks["mmlu_anatomy"]
     assert generated.shard_size < scored.shard_size
-    seconds = rough_pass_seconds(ready.files.config, "float32", CORE)
-    assert generated.shard_size == round(CORE.trial_seconds / (generated.tokens / CORE.tokens_per_pass * seconds))
+    seconds = rough_pass_seconds(ready.files.config, "float32", "CPU")
+    assert generated.shard_size == round(TRIAL_SECONDS["CPU"] / (generated.tokens / TOKENS_PER_PASS * seconds))
     assert prepared(batch_size=8).tasks["gsm8k"].shard_size % 8 == 0
 
 
@@ -181,9 +180,9 @@ def test_all_problems_are_reported_at_once(prepared: Prepare, tmp_path: Path) ->
         f"--out {tmp_path / 'file' / 'x'}: {tmp_path / 'file'} is a file, not a directory",
         "unknown task 'gsm8l': did you mean gsm8k",
         "task humaneval runs",
-        "subset size must be between 1 and 5 for 6 layers (got 7)",
+        "--subset-size must be between 1 and 5 for 6 layers (got 7)",
         "policy k2_9: layer 9 is outside the model's layers 0 to 5",
-        "small block must divide the model's block size of 32 (got 5)",
+        "--small-block must divide the model's block size of 32 (got 5)",
     )
     for sentence in expected:
         assert any(line.startswith(sentence) for line in reported), sentence
@@ -278,9 +277,9 @@ def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(orchestrator.planning.preflight.shutil, "disk_usage", lambda _: usage)
     (sentence,) = sentences(prepared)
-    assert "MB, but 1 kB are free" in sentence
+    assert "MiB, but 1000 bytes are free" in sentence
     going_on = prepared(stored=stored)  # what it needs depends on what is left
-    with pytest.raises(InputError, match="needs about 1 MB, but 1 kB are free"):
+    with pytest.raises(InputError, match="needs about 1 MiB, but 1000 bytes are free"):
         check_capacity(going_on, TWO, going_on.trials[:1])
     check_capacity(going_on, TWO, [])
 
@@ -292,7 +291,11 @@ def test_a_model_that_memory_cannot_hold(prepared: Prepare) -> None:
     little = replace(TWO, memory=2 * needed - 2)
     (sentence,) = sentences(prepared, machine=little)
     assert sentence.startswith("each actor needs about ")
-    assert sentence.endswith(": use a smaller --batch-size or fewer --actors")
+    assert sentence.endswith(": use --dtype bfloat16 or fewer --actors")
+    tight = replace(TWO, memory=needed - 2)
+    assert sentences(prepared, machine=tight, batch_size=2)[0].endswith(
+        ": use --dtype bfloat16 or a smaller --batch-size"
+    )
     assert prepared(little, actors=1).placement.actors == 1
     assert prepared(little, policies=("k1",), limit=3).placement.actors == 2, "of which one has a trial"
     assert len(sentences(prepared, machine=little, small_block=(5,))) == 2, "next to the other problems"

@@ -49,7 +49,7 @@ def test_a_grid_names_each_policy_once_and_canonically(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"k": (0,)}, "--k: policy k0: k must be at least 1"),
+        ({"k": (0,)}, "--k must be at least 1 (got 0)"),
         ({"k": (2, 2)}, "--k must not contain 2 twice"),
         ({"subsets": ("first", "first")}, "--subsets must not contain first twice"),
         ({"subsets": ("4+5", "4-5")}, "--subsets must not contain 4-5 twice"),

@@ -22,6 +22,7 @@ from orchestrator.analysis.trial_facts import describe_code, distinct
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.core.race import Race
 from orchestrator.core.speed import MAX_LENGTH_CHANGE
+from sampler.errors import counted
 
 GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"  # kinds of tasks, as sweep.json names them
 UNTIMED = "untimed"  # generates text, but there are no times to compare: of imported results
@@ -116,7 +117,8 @@ def baseline_agreement(evidence: Evidence) -> Iterator[Finding]:
         places = np.flatnonzero(rows.columns["k"].astype(float) == 1)
         differing, documents = _differing_answers(rows, [], places)
         if len(differing):
-            text = f"runs at k=1 gave different answers to {documents} documents, with the same device and batch size"
+            number = counted(documents, "document")
+            text = f"runs at k=1 gave different answers to {number}, with the same device and batch size"
             yield _failed(rows, differing, text)
 
 
@@ -130,7 +132,8 @@ def output_mode(evidence: Evidence) -> Iterator[Finding]:
         places = np.flatnonzero((columns["mode"] == modes.index("output")) & (columns["k"].astype(float) != 1))
         differing, documents = _differing_answers(rows, [rule], places)
         if len(differing):
-            text = f"output mode gave different answers to {documents} documents for different subsets of layers"
+            number = counted(documents, "document")
+            text = f"output mode gave different answers to {number} for different subsets of layers"
             yield _failed(rows, differing, text)
 
 
@@ -268,7 +271,8 @@ def every_document(evidence: Evidence) -> Iterator[Finding]:
         group, count = group_codes(rows.run, rows.columns["doc_id"])
         duplicates = np.flatnonzero((np.bincount(group, minlength=count) > 1)[group])
         if len(duplicates):
-            text = f"{len(np.unique(group[duplicates]))} documents occur more than once in a run; the first row is used"
+            number = counted(len(np.unique(group[duplicates])), "document")
+            text = f"{number} more than once in a run; the first row is used"
             yield _failed(rows, duplicates, text)
         wanted = {run: evidence.needed_documents(rows, run) for run in rows.all_runs}
         counts = {run: int((rows.cell[run] >= 0).sum()) for run in rows.all_runs}
@@ -291,7 +295,7 @@ def _described_documents(rows: TaskRuns, evidence: Evidence) -> Iterator[Finding
     same = pc.equal(stated, expected.take(pa.array(rows.columns["doc_id"])))
     other = np.flatnonzero(~to_numpy(same.fill_null(False)).astype(bool))
     if len(other):
-        text = f"{len(other)} rows answer documents that differ from those the sweep describes"
+        text = f"{counted(len(other), 'row')} for documents that differ from those the sweep describes"
         yield _failed(rows, other, text)
 
 
@@ -420,7 +424,7 @@ def metrics(evidence: Evidence) -> Iterator[Finding]:
             places = np.flatnonzero(wrong | ~np.isfinite(columns[column]))
             if len(places):
                 first = rows.doc_ids[columns["doc_id"][places[0]]]
-                text = f"{len(places)} rows have no {name} (first: {first})"
+                text = f"{counted(len(places), 'row')} without {name} (first: {first})"
                 yield _failed(rows, places, text, withholds_verdict=True)
 
 

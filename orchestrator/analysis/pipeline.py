@@ -61,7 +61,7 @@ from orchestrator.analysis.verdicts import (
 )
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration
 from orchestrator.core.race import TaskRace
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # if a request declares none
 POOLED = "equal weights"  # how sweep.json declares that tasks are also judged together
@@ -415,7 +415,7 @@ class _TaskAnalysis:
         for run in rows.all_runs:
             present, wanted = int((rows.cell[run] >= 0).sum()), evidence.needed_documents(rows, run)
             if present < wanted:
-                yield f"{rows.run_label(run)} has {present} of {wanted} documents."
+                yield f"{rows.run_label(run)} has {present:,} of {counted(wanted, 'document')}."
         requested = evidence.request.get("settings", {}).get("policies", ())
         absent = sorted(set(requested) - {configuration.policy for configuration in rows.configurations})
         if absent:

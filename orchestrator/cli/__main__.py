@@ -1,6 +1,5 @@
 """`reuse-sweep COMMAND`, also `python -m orchestrator.cli COMMAND`: finds and runs the sub-command."""
 
-import difflib
 import signal
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from keyword import iskeyword
 from typing import NoReturn
 
 from orchestrator.cli.console import run_command
-from sampler.errors import InputError
+from sampler.errors import InputError, did_you_mean
 
 COMMANDS = {  # name: module, what it does
     "sweep": ("sweep", "run policies over benchmarks; the same command again continues"),
@@ -55,8 +54,7 @@ def dispatch(words: Sequence[str]) -> None:
         print(HELP.format(commands="\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items())))
         return
     if command not in COMMANDS:
-        similar = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {similar[0]}?" if similar else f"commands are {', '.join(COMMANDS)}"
+        hint = did_you_mean(command, COMMANDS, otherwise=f"commands are {', '.join(COMMANDS)}")
         raise InputError(f"unknown command {command!r}; {hint}")
     module = import_module(f"orchestrator.cli.{COMMANDS[command][0]}")
     getattr(module, f"{command}_" if iskeyword(command) else command)(arguments)

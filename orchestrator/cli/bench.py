@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.console import Parser, announce, parse_options
-from orchestrator.cli.sampling import threads_setting
+from orchestrator.cli.console import Parser, announce, parse_options, sub_command
+from orchestrator.cli.sampling import check_memory, threads_setting
 from orchestrator.planning.fields import setting, shared
-from orchestrator.planning.settings import SweepSettings
-from sampler.errors import InputError
+from orchestrator.planning.settings import SweepSettings, check_policy
+from sampler.errors import InputError, counted
 from sampler.policy import ReusePolicy
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ POLICIES = (
 )
 PASSES_EXAMPLES = """examples:
   reuse-sweep bench                                   random weights in a small shape, one thread
-  reuse-sweep bench --shape mid --batch 1,8 --json
-  reuse-sweep bench --shape mid --batch 8 --policies trim=0.1_all,mlp=2_middle
-  reuse-sweep bench --shape Efficient-Large-Model/Fast_dLLM_v2_7B --batch 1,4,8
+  reuse-sweep bench --model mid --batch-size 1,8 --json
+  reuse-sweep bench --model mid --batch-size 8 --policies trim=0.1_all,mlp=2_middle
+  reuse-sweep bench --model Efficient-Large-Model/Fast_dLLM_v2_7B --batch-size 1,4,8
   reuse-sweep bench sweep --limit 20                  see `reuse-sweep bench sweep --help`
 """
 SWEEP_EXAMPLES = """examples:
@@ -56,13 +56,22 @@ TIMELINE_PARTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassesOptions:
-    shape: str = setting(
-        "tiny", metavar="SHAPE", help="tiny, mid or mid-qwen3 (random weights), a directory or a Hub id"
+    model: str = setting(
+        "tiny",
+        aliases=("shape",),
+        metavar="MODEL",
+        help="tiny, mid or mid-qwen3 (shapes with random weights), a directory or a Hub id",
     )
     threads: int = threads_setting()
-    batch: tuple[int, ...] = setting((1, 4, 8), metavar="N,N", minimum=1, help="batch sizes")
+    batch_size: tuple[int, ...] = setting(
+        (1, 4, 8), aliases=("batch",), metavar="N,N", minimum=1, cap=10**4, help="batch sizes"
+    )
     policies: tuple[str, ...] = setting(
-        POLICIES, metavar="P,P", default_text="19 policies", help="policies to measure, at the first batch size"
+        POLICIES,
+        metavar="P,P",
+        check=check_policy,
+        default_text="19 policies",
+        help="policies to measure, at the first batch size",
     )
     rounds: int = setting(20, minimum=1, help="measurements per median")
     dtype: str = shared(SweepSettings, "dtype")
@@ -74,7 +83,9 @@ class PassesOptions:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepBenchOptions:
     tasks: tuple[str, ...] = setting(("gsm8k", "minerva_math"), metavar="A,B", help="benchmarks")
-    policies: tuple[str, ...] | None = setting(None, metavar="P,P", default_text="nine", help="policies")
+    policies: tuple[str, ...] | None = setting(
+        None, metavar="P,P", check=check_policy, default_text="nine", help="policies"
+    )
     limit: int = shared(SweepSettings, "limit", default=100, default_text="100")
     model: str = shared(SweepSettings, "model")
     data: str = shared(SweepSettings, "data")
@@ -86,7 +97,7 @@ class SweepBenchOptions:
 
 
 def bench(arguments: Sequence[str]) -> None:
-    if arguments and arguments[0] == "sweep":
+    if sub_command("bench", arguments, ["sweep"]):
         bench_sweep(arguments[1:])
         return
     parser = Parser(
@@ -96,25 +107,32 @@ def bench(arguments: Sequence[str]) -> None:
     )
     options = parse_options(parser, PassesOptions, arguments)
     policies = [str(ReusePolicy.parse(name)) for name in options.policies]
-    announce(f"measuring {options.shape}")
+    announce(f"measuring {options.model}")
     import torch
 
     from sampler.device import pick_device, pick_dtype
-    from sampler.loading import load_model
+    from sampler.loading import find_model, load_model
     from sampler.measure import SHAPES, Bench, random_model
 
     torch.set_num_threads(options.threads)
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype, device)
-    if options.shape in SHAPES:
-        model = random_model(SHAPES[options.shape], dtype=dtype, device=device, compiled=options.compile)
+    files = None if options.model in SHAPES else find_model(options.model)
+    config = SHAPES[options.model] if files is None else files.config
+    for name in policies:
+        ReusePolicy.parse(name).bind(config.num_layers)
+    check_memory(config, options.dtype, device, max(options.batch_size))
+    if files is None:
+        model = random_model(config, dtype=dtype, device=device, compiled=options.compile)
     else:
-        model = load_model(options.shape, dtype=options.dtype, device=options.device, compiled=options.compile)
-    small = options.shape == "tiny"
+        model = load_model(files, dtype=options.dtype, device=options.device, compiled=options.compile)
+    small = options.model == "tiny"
     measured = Bench(model, rounds=options.rounds, new_tokens=96 if small else 40, questions=200 if small else 10)
     dtype_name = str(model.dtype).removeprefix("torch.")
-    where = f"{options.shape}: {dtype_name} on {device}, {options.threads} thread(s), torch {torch.__version__}"
-    figures = {"where": where, **measure_passes(measured, options.batch, policies)}
+    where = (
+        f"{options.model}: {dtype_name} on {device}, {counted(options.threads, 'thread')}, torch {torch.__version__}"
+    )
+    figures = {"where": where, **measure_passes(measured, options.batch_size, policies)}
     print(json.dumps(figures, indent=1) if options.json else passes_table(figures))
 
 
@@ -280,7 +298,7 @@ def sweep_figures(run: MeasuredSweep) -> dict[str, Any]:
     """The figures as JSON values."""
     processor = platform.processor() or platform.machine()
     return {
-        "where": f"{os.cpu_count()} cores ({processor}), Python {platform.python_version()}",
+        "where": f"{counted(os.cpu_count() or 1, 'core')} ({processor}), Python {platform.python_version()}",
         "documents": run.documents,
         "configurations": len(run.totals),
         "at_a_time": run.timeline.actors,
@@ -309,7 +327,7 @@ def sweep_table(figures: Mapping[str, Any]) -> str:
     """The figures as text of 80 columns."""
     warm, spent = figures["warm"], figures["timeline"]
     lines = [
-        f"{figures['configurations']} configurations, {figures['documents']:,} documents, "
+        f"{counted(figures['configurations'], 'configuration')}, {counted(figures['documents'], 'document')}, "
         f"{figures['at_a_time']} at a time; {figures['where']}",
         "",
         _line("wall time from command to end, s", warm["seconds"], "{:.1f}"),
@@ -319,7 +337,8 @@ def sweep_table(figures: Mapping[str, Any]) -> str:
     ]
     lines += [
         "",
-        f"{spent['trials']} trials, {spent['seconds']:.1f} s from the start of the first to the end of the last:",
+        f"{counted(spent['trials'], 'trial')}, {spent['seconds']:.1f} s from the start of the first to the end of the "
+        "last:",
     ]
     lines += [f"  {text:48}{spent['shares'][part]:8.1%}" for part, text in TIMELINE_PARTS.items()]
     gap = spent["between_trials"]

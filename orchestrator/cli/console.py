@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
 from typing import Any, NoReturn, TextIO, TypeVar, cast
 
 from orchestrator.core.untrusted import printable
 from orchestrator.planning.fields import OPTIONS, Setting, settings_of
-from sampler.errors import InputError, Problems
+from sampler.errors import InputError, Problems, did_you_mean
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ def parse_values(parser: Parser, settings: Mapping[str, Setting], arguments: Seq
     add_settings(parser, settings)
     parser.usage = parser.usage or _usage(parser.prog, settings)
     given = parse_flags(parser, settings, arguments, problems)
+    settings = as_typed(settings, arguments)
     values: dict[str, Any] = {}
     for name, setting in settings.items():
         if name in given:
@@ -76,6 +78,16 @@ def parse_values(parser: Parser, settings: Mapping[str, Setting], arguments: Seq
             values[name] = setting.default
     problems.check()
     return values
+
+
+def as_typed(settings: Mapping[str, Setting], arguments: Sequence[str]) -> Mapping[str, Setting]:
+    """The settings by the aliases that were typed, so that errors name these."""
+    typed = {word[2:].partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
+    names = {setting.key: next(iter(typed.intersection(setting.aliases)), "") for setting in settings.values()}
+    return {
+        name: replace(setting, typed_as=names[setting.key]) if names[setting.key] else setting
+        for name, setting in settings.items()
+    }
 
 
 def _usage(prog: str, settings: Mapping[str, Setting]) -> str:
@@ -104,7 +116,10 @@ def parse_flags(
         words.append(f"--{names.get(key, key)}{equals}{value}" if argument.startswith("--") else argument)
     found, unknown = parser.parse_known_args(words)
     if unknown:
-        problems.sentences.append(f"unrecognized arguments: {' '.join(unknown)} (see --help)")
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        hints = [did_you_mean(word, flags, cutoff=0.6) for word in unknown if word.startswith("--")]
+        hint = next(filter(None, hints), "see --help")
+        problems.sentences.append(f"unrecognized arguments: {' '.join(unknown)} ({hint})")
     given = vars(found)
     for name, setting in settings.items():
         if name in given and setting.repeatable and not setting.verbatim:
@@ -201,6 +216,15 @@ def open_closed_descriptors() -> None:
 def say(*words: object, sep: str = " ", error: bool = False) -> None:
     """Prints text that may hold somebody else's data: without characters that would control the terminal."""
     print(printable(sep.join(map(str, words))), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def sub_command(command: str, arguments: Sequence[str], known: Sequence[str]) -> str:
+    """The first word, if it is one of the known sub-commands; "" if there is none, and InputError for another word."""
+    word = "" if not arguments or arguments[0].startswith("-") else arguments[0]
+    if word and word not in known:
+        hint = did_you_mean(word, known, otherwise=f"it may be {' or '.join(known)}, or be left out")
+        raise InputError(f"unknown command {f'{command} {word}'!r}; {hint}")
+    return word
 
 
 def announce(text: str) -> None:

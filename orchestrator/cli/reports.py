@@ -1,6 +1,7 @@
 """`reuse-sweep status`, `report` and `export` read the directory of a sweep, during or after it; `version` does not."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass
@@ -12,7 +13,7 @@ from orchestrator.cli.console import Parser, announce, parse_options, run_comman
 from orchestrator.core.untrusted import path_below
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 if TYPE_CHECKING:
     from orchestrator.progress.status import SweepStatus
@@ -121,11 +122,13 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportOptions:
-    format: str = setting(positional=True, metavar="lm-eval", choices=("lm-eval",), help="the format of the files")
+    format: str = setting(positional=True, metavar="FORMAT", choices=("lm-eval",), help="of the files: lm-eval")
     files: tuple[Path, ...] = setting(
         positional=True, metavar="FILE", help="samples_*.jsonl and results_*.json, or directories of them"
     )
-    name: str = setting(help="directory of the imported sweep, below --out")
+    name: str = shared(
+        SweepSettings, "name", default=MISSING, default_text=None, help="directory of the imported sweep, below --out"
+    )
     as_: str = setting(metavar="LABEL", help="name of the configuration, such as vllm-0.11")
     against: Path | None = setting(
         None,
@@ -193,6 +196,8 @@ def report(arguments: Sequence[str]) -> None:
         speedup=options.speedup,
         figures=not options.no_figures,
     )
+    for problem in written.problems:
+        say(problem, error=True)
     say(*written.verdicts, written.page, sep="\n")
     _open(written.page, options.open)
 
@@ -215,15 +220,28 @@ def export(arguments: Sequence[str]) -> None:
         raise InputError("choose one of --lm-eval DIR, --csv DIR and --hub OWNER/NAME")
     if (options.hub is None) != (options.from_ is None):
         raise InputError("--hub OWNER/NAME and --from DIR must be used together")
+    for flag, given in (("--public", options.public), ("--dry-run", options.dry_run)):
+        if given and options.hub is None:
+            raise InputError(f"{flag} must be used with --hub OWNER/NAME")
+    if options.hub is not None and options.out is not None:
+        raise InputError("--out must not be used with --hub, which writes no files here")
+    announce("reading the rows")
+    from orchestrator.progress.status import read_status
     from orchestrator.report.exports import export_csv, export_hub, export_lm_eval
 
+    found = read_status(options.lm_eval or options.csv or options.from_ or Path())
     if options.lm_eval is not None:
-        for folder in export_lm_eval(options.lm_eval, options.out):
+        for folder in export_lm_eval(options.lm_eval, options.out, found.record):
             say(folder)
     elif options.csv is not None:
-        say(export_csv(options.csv, options.out))
-    elif options.hub is not None and options.from_ is not None:
-        say(*export_hub(options.from_, options.hub, public=options.public, dry_run=options.dry_run), sep="\n")
+        say(export_csv(options.csv, options.out, found.record))
+    elif options.hub is not None:
+        pushed = export_hub(found.folder, options.hub, found.record, public=options.public, dry_run=options.dry_run)
+        say(*pushed, sep="\n")
+    if found.missing:
+        say(
+            f"the sweep is unfinished: {found.missing:,} of {counted(found.wanted, 'document')} are missing", error=True
+        )
 
 
 def import_(arguments: Sequence[str]) -> None:
@@ -339,6 +357,7 @@ def print_status(found: "SweepStatus", damage: Sequence[str]) -> None:
             *_failure_lines(found),
             *_damage_lines(found, damage),
             *found.notices,
+            *([continue_line(found)] if found.state == "stopped" and not found.record.get("imported") else ()),
         ):
             view.note(line)
 
@@ -347,11 +366,11 @@ def _request_lines(found: "SweepStatus") -> Iterator[str]:
     request, settings, model = found.record, found.record["settings"], found.record.get("model") or {}
     revision = f" at {model['revision'].removeprefix('sha256:')[:12]}" if model.get("revision") else ""
     yield f"{request.get('sweep') or found.folder.name}: {model.get('source', 'an unknown model')}{revision}"
-    tasks = ", ".join(f"{task} ({facts['documents']:,} documents)" for task, facts in request["tasks"].items())
+    tasks = ", ".join(f"{task} ({counted(facts['documents'], 'document')})" for task, facts in request["tasks"].items())
     named = [f"{name} {settings[name]}" for name in ("limit", "sample") if settings.get(name)]
     named += [f"{settings['repeats']} repeats"] if settings["repeats"] > 1 else []
-    kind = "imported configurations" if found.record.get("imported") else "policies"
-    yield "; ".join((tasks, f"{len(settings['policies'])} {kind}", *named))
+    kind = ("imported configuration", None) if found.record.get("imported") else ("policy", "policies")
+    yield "; ".join((tasks, counted(len(settings["policies"]), *kind), *named))
 
 
 def _state_line(found: "SweepStatus") -> str:
@@ -363,7 +382,21 @@ def _state_line(found: "SweepStatus") -> str:
         return f"running: process {writer.pid} on {writer.host} since {writer.since}{ago}"
     if found.state == "complete":
         return f"complete{ago}"
-    return f"stopped: run the same command, with every task and policy below, to continue{ago}"
+    return f"stopped{ago}"
+
+
+def continue_line(found: "SweepStatus") -> str:
+    """The command that runs everything that is missing."""
+    from orchestrator.store.reader import SLURM_FOLDER
+
+    if (found.folder / SLURM_FOLDER).is_dir():
+        return "submit the job again to continue"
+    where = {"out": str(found.folder.resolve().parent), "name": found.folder.resolve().name}
+    try:
+        flags = SweepSettings.from_dict({**found.record["settings"], **where}).as_flags()
+    except (InputError, TypeError):  # written by another version
+        return "run the same command, with every task and policy above, to continue"
+    return f"continue with: {shlex.join(['reuse-sweep', 'sweep', *flags])}"
 
 
 def _count_lines(found: "SweepStatus") -> Iterator[str]:
@@ -389,7 +422,7 @@ def _race_lines(found: "SweepStatus") -> Iterator[str]:
 
 def _failure_lines(found: "SweepStatus") -> Iterator[str]:
     for failure in found.failures[:LISTED]:
-        yield f"failed: {failure.label} ({failure.attempts} attempts): {failure.reason}"
+        yield f"failed: {failure.label} ({counted(failure.attempts, 'attempt')}): {failure.reason}"
     if len(found.failures) > LISTED:
         yield f"failed: {len(found.failures) - LISTED} more, see --json"
 
@@ -400,4 +433,5 @@ def _damage_lines(found: "SweepStatus", damage: Sequence[str]) -> Iterator[str]:
     if len(damage) > LISTED:
         yield f"corrupted: {len(damage) - LISTED} more, see --json"
     if found.set_aside:
-        yield f"{found.set_aside} corrupted or replaced files were moved to {found.folder / 'quarantine'}"
+        files = counted(found.set_aside, "corrupted or replaced file")
+        yield f"{files} moved to {found.folder / 'quarantine'}"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.console import say
+from orchestrator.cli.reports import continue_line
 from orchestrator.cli.sweep import SweepCommand
-from orchestrator.planning.estimate import measured_seconds
-from orchestrator.planning.forecast import describe_plan, undecidable
+from orchestrator.planning.estimate import measured_seconds, memory_remedy
 from orchestrator.planning.machine import Machine, Placement, place
 from orchestrator.planning.preflight import check_capacity, prepare, sweep_folder
 from orchestrator.planning.prepared import PreparedSweep
-from orchestrator.planning.run_plan import RunPlan, plan_run, save_plan, worker_settings
+from orchestrator.planning.run_plan import RunPlan, describe_plan, plan_run, save_plan, worker_settings
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.progress.progress import stored_progress
+from orchestrator.progress.status import read_status
 from orchestrator.progress.trackers import TrackerProcesses, check_installed
 from orchestrator.progress.view import SweepView
 from orchestrator.report.write import write_report
@@ -26,7 +26,7 @@ from orchestrator.running.scheduling import NodeHealth
 from orchestrator.running.stop import StopSignals
 from orchestrator.store import Store, StoreWriter
 from orchestrator.store.upload import RemoteCopy, Uploader, finish_upload, open_remote_copy
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 
 def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
@@ -68,8 +68,6 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
             writer = writer or lock.enter_context(_create(prepared.folder))
             plan = plan_run(prepared, writer, stored, force=command.force)
             if plan.remaining:
-                for problem in undecidable(prepared):
-                    SweepView().note(f"warning: {problem}")
                 if stored is not None:
                     check_capacity(prepared, machine, plan.remaining)
                 if settings.address is None:
@@ -117,7 +115,8 @@ def _check_devices(prepared: PreparedSweep, machine: Machine, probe: cluster.Pro
         probe = cluster.probe_devices(placement)
     health = NodeHealth()
     if probe is not None:
-        cluster.check_device_memory(prepared.memory, probe, placement)
+        remedy = memory_remedy(prepared.identity.dtype, prepared.settings.batch_size)
+        cluster.check_device_memory(prepared.memory, probe, placement, remedy=remedy)
         for failure in probe.failures:
             say(health.exclude(failure))
     return health
@@ -142,8 +141,8 @@ def _run_trials(
     ):
         for notice in plan.notices:
             view.note(notice)
-        actors = f"{placement.actors} actors ({placement.each}) in {prepared.identity.dtype}"
-        view.note(f"{plan.sweep}: {len(plan.remaining):,} trials to run on {actors}")
+        actors = f"{counted(placement.actors, 'actor')} ({placement.each}) in {prepared.identity.dtype}"
+        view.note(f"{plan.sweep}: {counted(len(plan.remaining), 'trial')} to run on {actors}")
         if dashboard is not None:
             # A Slurm job has the token in its environment and prints where its user finds it.
             needs_token = cluster.uses_token() and "RAY_AUTH_TOKEN" not in os.environ
@@ -182,13 +181,15 @@ def _print_results(plan: RunPlan) -> None:
     """Prints the table, the verdicts, the report's path and, last, the folder."""
     folder = Path(plan.folder)
     with SweepView() as view:
-        store = Store(folder)
-        record = (store.read_sweep_record() if plan.is_race else None) or plan.record  # a race adds its decisions
-        view.finish(stored_progress(record, plan.trials, plan.wanted, store))
+        record = (Store(folder).read_sweep_record() if plan.is_race else None) or plan.record  # a race adds decisions
+        found = read_status(folder, record)  # of the whole sweep: this command may have run a part of it
+        view.finish(found.progress)
+        if found.missing and not found.failures:
+            say(continue_line(found))
         try:
             written = write_report([folder], records={folder: record})
-            for verdict in written.verdicts:
-                view.verdict(verdict)
+            for sentence in (*written.problems, *written.verdicts):
+                view.verdict(sentence)
             say(f"report: {written.page}")
         except InputError as error:  # for instance, a single policy has nothing to compare with
             say(f"no report: {error}")

@@ -12,12 +12,15 @@ from orchestrator.cli.console import Line, Parser, announce, parse_options, pars
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.core.system import usable_cores
 from orchestrator.planning.fields import display, setting, settings_of, shared
-from orchestrator.planning.settings import SweepSettings, single_value
-from sampler.errors import InputError, NonFiniteError
+from orchestrator.planning.settings import SweepSettings, check_policy, single_value
+from sampler.errors import InputError, NonFiniteError, counted
 from sampler.policy import GRAMMAR, ReusePolicy
 from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
 
 if TYPE_CHECKING:
+    import torch
+
+    from sampler.config import ModelConfig
     from sampler.engine import OnFailure
     from sampler.loading import LoadedModel, ModelFiles
 
@@ -28,11 +31,11 @@ IDS_HELP = "lines contain token ids instead of text"
 GENERATE_EXAMPLES = """examples:
   echo '{"id": 1, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}' |
     reuse-sweep generate --model Efficient-Large-Model/Fast_dLLM_v2_7B
-  reuse-sweep generate --model DIR --policy k2_middle --ids --batch-size 8 < prompts.jsonl
+  reuse-sweep generate --model DIR --policies k2_middle --ids --batch-size 8 < prompts.jsonl
 """
 SCORE_EXAMPLES = """examples:
   echo '{"id": 1, "prefix": "The capital of France is", "target": " Paris"}' |
-    reuse-sweep score --model Efficient-Large-Model/Fast_dLLM_v2_7B --policy k2_middle
+    reuse-sweep score --model Efficient-Large-Model/Fast_dLLM_v2_7B --policies k2_middle
   reuse-sweep score --model DIR --ids --scoring reference --batch-size 8 < pairs.jsonl
 """
 CHECK_EXAMPLES = """examples:
@@ -46,7 +49,7 @@ PARITY_EXAMPLES = """examples:
 """
 PROFILE_EXAMPLES = """examples:
   reuse-sweep profile --model tiny --figure drift.svg < prompts.jsonl
-  reuse-sweep profile --model DIR --ids --size 8 --json < prompts.jsonl
+  reuse-sweep profile --model DIR --ids --subset-size 8 --json < prompts.jsonl
 """
 
 
@@ -60,6 +63,24 @@ def threads_setting() -> Any:
     return shared(
         SweepSettings, "threads_per_actor", default=1, default_text=None, check=_check_threads, help="CPU threads"
     )
+
+
+def check_memory(config: "ModelConfig", dtype: str, device: "torch.device", batch_size: int) -> None:
+    """Raises InputError if a model would not fit into the memory that is free now."""
+    import torch
+
+    from orchestrator.core.system import free_memory
+    from orchestrator.planning.estimate import format_bytes, memory_needed, memory_remedy
+    from sampler.device import pick_dtype
+
+    chosen = str(pick_dtype(dtype, device)).removeprefix("torch.")
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    needed = memory_needed(config, chosen, batch_size=batch_size)
+    if needed > free:
+        raise InputError(
+            f"the model needs about {format_bytes(needed)} of memory, but {format_bytes(free)} are free: "
+            f"{memory_remedy(chosen, batch_size)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,15 +121,20 @@ class ModelOptions(SourceOptions):
 
         pick_dtype(self.dtype, pick_device(self.device))
 
-    def load(self, files: "ModelFiles") -> "LoadedModel":
+    def load(self, files: "ModelFiles", *, rows: int) -> "LoadedModel":
+        """The model, if there is memory to decode this many rows."""
+        from sampler.device import pick_device
         from sampler.loading import load_model
 
+        check_memory(files.config, self.dtype, pick_device(self.device), max(1, min(rows, self.batch_size)))
         return load_model(files, dtype=self.dtype, device=self.device, compiled=self.compile)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyOptions(ModelOptions):
-    policy: str = setting("k1", metavar="POLICY", help=GRAMMAR)
+    policy: str = setting(
+        "k1", typed_as="policies", aliases=("policy",), metavar="POLICY", check=check_policy, help=GRAMMAR
+    )
     subset_size: int | None = shared(SweepSettings, "subset_size")
 
 
@@ -155,7 +181,9 @@ class ParityOptions(SourceOptions):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileOptions(ModelOptions):
     ids: bool = setting(False, help=IDS_HELP)
-    size: int | None = shared(SweepSettings, "subset_size", help="number of layers to suggest")
+    subset_size: int | None = shared(
+        SweepSettings, "subset_size", aliases=("size",), help="number of layers to suggest"
+    )
     figure: Path | None = setting(None, metavar="FILE", help="draw layers × steps into this .svg or .png file")
     json: bool = setting(False, help="print JSON with every step instead of a table")
     max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens")
@@ -192,7 +220,7 @@ def generate(arguments: Sequence[str]) -> None:
         _ = files.tokenizer  # raises if there is none, before the weights are read
     prompts = read_prompts(lines, files, settings, options.ids, options.stop, options.seed)
     results = decode_prompts(
-        options.load(files),
+        options.load(files, rows=len(lines)),
         prompts,
         policy=policy,
         settings=settings,
@@ -228,7 +256,7 @@ def score(arguments: Sequence[str]) -> None:
             pairs.append(_pair(line, files, options.ids))
             check_pairs(pairs[-1:], files.config)
     results = score_pairs(
-        options.load(files),
+        options.load(files, rows=len(lines)),
         pairs,
         policy=policy,
         method=options.scoring,
@@ -247,8 +275,8 @@ def check(arguments: Sequence[str]) -> None:
         examples=CHECK_EXAMPLES,
     )
     options = parse_options(parser, CheckOptions, arguments)
-    if not options.out.absolute().parent.is_dir():
-        raise InputError(f"--out {options.out} is in a directory that does not exist")
+    if not options.out.absolute().parent.is_dir() or options.out.is_dir():
+        raise InputError(f"--out must be a file in an existing directory (got {options.out})")
     options.start()
     import torch
 
@@ -289,7 +317,11 @@ def check(arguments: Sequence[str]) -> None:
     if options.json:
         print(text)
     else:
-        told = f"{len(failed)} of {len(results)} checks failed: {', '.join(failed)}" if failed else "all checks passed"
+        told = (
+            f"{len(failed)} of {counted(len(results), 'check')} failed: {', '.join(failed)}"
+            if failed
+            else "all checks passed"
+        )
         print(f"{told}; {options.out} has the details for a bug report")
     if failed:
         sys.exit(1)
@@ -319,8 +351,8 @@ def parity(arguments: Sequence[str]) -> None:
     if options.json:
         print(json.dumps({"agrees": not found.differences, "code": scripts, **asdict(found)}, indent=1))
     else:
-        print(f"{found.states} steps compared with {versions}; logits differ by at most {found.largest:.2g}")
-        differ = f"{len(found.differences)} steps differ, first at {''.join(found.differences[:1])}"
+        print(f"{counted(found.states, 'step')} compared with {versions}; logits differ by at most {found.largest:.2g}")
+        differ = f"{counted(len(found.differences), 'different step')}, first at {''.join(found.differences[:1])}"
         print(differ if found.differences else "all logits and tokens agree")
     if found.differences:
         sys.exit(1)
@@ -343,9 +375,10 @@ def profile(arguments: Sequence[str]) -> None:
     lines = read_lines()
     files = options.find()
     settings = files.config.decode_settings(decode, max_new_tokens=options.max_new_tokens)
-    size = resolve_subset_size(files.config.num_layers, options.size)
+    size = resolve_subset_size(files.config.num_layers, options.subset_size)
     prompts = read_prompts(lines, files, settings, options.ids)
-    found = drift.profile(options.load(files), prompts, settings=settings, batch_size=options.batch_size)
+    model = options.load(files, rows=len(lines))
+    found = drift.profile(model, prompts, settings=settings, batch_size=options.batch_size)
     if not found.passes:
         raise InputError("no block took a second pass, so nothing can be compared; give longer prompts or more of them")
     print(json.dumps(found.as_json(size), indent=1) if options.json else found.table(size))

@@ -9,7 +9,7 @@ from orchestrator.cli.console import Parser, parse_options, parse_values, say
 from orchestrator.cli.sweep import parse_sweep
 from orchestrator.planning.fields import setting, settings_of
 from orchestrator.slurm.job import UNSAFE, Job, parse_gpus
-from sampler.errors import InputError
+from sampler.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from orchestrator.slurm.submit import Submission
@@ -38,10 +38,8 @@ this shell, including HF_TOKEN, and the token of Ray's dashboard, which is creat
 class SubmitOptions:
     """Flags of a submission in addition to those of the job."""
 
-    gpus_per_node: str | None = setting(
-        None, metavar="[TYPE:]N", default_text="0", help="GPUs per node, such as 4 or a100:4"
-    )
-    dry_run: bool = setting(False, help="print the plan and the batch script, and submit nothing")
+    gpus_per_node: str = setting("0", metavar="[TYPE:]N", help="GPUs per node, such as 4 or a100:4")
+    dry_run: bool = setting(False, help="print the batch script and submit nothing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,17 +59,19 @@ def slurm(arguments: Sequence[str]) -> None:
         print(submit(submission))
     elif command == "status":
         print_job_status(_status_folder(rest))
-    elif command == "free-ports":
+    elif command == "free-ports" and len(rest) == 1 and rest[0].isdecimal():
         from orchestrator.slurm.submitted_job import free_ports
 
         print(*free_ports(int(rest[0])))
-    elif command == "wait-until-ready":
+    elif command == "wait-until-ready" and len(rest) == 3 and rest[1].isdecimal():
         from orchestrator.slurm.submitted_job import wait_until_ready
 
-        address, nodes, folder = rest
-        wait_until_ready(address, int(nodes), Path(folder))
+        wait_until_ready(rest[0], int(rest[1]), Path(rest[2]))
+    elif command in ("free-ports", "wait-until-ready"):
+        raise InputError(f"slurm {command} is for the batch script, which calls it with other arguments")
     else:
-        raise InputError(f"the command must be submit or status (got {command!r}); see --help")
+        hint = did_you_mean(command, ["submit", "status"], otherwise="use submit or status, see --help")
+        raise InputError(f"unknown command {f'slurm {command}'!r}; {hint}")
 
 
 def parse_submission(arguments: Sequence[str]) -> "Submission":
@@ -85,11 +85,11 @@ def parse_submission(arguments: Sequence[str]) -> "Submission":
     parser.usage = f"{parser.prog} --nodes N --time T [flags] -- FLAGS_OF_THE_SWEEP"
     values = parse_values(parser, {**settings_of(Job), **settings_of(SubmitOptions)}, job_flags)
     options = SubmitOptions(**{name: values.pop(name) for name in settings_of(SubmitOptions)})
-    count, gpu_type = parse_gpus(options.gpus_per_node or "0")
+    count, gpu_type = parse_gpus(options.gpus_per_node)
     job = Job(**values, gpus_per_node=count, gpu_type=gpu_type)
-    from orchestrator.planning.machine import SLURM_ADDRESS, place
+    from orchestrator.planning.machine import place
     from orchestrator.planning.preflight import sweep_folder
-    from orchestrator.slurm.submit import Submission, check_gpus_requested, job_machine
+    from orchestrator.slurm.submit import Submission, job_machine
 
     machine = job_machine(job)
     command = parse_sweep(sweep_flags)
@@ -99,9 +99,7 @@ def parse_submission(arguments: Sequence[str]) -> "Submission":
         raise InputError("--dry-run must come before the --: it prints the batch script without submitting it")
     if command.force is not None and job.requeue:
         raise InputError("--force and --requeue must not be used together: every requeue would start over")
-    if options.gpus_per_node is None:
-        check_gpus_requested(command.settings.model, job.partition)
-    settings = replace(command.settings, address=SLURM_ADDRESS)
+    settings = replace(command.settings, address="slurm")
     place(settings, machine)
     submission = Submission(
         job=job,
@@ -146,6 +144,8 @@ def print_job_status(folder: Path) -> None:
     from orchestrator.slurm.submitted_job import query_squeue, status_lines, submitted_jobs
     from orchestrator.store import Store
 
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a directory: give that of a submitted sweep, such as results/demo")
     jobs = submitted_jobs(folder)
     if not jobs:
         raise InputError(f"{folder} has no Slurm jobs: give the directory of a submitted sweep, such as results/demo")

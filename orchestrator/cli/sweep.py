@@ -3,7 +3,6 @@
 A value comes from its flag, else from the file given by --config, else it is the default.
 """
 
-import difflib
 import os
 import shlex
 import sys
@@ -14,11 +13,10 @@ from typing import Any
 
 import yaml
 
-from orchestrator.cli.console import Parser, add_settings, aliases, announce, parse_flags, say
-from orchestrator.core.system import GPU_PROFILES, DeviceProfile
-from orchestrator.planning.fields import display, read_bool
+from orchestrator.cli.console import Parser, add_settings, aliases, announce, as_typed, parse_flags, say
+from orchestrator.planning.fields import Setting, display, read_bool
 from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
-from sampler.errors import InputError, Problems
+from sampler.errors import InputError, InputErrors, Problems, counted, did_you_mean
 from sampler.policy import ReusePolicy
 
 EXAMPLES = """examples:
@@ -31,7 +29,7 @@ Run the same command again to continue a sweep. More policies, more tasks or a l
 """
 NOT_READ = ("not-read",)  # tasks if they could not be read: the other settings are checked nevertheless
 EXCLUSIVE = (({"policies"}, {"k", "subsets", "reuse"}), ({"limit"}, {"sample"}))
-ONLY_FLAGS = ("config", "save-config", "dry-run", "device-profile", "force", "help")  # not settings of a file
+ONLY_FLAGS = ("config", "save-config", "dry-run", "force", "help")  # not settings of a file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,24 +38,19 @@ class SweepCommand:
 
     settings: SweepSettings
     dry_run: bool = False
-    device_profile: DeviceProfile | None = None  # of a GPU that is only planned for
     force: tuple[str, ...] | None = None  # policies to rerun; () is all of them, None is none
     save_config: Path | None = None
 
 
 def sweep(arguments: Sequence[str]) -> None:
     command = parse_sweep(arguments)
-    if command.save_config is not None:
-        save_config(command.save_config, command.settings)
-    if command.device_profile is not None:
-        announce("planning")
-        print_plan(command.settings, command.device_profile)
-        return
     from orchestrator.running import environment
     from orchestrator.running.environment import check_listening, is_this_machine, only_on_loopback
     from orchestrator.running.stop import Aborted, StopSignals
     from orchestrator.store import StoreError
 
+    if command.save_config is not None:
+        save_config(command.save_config, command.settings)
     program = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # as it was called, without the flags
     rerun = shlex.join([*program, *without_force(arguments)])
     stop = StopSignals(exit_message=f"stopped; continue with: {rerun}")
@@ -84,18 +77,8 @@ def sweep(arguments: Sequence[str]) -> None:
             say(f"error: {sentence}", error=True)
         sys.exit(1)
     if failed:
-        print(f"{failed} trials failed; retry them with: {rerun}", file=sys.stderr)
+        print(f"{counted(failed, 'trial')} failed; retry with: {rerun}", file=sys.stderr)
         sys.exit(1)
-
-
-def print_plan(settings: SweepSettings, device: DeviceProfile) -> None:
-    """The plan of a sweep for a machine that is not here."""
-    from orchestrator.planning.forecast import describe_plan
-    from orchestrator.planning.machine import Machine
-    from orchestrator.planning.preflight import prepare
-
-    prepared = prepare(settings, Machine.planned(device, settings))
-    say(f"a plan for {device.label}, which this project was never run on", *describe_plan(prepared), sep="\n")
 
 
 def sweep_parser() -> Parser:
@@ -114,11 +97,6 @@ def sweep_parser() -> Parser:
     run.add_argument(
         "--dry-run", action="store_true", help="only print the number of trials, the time and the disk space"
     )
-    run.add_argument(
-        "--device-profile",
-        metavar="GPU",
-        help=f"with --dry-run: plan for a GPU that is not here, without the model's files: {', '.join(GPU_PROFILES)}",
-    )
     run.add_argument("--force", nargs="*", metavar="POLICY", help="rerun finished trials, of all policies or of these")
     return parser
 
@@ -127,37 +105,41 @@ def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
     """The command line of a sweep, without the program's name; an InputError has every problem."""
     problems = Problems()
     given = parse_flags(sweep_parser(), ALL_SETTINGS, arguments, problems)
-    config, save_to, dry_run, force, device = (
-        given.pop(name, None) for name in ("config", "save_config", "dry_run", "force", "device_profile")
-    )
+    config, save_to, dry_run, force = (given.pop(name, None) for name in ("config", "save_config", "dry_run", "force"))
     filed: Mapping[str, Any] = {}
     if config is not None:
         filed = {"tasks": list(NOT_READ)}  # if the file cannot be read, tasks may be in it
         with problems.collect():
             filed = read_config(Path(config), problems)
     with problems.collect():
-        settings = combine(given, filed, str(config))
+        settings = combine(given, filed, str(config), as_typed(ALL_SETTINGS, arguments))
         forced = None if force is None else _forced(force, settings.policies)
-        profile = None if device is None else _device_profile(device, settings, dry_run=bool(dry_run))
     problems.check()
     return SweepCommand(
         settings=settings,
         dry_run=bool(dry_run),
-        device_profile=profile,
         force=forced,
         save_config=None if save_to is None else Path(save_to),
     )
 
 
-def combine(typed: Mapping[str, Any], filed: Mapping[str, Any], file: str = "") -> SweepSettings:
+def combine(
+    typed: Mapping[str, Any],
+    filed: Mapping[str, Any],
+    file: str = "",
+    settings_typed: Mapping[str, Setting] = ALL_SETTINGS,
+) -> SweepSettings:
     """Settings from raw values by field name; those typed take precedence over those of a file."""
     filed = {name: raw for name, raw in filed.items() if not _overridden(name, typed)}
     values: dict[str, Any] = {}
     problems = Problems()
     for name, raw in {**filed, **typed}.items():
-        setting = ALL_SETTINGS[name]
+        setting = settings_typed[name]
         with problems.collect():
             values[name] = setting.read(setting.flag if name in typed else f"{file}: {setting.key}", raw)
+            if setting.typed_as and (wrong := list(setting.problems(values[name]))):  # SweepSettings has other names
+                del values[name]
+                raise InputErrors(wrong)
     with problems.collect():
         _replace_grid(values)
     if "tasks" not in filed and "tasks" not in typed:
@@ -187,24 +169,14 @@ def _replace_grid(values: dict[str, Any]) -> None:
 
 
 def _forced(words: Sequence[str], policies: Sequence[str]) -> tuple[str, ...]:
-    names = [str(ReusePolicy.parse(name)) for word in words for name in word.split(",") if name]
+    try:
+        names = [str(ReusePolicy.parse(name)) for word in words for name in word.split(",") if name]
+    except InputError as error:
+        raise InputError(f"--force: {error}") from None
     unknown = [name for name in names if name not in policies]
     if unknown:
         raise InputError(f"--force must name policies of this sweep: {', '.join(policies)} (got {', '.join(unknown)})")
     return tuple(dict.fromkeys(names))
-
-
-def _device_profile(name: str, settings: SweepSettings, *, dry_run: bool) -> DeviceProfile:
-    profile = GPU_PROFILES.get(name.lower())
-    if profile is None:
-        raise InputError(f"--device-profile must be one of {', '.join(GPU_PROFILES)} (got {name!r})")
-    if not dry_run:
-        raise InputError(f"--device-profile {name} only plans a sweep, for a GPU that is not here: add --dry-run")
-    if settings.address is not None:
-        raise InputError(f"--device-profile {name} and --address must not be used together: choose what to plan for")
-    if settings.gpus_per_actor == 0:
-        raise InputError(f"--device-profile {name} is a GPU: omit --gpus-per-actor 0")
-    return profile
 
 
 def without_force(arguments: Sequence[str]) -> list[str]:
@@ -228,7 +200,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for place, key in enumerate(keys):
             if key in keys[:place]:
-                raise InputError(f"{key!r} occurs twice")
+                raise InputError(f"{key!r} occurs twice, in line {node.value[place][0].start_mark.line + 1}")
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 
 
@@ -243,9 +215,16 @@ def read_config(path: Path, problems: Problems) -> dict[str, Any]:
         raise InputError(f"--config {path} cannot be read ({error.strerror})") from None
     except InputError as error:
         raise InputError(f"--config {path}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError, ValueError) as error:
+    except RecursionError:
+        raise InputError(f"--config {path} is not valid YAML (it is nested too deeply)") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 1 if mark is None else mark.line + 1
+        raise InputError(f"--config {path} is not valid YAML (line {line}: {error.problem})") from None
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
         reason, *_ = str(error).splitlines() or [type(error).__name__]
-        raise InputError(f"--config {path} is not valid YAML ({reason})") from None
+        line = path.read_bytes()[: getattr(error, "position", 0)].count(b"\n") + 1
+        raise InputError(f"--config {path} is not valid YAML (line {line}: {reason})") from None
     if not isinstance(content, dict | None):
         raise InputError(f"--config {path} must contain keys and values such as limit: 100, not a list or a text")
     names = {setting.key: name for name, setting in ALL_SETTINGS.items()}
@@ -268,8 +247,7 @@ def read_config(path: Path, problems: Problems) -> dict[str, Any]:
 def _unknown(key: str, written: str, known: list[str]) -> str:
     if written in ONLY_FLAGS:
         return f"{key!r} must be given on the command line, not in a file"
-    similar = difflib.get_close_matches(written, known, n=1, cutoff=0.5)
-    return f"unknown setting {key!r}; " + (f"did you mean {similar[0]}?" if similar else f"known: {', '.join(known)}")
+    return f"unknown setting {key!r}; " + did_you_mean(written, known, otherwise=f"known: {', '.join(known)}")
 
 
 def save_config(path: Path, settings: SweepSettings) -> None:

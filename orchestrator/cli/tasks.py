@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from orchestrator.cli.console import Parser, parse_options
+from orchestrator.cli.console import Parser, announce, parse_options, sub_command
 from orchestrator.cli.sampling import PolicyOptions, parse_decoding
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 LIST_EXAMPLES = """examples:
   reuse-sweep tasks
   reuse-sweep tasks --data DIR --json
-  reuse-sweep tasks run --task gsm8k --model tiny --limit 5      see `reuse-sweep tasks run --help`
+  reuse-sweep tasks run --tasks gsm8k --model tiny --limit 5      see `reuse-sweep tasks run --help`
 """
 RUN_EXAMPLES = """examples:
-  reuse-sweep tasks run --task gsm8k --model DIR --policy k2_middle --limit 5
-  reuse-sweep tasks run --task mmlu --model DIR --data DIR --sample 500 --fewshot 5 --out rows.jsonl
+  reuse-sweep tasks run --tasks gsm8k --model DIR --policies k2_middle --limit 5
+  reuse-sweep tasks run --tasks mmlu --model DIR --data DIR --sample 500 --fewshot 5 --out rows.jsonl
 """
 
 
@@ -43,7 +43,9 @@ class ListOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOptions(PolicyOptions):
-    task: str = setting(help="a name from `reuse-sweep tasks`, or any lm-eval task")
+    task: str = setting(
+        typed_as="tasks", aliases=("task",), metavar="TASK", help="a name from `reuse-sweep tasks`, or any lm-eval task"
+    )
     data: str = shared(SweepSettings, "data")
     limit: int | None = shared(SweepSettings, "limit")
     sample: int | None = shared(SweepSettings, "sample")
@@ -58,7 +60,8 @@ class RunOptions(PolicyOptions):
 
 
 def tasks(arguments: Sequence[str]) -> None:
-    if arguments and arguments[0] == "run":
+    command = sub_command("tasks", arguments, ["list", "run"])
+    if command == "run":
         run_task(arguments[1:])
         return
     parser = Parser(
@@ -66,7 +69,8 @@ def tasks(arguments: Sequence[str]) -> None:
         description="Lists the benchmarks, what they need, and whether they can run here.",
         examples=LIST_EXAMPLES,
     )
-    options = parse_options(parser, ListOptions, arguments)
+    options = parse_options(parser, ListOptions, arguments[1:] if command else arguments)
+    announce("looking for the benchmarks")
     from tasks.documents import TaskOptions
     from tasks.sources import resolve_data
 
@@ -79,11 +83,13 @@ def tasks(arguments: Sequence[str]) -> None:
 
 
 def list_tasks(options: "TaskOptions") -> list[dict[str, Any]]:
-    """What is printed of each benchmark; `problem` is why it cannot run here, or None."""
+    """What is printed of each benchmark; `problem` is why it cannot run here, or None; `bundled` is the same for
+    the bundled documents.
+    """
     from tasks.catalog import CATALOG
     from tasks.sources import choose_source
 
-    source = choose_source(options.data)
+    source, bundled = choose_source(options.data), choose_source("bundled")
     return [
         {
             "task": entry.name,
@@ -92,6 +98,7 @@ def list_tasks(options: "TaskOptions") -> list[dict[str, Any]]:
             "primary": entry.primary,
             "needs": _needs(entry),
             "problem": _problem(entry, options, source),
+            "bundled": _problem(entry, options, bundled) is None,
         }
         for entry in CATALOG.values()
     ]
@@ -117,17 +124,18 @@ def _problem(entry: "TaskSpec", options: "TaskOptions", source: "Source") -> str
 
 
 def _print_tasks(listed: Sequence[Mapping[str, Any]]) -> None:
-    rows: list[tuple[str, ...]] = [("task", "documents", "kind", "primary metric", "needs", "here")]
+    rows: list[tuple[str, ...]] = [("task", "documents", "kind", "primary metric", "needs", "here", "bundled")]
     for entry in listed:
-        here = "yes" if entry["problem"] is None else "no"
-        rows.append((*(str(entry[name]) for name in ("task", "documents", "kind", "primary", "needs")), here))
+        here = ("yes" if runs else "no" for runs in (entry["problem"] is None, entry["bundled"]))
+        rows.append((*(str(entry[name]) for name in ("task", "documents", "kind", "primary", "needs")), *here))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for entry in listed:
         if entry["problem"]:
             print(f"\n{entry['task']}: {entry['problem']}")
-    print("\nAny other lm-eval task can be used by its name.")
+    print("\nhere: runs with these flags; bundled: runs with --data bundled, the small documents of this project.")
+    print("Any other lm-eval task can be used by its name.")
 
 
 def run_task(arguments: Sequence[str]) -> None:
@@ -160,7 +168,7 @@ def run_task(arguments: Sequence[str]) -> None:
         chat_renderer(files.tokenizer)
     with _output(options.out) as out:
         decoder = ModelDecoder(
-            model=options.load(files),
+            model=options.load(files, rows=options.batch_size),
             policy=policy,
             settings=settings,
             batch_size=options.batch_size,

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sampler.errors import InputError
+from sampler.errors import InputError, InputErrors, Problems
 
 BOOLEANS: Mapping[object, bool] = {True: True, False: False} | {
     word: value for value, words in ((True, ("on", "true", "yes")), (False, ("off", "false", "no"))) for word in words
@@ -45,12 +45,13 @@ class Setting:
     repeatable: bool = False  # the flag may be used several times; an empty list is valid
     verbatim: bool = False  # text is not stripped, split at commas or searched for control characters
     positional: bool = False
+    typed_as: str = ""  # the flag without its dashes, if it is not the name of the field
     check: Callable[[Any], str | None] | None = None  # of one value; returns what is wrong with it
 
     @property
     def key(self) -> str:
         """The YAML key, and the flag without its dashes; a name that Python reserves is declared with _ at its end."""
-        return self.name.removesuffix("_").replace("_", "-")
+        return self.typed_as or self.name.removesuffix("_").replace("_", "-")
 
     @property
     def flag(self) -> str:
@@ -79,7 +80,13 @@ class Setting:
             return self._read_one(label, raw)
         if isinstance(raw, str) and not self.verbatim:
             raw = raw.split(",") if raw.strip() else []
-        return tuple(self._read_one(label, part) for part in (raw if isinstance(raw, list) else [raw]))
+        problems, values = Problems(), []
+        for part in raw if isinstance(raw, list) else [raw]:
+            with problems.collect():
+                values.append(self._read_one(label, part))
+        if problems.sentences:  # also report what is wrong with those that can be read
+            raise InputErrors([*problems.sentences, *(self.problems(tuple(values)) if values else ())])
+        return tuple(values)
 
     def _read_one(self, label: str, raw: Any) -> Any:
         if self.verbatim and isinstance(raw, str):
@@ -94,10 +101,10 @@ class Setting:
         if not values and not self.repeatable:
             yield f"{self.flag} must not be empty{self._hint}"
         for one in values:
-            if self.check is not None and (wrong := self.check(one)) is not None:
-                yield f"{self.flag}{' ' if wrong.startswith('must') else ': '}{wrong}"
-            elif one == "" and not self.verbatim:
+            if one == "" and not self.verbatim:
                 yield f"{self.flag} must not {'contain an empty name' if self.many else 'be empty'}{self._hint}"
+            elif self.check is not None and (wrong := self.check(one)) is not None:
+                yield f"{self.flag}{' ' if wrong.startswith('must') else ': '}{wrong}"
             elif self.choices and one not in self.choices:
                 yield f"{self.flag} must be {listed(self.choices)} (got {display(one)})"
             elif self.kind in (int, float) and not self._in_bounds(one):

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.race import race_position
-from orchestrator.core.system import Device, DeviceProfile
+from orchestrator.core.system import Device
 from orchestrator.core.trial import Trial
-from orchestrator.planning.estimate import disk_needed, documents_per_trial, format_bytes
+from orchestrator.planning.estimate import disk_needed, documents_per_trial, format_bytes, memory_remedy
 from orchestrator.planning.grid import SweepIdentity, assign_shards, extend_cuts, stored_cuts
 from orchestrator.planning.machine import (
+    FULL_MODEL,
     Machine,
     Placement,
     describe_auto_model,
@@ -27,7 +28,7 @@ from orchestrator.planning.prepared import PreparedSweep, PreparedTask, answer_t
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved, combine, larger_limit
 from sampler import DecodeSettings, InputError, ReusePolicy
-from sampler.config import FULL_MODEL, KNOWN_CHECKPOINTS, ModelConfig
+from sampler.config import ModelConfig
 from sampler.decode import check_ids, check_length, check_prompts
 from sampler.device import BFLOAT16_CAPABILITY, bfloat16_problem
 from sampler.errors import Problems
@@ -36,7 +37,7 @@ from sampler.policy import resolve_subset_size
 from tasks.catalog import GENERATE
 from tasks.evaluate import chat_renderer, to_pairs, to_prompt
 from tasks.sources import resolve_data
-from tasks.task import Task, open_task, published_task
+from tasks.task import Task, open_task
 
 JOB_DIRECTORY = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directory of a job
 FALLBACK_PLACEMENT = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # after an error
@@ -67,20 +68,9 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
         _check_dtype(settings, machine, placement)
     with problems.collect():
         _check_folder(Path(settings.out))
-    device = machine.device(placement.gpus_per_actor)
-    opened = _open(
-        settings, stored, machine, problems, notices, lambda task: _shard_size(task, settings, files, device)
-    )
-    if (added := _replicate(settings, stored, opened)) is not None:
-        place_after = next(place for place, name in enumerate(settings.policies) if ReusePolicy.parse(name).k == 1) + 1
-        policies = (*settings.policies[:place_after], added, *settings.policies[place_after:])
-        settings, requested = replace(settings, policies=policies), replace(requested, policies=policies)
-        if stored is None:
-            notices.append(
-                f"added {added}: a second run of k=1 measures the noise between runs; --no-replicate omits it"
-            )
+    opened = _open(settings, stored, problems, notices, lambda task: _shard_size(task, settings, files, placement))
     if files is not None:
-        check_model(settings, files, opened, problems, prompts=machine.profile is None)
+        check_model(settings, files, opened, problems)
     prepared: PreparedSweep | None = None
     if files is not None and opened:
         with problems.collect():
@@ -92,13 +82,9 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
                 identity=_identity(settings, files, opened),
                 placement=placement,
                 notices=tuple(notices),
-                device=device,
-                replicate=added,
             )
             combine(stored, prepared.record(), folder=str(prepared.folder))
-            if machine.profile is not None and machine.profile.memory:
-                check_devices(prepared.memory, machine.devices, share=placement.gpus_per_actor)
-            elif machine.profile is None and stored is None:  # an existing one is checked when it is known what remains
+            if stored is None:  # an existing sweep is checked when it is known what remains
                 check_capacity(prepared, machine, prepared.trials)
     problems.check()
     assert prepared is not None
@@ -116,21 +102,10 @@ def sweep_folder(settings: SweepSettings, machine: Machine) -> Path:
 
 
 def _find_model(requested: SweepSettings, settings: SweepSettings, machine: Machine) -> ModelFiles:
-    """If --model was not given, an error also explains why this model was chosen.
-
-    A machine that is only planned for needs no files of a checkpoint whose shape is known.
-    """
-    repo, _, revision = settings.model.partition("@")
-    config = KNOWN_CHECKPOINTS.get(repo)
-    if machine.profile is not None and config is not None and not os.path.exists(repo):
-        config = replace(config, block_size=settings.block_size or config.block_size)
-        return ModelFiles(source=settings.model, revision=revision or "main", folder=Path(repo), config=config)
+    """If --model was not given, an error also explains why this model was chosen."""
     try:
         return find_model(settings.model, family=settings.family, block_size=settings.block_size, weights=False)
     except InputError as error:
-        if machine.profile is not None:
-            known = f"shapes are known without files of {', '.join(KNOWN_CHECKPOINTS)}"
-            raise InputError(f"{error}; {known}") from None
         if requested.model != "auto" or settings.model != FULL_MODEL:
             raise
         why = f"--model auto selected it ({gpus_of(machine, requested.address)})"
@@ -164,50 +139,26 @@ def _check_dtype(settings: SweepSettings, machine: Machine, placement: Placement
             raise InputError(f"--{bfloat16_problem(gpus[max(gpus)].label, max(gpus))}")
 
 
-def _shard_size(task: Task, settings: SweepSettings, files: ModelFiles | None, device: DeviceProfile) -> int:
+def _shard_size(task: Task, settings: SweepSettings, files: ModelFiles | None, placement: Placement) -> int:
     """The most documents that a trial of a task may have."""
     if settings.shard_size is not None or files is None:
         return settings.shard_size or 1
+    device = "GPU" if placement.gpus_per_actor else "CPU"
     size = documents_per_trial(answer_tokens(task), config=files.config, dtype=settings.dtype, device=device)
     if settings.race:
         wanted = sum(settings.limit is None or document.index < settings.limit for document in task.documents)
-        size = race_shard_size(size, wanted)
+        size = max(1, min(size, wanted // RACE_SHARDS))
     return max(1, size // settings.batch_size) * settings.batch_size
-
-
-def replicate_of(policy: str) -> str:
-    """Another name of k=1: what is computed is the same."""
-    return "k1_last" if policy == "k1_first" else "k1_first"
-
-
-def _replicate(settings: SweepSettings, stored: SweepRecord | None, opened: Mapping[str, PreparedTask]) -> str | None:
-    """A second k=1 for a sweep that names one. An existing sweep only gets the one that was added when it began."""
-    bases = [name for name in settings.policies if ReusePolicy.parse(name).k == 1]
-    generates = any(task.task.kind == GENERATE for task in opened.values())
-    if not settings.replicate or not generates or settings.repeats > 1:
-        return None
-    if len(bases) != 1 or len(settings.policies) == 1:
-        return None
-    other = replicate_of(bases[0])
-    return other if stored is None or other == stored.get("replicate") else None
-
-
-def race_shard_size(size: int, documents: int) -> int:
-    return max(1, min(size, documents // RACE_SHARDS))
 
 
 def _open(
     settings: SweepSettings,
     stored: SweepRecord | None,
-    machine: Machine,
     problems: Problems,
     notices: list[str],
     shard_size: Callable[[Task], int],
 ) -> dict[str, PreparedTask]:
-    """Opens the tasks; an unavailable one is a problem, or with --skip-unavailable a notice.
-
-    For a machine that is only planned for, nothing is downloaded if the number of documents is known.
-    """
+    """Opens the tasks; an unavailable one is a problem, or with --skip-unavailable a notice."""
     known = stored["identity"] if stored is not None else {"data": None, "datasets": {}, "cuts": {}}
     cuts = stored_cuts(known)
     limit = settings.limit if stored is None else larger_limit(stored["settings"]["limit"], settings.limit)
@@ -216,8 +167,7 @@ def _open(
     unavailable: list[str] = []
     for name in settings.tasks:
         try:
-            planned = machine.profile is not None and options.data == "hub"
-            task = (published_task(name, options) if planned else None) or open_task(name, options)
+            task = open_task(name, options)
             size = shard_size(task)
             own = (
                 None if cuts is None else extend_cuts(cuts.get(name, ()), task.documents, limit=limit, shard_size=size)
@@ -293,12 +243,7 @@ def folder_revision(folder: Path) -> str:
 
 
 def check_model(
-    settings: SweepSettings,
-    files: ModelFiles,
-    tasks: Mapping[str, PreparedTask],
-    problems: Problems,
-    *,
-    prompts: bool = True,
+    settings: SweepSettings, files: ModelFiles, tasks: Mapping[str, PreparedTask], problems: Problems
 ) -> None:
     """Checks policies against the depth, small blocks against the block size, prompts against the maximum length."""
     config = files.config
@@ -314,8 +259,6 @@ def check_model(
     for size in settings.small_block or ():
         with problems.collect():
             check_prompts((), DecodeSettings(small_block=size), config)
-    if not prompts:
-        return
     with problems.collect():
         tokenizer = files.tokenizer
         template = chat_renderer(tokenizer, settings.thinking) if settings.chat_template else None
@@ -355,19 +298,24 @@ def check_capacity(prepared: PreparedSweep, machine: Machine, trials: Sequence[T
     with problems.collect():
         if machine.memory is not None and not prepared.placement.gpus_per_actor:
             actors = max(1, min(prepared.placement.actors, len(trials)))
-            _check_memory(prepared.memory, machine.memory, actors)
+            _check_memory(prepared, machine.memory, actors)
     problems.check()
 
 
-def _check_memory(needed: int, free: int, actors: int) -> None:
+def _check_memory(prepared: PreparedSweep, free: int, actors: int) -> None:
+    needed = prepared.memory
     if needed * actors > free:
+        batch_size, fewer = prepared.settings.batch_size, actors if needed <= free else 1
         raise InputError(
             f"each actor needs about {format_bytes(needed)} of memory, but with {format_bytes(free)} free each of "
-            f"{actors} has {format_bytes(free / actors)}: use a smaller --batch-size or fewer --actors"
+            f"{actors} has {format_bytes(free / actors)}: "
+            f"{memory_remedy(prepared.identity.dtype, batch_size, actors=fewer)}"
         )
 
 
-def check_devices(needed: int, devices: Sequence[Device], *, share: float = 1.0, in_use: bool = False) -> list[Device]:
+def check_devices(
+    needed: int, devices: Sequence[Device], *, remedy: str, share: float = 1.0, in_use: bool = False
+) -> list[Device]:
     """Devices too small for an actor; an InputError if all are. `in_use`: other programs may release memory."""
 
     def available(device: Device) -> float:
@@ -378,7 +326,7 @@ def check_devices(needed: int, devices: Sequence[Device], *, share: float = 1.0,
         largest = max(devices, key=available)
         raise InputError(
             f"each actor needs about {format_bytes(needed)} of memory, but the largest device ({largest.label}) has "
-            f"{format_bytes(available(largest))} for it: use a smaller --batch-size"
+            f"{format_bytes(available(largest))} for it: {remedy}"
         )
     return small
 

@@ -42,10 +42,6 @@ def _check_layers(layers: str) -> str | None:
     return _policy_error(lambda: ReusePolicy.grid(k=1, layers=layers))
 
 
-def _check_period(k: int) -> str | None:
-    return _policy_error(lambda: ReusePolicy.grid(k=k, layers="first"))
-
-
 def _policy_error(make: Callable[[], ReusePolicy]) -> str | None:
     try:
         make()
@@ -63,7 +59,7 @@ class PolicyGrid:
     """
 
     k: tuple[int, ...] = setting(
-        (1, 2, 3), group=GRID, metavar="N,N", check=_check_period, help="recompute on every N-th pass of a block"
+        (1, 2, 3), group=GRID, metavar="N,N", minimum=1, cap=999_999, help="recompute on every N-th pass of a block"
     )
     subsets: tuple[str, ...] = setting(
         ("first", "middle", "last"),
@@ -103,7 +99,7 @@ def _model_axis(name: str, **declaration: Any) -> Any:
     return setting(None, default_text=f"{display(default_of(name))}, or the model family's", **declaration)
 
 
-def _check_policy(name: str) -> str | None:
+def check_policy(name: str) -> str | None:
     return _policy_error(lambda: ReusePolicy.parse(name))
 
 
@@ -164,6 +160,10 @@ def _check_upload(url: str) -> str | None:
     return None
 
 
+def _as_typed(value: object) -> str:
+    return display(value) if isinstance(value, bool) else str(value)
+
+
 def is_url(text: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
@@ -178,7 +178,7 @@ class SweepSettings:
     policies: tuple[str, ...] = setting(
         PolicyGrid().policies,
         metavar="P,P",
-        check=_check_policy,
+        check=check_policy,
         example="give names such as k1,k2_middle",
         default_text="",
         help="policies by name, such as k1,k2_middle, instead of --k, --subsets and --reuse",
@@ -194,7 +194,6 @@ class SweepSettings:
         "small_block", metavar="N,N", minimum=1, help="positions that are denoised together; must divide the block size"
     )
     block_cache: tuple[bool, ...] = _decode_axis("block_cache", help="run passes on a small block alone where possible")
-    replicate: bool = setting(True, help="run k1 twice if it is named once: this measures the noise between runs")
 
     model: str = setting(
         "auto", group=MODEL, help="directory or Hub id[@revision]; auto is the 7B model with a GPU, otherwise tiny"
@@ -259,7 +258,7 @@ class SweepSettings:
         False, help="run passes through torch.compile, with CUDA graphs on a GPU; slow to start, see docs/gpu.md"
     )
     threads_per_actor: int | None = setting(
-        None, minimum=1, cap=1024, default_text="1 on a CPU", help="CPU threads of each actor"
+        None, minimum=1, cap=1024, aliases=("threads",), default_text="1 on a CPU", help="CPU threads of each actor"
     )
     accelerator_type: str | None = setting(
         None, metavar="TYPE", help="GPU model that actors need, as Ray names it: A100, H100, T4"
@@ -353,6 +352,17 @@ class SweepSettings:
     def custom_resources(self) -> dict[str, float]:
         """Ray's custom resources that each actor needs, by name."""
         return {name: float(amount) for name, amount in (resource.split("=") for resource in self.resources)}
+
+    def as_flags(self) -> list[str]:
+        """The command line that has these settings, without those that are the defaults."""
+        words = []
+        for name, declared in settings_of(type(self)).items():
+            value = getattr(self, name)
+            if value != declared.default and value is not None:
+                flag = declared.flag if value is not False else declared.flag.replace("--", "--no-", 1)
+                several = value if isinstance(value, tuple) else (value,)
+                words += [flag] if isinstance(value, bool) else [flag, ",".join(map(_as_typed, several))]
+        return words
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON values, for sweep.json."""

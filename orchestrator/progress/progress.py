@@ -91,23 +91,6 @@ def stored_race(record: Mapping[str, Any], wanted: WantedDocuments, store: Store
     return race
 
 
-def stored_progress(
-    record: Mapping[str, Any], trials: Sequence[Trial], wanted: WantedDocuments, store: Store
-) -> Progress:
-    facts = store.trials()
-    complete = [wanted.is_complete(trial, facts.get(trial.trial_id)) for trial in trials]
-    totals, race = stored_totals(trials, wanted, store, facts), stored_race(record, wanted, store, facts)
-    totals.reduce_wanted({} if race is None else race.needed_documents())
-    return Progress(
-        sweep=record["sweep"],
-        totals=totals.totals(),
-        trials=sum(done or race is None or race.is_needed(trial) for trial, done in zip(trials, complete, strict=True)),
-        race=() if race is None else race.standings(),
-        finished=sum(complete),
-        failed=sum(facts.get(trial.trial_id, {}).get("status") == "failed" for trial in trials),
-    )
-
-
 class Pace:
     """Documents per second and time left, measured from the arrival of this run's first document.
 

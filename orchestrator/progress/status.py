@@ -20,7 +20,7 @@ from orchestrator.core.configuration import grid
 from orchestrator.core.race import Race, Standing
 from orchestrator.core.totals import RunningTotals, TaskConfiguration, Totals
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
-from orchestrator.progress.progress import add_compacted, stored_race, stored_sums
+from orchestrator.progress.progress import Progress, add_compacted, stored_race, stored_sums
 from orchestrator.store import Store
 from orchestrator.store.lock import LockHolder, active_writer
 from orchestrator.store.schema import SCHEMA_VERSION
@@ -76,6 +76,17 @@ class SweepStatus:
     def missing(self) -> int:
         return sum(max(0, line.wanted - line.documents) for line in self.totals)
 
+    @property
+    def progress(self) -> Progress:
+        return Progress(
+            sweep=str(self.record.get("sweep") or self.folder.name),
+            totals=self.totals,
+            trials=sum(self.trials.values()) - self.trials["skipped"],
+            finished=self.trials["finished"],
+            failed=self.trials["failed"],
+            race=self.race,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Keys may be added, never removed: other programs read them."""
         writer, race = self.writer, {standing.key: standing.as_json() for standing in self.race}
@@ -101,16 +112,18 @@ class SweepStatus:
         }
 
 
-def read_status(folder: Path) -> SweepStatus:
+def read_status(folder: Path, record: Mapping[str, Any] | None = None) -> SweepStatus:
+    """`record` is the content of sweep.json, if it was read before."""
     store = Store(folder)
-    record = store.read_sweep_record()
+    record = store.read_sweep_record() if record is None else record
     if record is None:
         writer = active_writer(folder)
         if writer is not None:
             raise InputError(
                 f"{folder}: process {writer.pid} on {writer.host} is preparing a sweep there; try again in a moment"
             )
-        raise InputError(f"{folder} is not a sweep: expected a folder with a sweep.json, such as results/NAME")
+        missing = "has no sweep.json" if folder.is_dir() else "does not exist"
+        raise InputError(f"{folder} {missing}; give the directory of a sweep, such as results/demo")
     return _StatusReader(store, record).read()
 
 

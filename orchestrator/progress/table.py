@@ -12,6 +12,7 @@ from orchestrator.core.configuration import varying_settings
 from orchestrator.core.evidence import MAX_LOG_E
 from orchestrator.core.race import RACING, Standing
 from orchestrator.core.totals import Totals
+from sampler.errors import counted
 from sampler.policy import SUBSETS
 
 INDENT = 2
@@ -125,7 +126,7 @@ class TerminalTable:
             _Column(title="accuracy %", width=14, drop_order=0, cell=_right(self._accuracy)),
             _Column(title="tokens/s", width=8, drop_order=1, cell=_right(self._speed)),
             _Column(title="speed-up", width=8, drop_order=1, cell=_right(lambda t: self._times(t.speedup))),
-            _Column(title="layers", width=6, drop_order=4, cell=_right(lambda t: self._times(t.layer_positions))),
+            _Column(title="layers", width=6, drop_order=4, cell=_right(self._layers)),
         ]
         columns.remove(columns[-1] if bars else columns[0])  # 80 characters do not fit both
         if self._race:
@@ -170,8 +171,9 @@ class TerminalTable:
         return text
 
     def _folded(self, group: Group) -> Text:
-        policies = f"{len(group.lines)} {'policy' if len(group.lines) == 1 else 'policies'}"
-        state = f"{'finished' if group.documents else 'waiting'}, {group.documents:,} of {group.wanted:,} documents"
+        policies = counted(len(group.lines), "policy", "policies")
+        done = f"{group.documents:,} of {counted(group.wanted, 'document')}"
+        state = f"{'finished' if group.documents else 'waiting'}, {done}"
         return Text(f"{group.title}: {policies} {state}", style="not bold green" if group.documents else "not bold dim")
 
     def _accuracy(self, line: Totals) -> str:
@@ -185,6 +187,10 @@ class TerminalTable:
 
     def _times(self, value: float | None) -> str:
         return self._glyphs.dash if value is None else f"{value:.2f}{self._glyphs.times}"
+
+    def _layers(self, line: Totals) -> str:
+        """As in the report: above 1, fewer layer-positions were computed than at k=1."""
+        return self._times(1 / line.layer_positions if line.layer_positions else None)
 
     def _race_state(self, line: Totals) -> str:
         """With how much of the evidence for the nearest decision on accuracy there is, while it races."""

@@ -22,6 +22,7 @@ from orchestrator.core.totals import Totals
 from orchestrator.core.untrusted import printable
 from orchestrator.progress.progress import Pace, Progress
 from orchestrator.progress.table import ASCII, Glyphs, TerminalTable, groups_of
+from sampler.errors import counted
 
 DEFAULT_WIDTH = 80
 REDRAW_SECONDS = 0.25
@@ -80,8 +81,9 @@ class SweepView:
     def finish(self, progress: Progress) -> None:
         self.table(progress.totals, progress.race)
         missing = progress.wanted - progress.documents
-        facts = f"{progress.documents:,} documents, {progress.finished:,} of {progress.trials:,} trials done"
-        last = Text(facts + (f", {missing:,} documents missing" if missing > 0 else ""))
+        done = f"{progress.finished:,} of {counted(progress.trials, 'trial')} done"
+        lost = f", {counted(missing, 'document')} missing" if missing > 0 else ""
+        last = Text(f"{counted(progress.documents, 'document')}, {done}{lost}")
         if progress.failed:
             last.append(f", {progress.failed} failed", style="red")
         self._console.print(last, soft_wrap=not self._terminal)
@@ -104,7 +106,7 @@ class SweepView:
         head.truncate(max(10, width - len(elapsed) - 2), overflow="crop")
         head.append(elapsed.rjust(width - head.cell_len), style="not bold dim")
         done, wanted = progress.documents, progress.wanted
-        facts = f"  {done:,} of {wanted:,} documents{self._speed()}"
+        facts = f"  {done:,} of {counted(wanted, 'document')}{self._speed()}"
         whole = table.bar(done, wanted, max(5, width - len(facts))).append(facts)
         below = [self._trials(progress)]
         if progress.race:
@@ -122,11 +124,11 @@ class SweepView:
     def plain_line(self, progress: Progress) -> str:
         elapsed = duration(self._clock() - self._started)
         if not progress.documents and progress.warm < progress.actors:
-            return f"{elapsed}  loading: {progress.warm} of {progress.actors} actors warm"
+            return f"{elapsed}  loading: {progress.warm} of {counted(progress.actors, 'actor')} warm"
         share = 100 * progress.documents // progress.wanted if progress.wanted else 100
         failed = f", {progress.failed} failed" if progress.failed else ""
-        counts = f"{progress.documents:,}/{progress.wanted:,} documents, {share} %{self._speed(', ')}"
-        return f"{elapsed}  {counts}; {progress.finished:,}/{progress.trials:,} trials{failed}"
+        counts = f"{progress.documents:,}/{counted(progress.wanted, 'document')}, {share} %{self._speed(', ')}"
+        return f"{elapsed}  {counts}; {progress.finished:,}/{counted(progress.trials, 'trial')}{failed}"
 
     def _draw(self, progress: Progress, now: float) -> None:
         if self._last is not None and now - self._last < REDRAW_SECONDS:
@@ -176,14 +178,14 @@ def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs, race: Seq
 def race_summary(race: Sequence[Standing]) -> str:
     """How many configurations are decided, and the time that this has saved."""
     states = Counter(standing.state for standing in race if standing.look is not None)
-    counted = ", ".join(
+    decided = ", ".join(
         f"{states[state]} {state}" for state in (CONFIRMED, REJECTED, RACING, FINISHED) if states[state]
     )
     now, end = (sum(one.seconds_saved for one in race), sum(one.seconds_saved_at_end for one in race))
-    documents = sum(one.documents_saved for one in race)
+    documents = counted(sum(one.documents_saved for one in race), "document")
     later = f", {duration(end)} by the end if nothing else is decided" if states[RACING] else ""
     saved = duration(now if states[RACING] else end)
-    return f"race: {counted or 'nothing to look at yet'}; saved {documents:,} documents, {saved} of decoding{later}"
+    return f"race: {decided or 'nothing to look at yet'}; saved {documents}, {saved} of decoding{later}"
 
 
 def duration(seconds: float) -> str:

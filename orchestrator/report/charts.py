@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -41,7 +41,6 @@ class Heatmap:
     columns: Sequence[str]
     values: Sequence[Sequence[float]]
     texts: Sequence[Sequence[str]]
-    around_zero: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,8 +86,8 @@ def plot_tall_heatmap(heatmap: Heatmap, *, note: str) -> Figure:
 
 def _draw_heatmap(axes: Axes, heatmap: Heatmap) -> None:
     values = np.ma.masked_invalid(np.array(heatmap.values, dtype=float))
-    color_map = matplotlib.colormaps["PuOr_r" if heatmap.around_zero else "cividis"]
-    norm = _norm(values, around_zero=heatmap.around_zero)
+    color_map = matplotlib.colormaps["cividis"]  # sequential: darker is less, also without colors
+    norm = _norm(values)
     edges_x, edges_y = np.arange(len(heatmap.columns) + 1) - 0.5, np.arange(len(heatmap.rows) + 1) - 0.5
     axes.pcolormesh(edges_x, edges_y, values, cmap=color_map, norm=norm, edgecolors="white", linewidth=1.2)
     for row, texts in enumerate(heatmap.texts):
@@ -105,11 +104,8 @@ def _draw_heatmap(axes: Axes, heatmap: Heatmap) -> None:
         spine.set_visible(False)
 
 
-def _norm(values: "np.ma.MaskedArray[tuple[int, ...], np.dtype[np.float64]]", *, around_zero: bool) -> Normalize:
+def _norm(values: "np.ma.MaskedArray[tuple[int, ...], np.dtype[np.float64]]") -> Normalize:
     finite = values.compressed()
-    if around_zero:
-        reach = max(1e-9, float(np.abs(finite).max(initial=0)))
-        return TwoSlopeNorm(0, -reach, reach)
     low, high = float(finite.min(initial=math.inf)), float(finite.max(initial=-math.inf))
     if not low < high:
         low, high = (low - 1, high + 1) if math.isfinite(low) else (0, 1)

@@ -34,7 +34,7 @@ from orchestrator.core.totals import KEYS
 from orchestrator.core.untrusted import CONTROL, path_below, printable
 from orchestrator.report.result_files import results_markdown
 from orchestrator.report.section import build_section
-from orchestrator.report.sweeps import check_files, corruption_notice, open_sweep, read_sweeps
+from orchestrator.report.sweeps import check_files, corruption_notice, no_rows, open_sweep, read_sweeps
 from orchestrator.report.write import write_all
 from orchestrator.store import Store
 from sampler.errors import InputError
@@ -71,9 +71,9 @@ class PromptParts:
     filtered: dict[str, list[Any]]  # responses by filter
 
 
-def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
-    """Write the files of each configuration and return their directories."""
-    store, request = open_sweep(folder)
+def export_lm_eval(folder: Path, out: Path | None = None, record: Mapping[str, Any] | None = None) -> list[Path]:
+    """Write the files of each configuration and return their directories; `record` is sweep.json, if it was read."""
+    store, request = open_sweep(folder, record)
     attempts = store.attempts()
     check_files(store, attempts)
     target = path_below(folder, "lm-eval/results.json").parent if out is None else out
@@ -92,12 +92,15 @@ def export_lm_eval(folder: Path, out: Path | None = None) -> list[Path]:
             write_all(folder_of_model, dict(_files(request, name, rows_by_task, sources)))
             written.append(folder_of_model)
     if not written:
-        raise InputError(f"{folder} has no rows yet; wait until the sweep has finished some documents")
-    for corruption in store.corrupted.values():
-        print(printable(corruption_notice(corruption)), file=sys.stderr)
-    for notice in store.notices:
-        print(printable(notice), file=sys.stderr)
+        raise no_rows(store)
+    _print_notices(store)
     return written
+
+
+def _print_notices(store: Store) -> None:
+    """What could not be read, or was ignored."""
+    for notice in (*map(corruption_notice, store.corrupted.values()), *store.notices):
+        print(printable(notice), file=sys.stderr)
 
 
 def _trials_by_configuration(attempts: pa.Table) -> dict[str, dict[str, list[str]]]:
@@ -339,11 +342,15 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def export_csv(folder: Path, out: Path | None = None) -> Path:
+def export_csv(folder: Path, out: Path | None = None, record: Mapping[str, Any] | None = None) -> Path:
     """All rows as one CSV file; lists are JSON."""
-    store, _ = open_sweep(folder)
+    store, _ = open_sweep(folder, record)
     rows = store.rows()
+    if not rows.num_rows:
+        raise no_rows(store)
     target = path_below(folder, "rows.csv") if out is None else out
+    if target.is_dir():
+        raise InputError(f"--out {target} is a directory; give the name of a file, such as {target / 'rows.csv'}")
     for place, column in enumerate(rows.schema):
         if pa.types.is_list(column.type):
             values = [json.dumps(value) for value in rows[column.name].to_pylist()]
@@ -351,20 +358,29 @@ def export_csv(folder: Path, out: Path | None = None) -> Path:
     content = pa.BufferOutputStream()
     pa.csv.write_csv(rows, content)
     write_all(target.parent, {target.name: content.getvalue().to_pybytes()})
+    _print_notices(store)
     return target
 
 
-def export_hub(folder: Path, repository: str, *, public: bool = False, dry_run: bool = False) -> list[str]:
+def export_hub(
+    folder: Path,
+    repository: str,
+    record: Mapping[str, Any] | None = None,
+    *,
+    public: bool = False,
+    dry_run: bool = False,
+) -> list[str]:
     """Pushes rows, documents and a generated card to a dataset repository; returns what to tell the user."""
     if not REPOSITORY.fullmatch(repository):
         raise InputError(f"--hub must be OWNER/NAME, of letters, digits and -_. (got {repository})")
-    store, request = open_sweep(folder)
+    store, request = open_sweep(folder, record)
     tasks = [task for task in request["tasks"] if not (task in CATALOG and CATALOG[task].gated)]
     with tempfile.TemporaryDirectory(prefix="reuse-hub-") as staging:
         place = Path(staging)
         rows = store.rows()
         if not rows.num_rows:
-            raise InputError(f"{folder} has no rows yet; wait until the sweep has finished some documents")
+            raise no_rows(store)
+        _print_notices(store)
         pa.parquet.write_table(rows, place / "rows.parquet", compression="zstd")
         (place / "documents").mkdir()
         for task in tasks:

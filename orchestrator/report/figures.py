@@ -362,7 +362,6 @@ def _breakdown(compared: Sequence[ConfigurationResult], columns: Sequence[Sequen
             [number(100 * one.baseline.value, 1), *("" if value is None else signed(value) for value in row)]
             for one, row in zip(baselines, differences, strict=True)
         ],
-        around_zero=True,
     )
 
 

@@ -27,7 +27,7 @@ from orchestrator.report.sweeps import open_sweep
 from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import DOCUMENTS, ROWS
 from orchestrator.store.trial_files import TOTALS_KEY
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 from tasks.catalog import GENERATE, LOGLIKELIHOOD
 
 SHARD_DOCUMENTS = 50  # a trial's; speeds are compared by trials
@@ -326,7 +326,7 @@ def _notices(tasks: Mapping[str, ImportedTask], label: str, record: Json) -> Ite
     baseline = record["settings"]["policies"][0]
     for task in tasks.values():
         scores = [float(sample.metrics[task.primary]) for sample in task.samples.values()]
-        mean = f"{task.primary} {100 * sum(scores) / len(scores):.2f} % on {len(scores):,} documents"
+        mean = f"{task.primary} {100 * sum(scores) / len(scores):.2f} % on {counted(len(scores), 'document')}"
         untimed = record["tasks"][task.name]["kind"] == UNTIMED
         yield f"{task.name}: {label} has {mean}{'; no times to compare' if untimed else ''}"
     if baseline == label:

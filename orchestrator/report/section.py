@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis, analyse
-from orchestrator.analysis.accuracy import documents_for_margin
+from orchestrator.analysis.accuracy import documents_needed
 from orchestrator.analysis.explain import Explanation, ModelledSpeedup, flops_per_token
 from orchestrator.analysis.gates import GENERATE, IMPORTED, Finding
-from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.intervals import Estimate, Levels
 from orchestrator.analysis.ranking import beyond_fixed_grid
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
 from orchestrator.analysis.trial_facts import (
@@ -38,7 +38,6 @@ from orchestrator.report.sweeps import Map, SweepData, sequential_map
 from orchestrator.report.text import (
     FAILED,
     GateSummary,
-    counted,
     duration,
     in_words,
     layer_ranges,
@@ -47,6 +46,7 @@ from orchestrator.report.text import (
     whole,
 )
 from sampler.config import BUNDLED_MODEL
+from sampler.errors import counted
 
 MAX_FAILED_TRIALS = 20  # listed in a report
 
@@ -118,7 +118,9 @@ class TaskView:
 
     @property
     def documents_for_margin(self) -> int | None:
-        return documents_for_margin(self.margin, self.task.comparisons)
+        """Documents that show non-inferiority with 80 % power, if 10 % of the answers change and nothing is lost."""
+        levels = Levels(comparisons=self.task.comparisons)
+        return documents_needed(0.1, 0.0, self.margin, levels)
 
     @property
     def reason(self) -> str:
@@ -238,8 +240,8 @@ class Section:
             yield f"Validity checks failed ({', '.join(failed)}): there is no verdict on the affected rows."
         if any(self.missing()):
             yield (
-                "The sweep is not finished; the last section lists what is missing. Until then, the intervals of "
-                "differences and speed-ups are wider, because they hold however often one looks."
+                "The sweep is not finished; the section on missing results lists what is missing. Until then, the "
+                "intervals of differences and speed-ups are wider, because they hold however often one looks."
             )
         saved = [one for view in self.tasks for one in view.task.race]
         if saved:
@@ -294,7 +296,7 @@ class Section:
             code = f", {describe_code(command['code'])}" if isinstance(command.get("code"), Mapping) else ""
             yield "command", f"{arguments} ({command.get('at', '')}{code})"
         trials = pc.count_distinct(self.attempts["trial_id"]).as_py()
-        yield "attempts", f"{whole(pc.count(self.attempts['attempt']).as_py())} for {whole(trials)} trials"
+        yield "attempts", f"{whole(pc.count(self.attempts['attempt']).as_py())} for {counted(trials, 'trial')}"
 
     def missing(self) -> Iterator[str]:
         present = [view.task.task for view in self.tasks]
@@ -307,7 +309,7 @@ class Section:
         unfinished = unfinished_trials(self.attempts)
         yield from unfinished[:MAX_FAILED_TRIALS]
         if len(unfinished) > MAX_FAILED_TRIALS:
-            yield f"{len(unfinished) - MAX_FAILED_TRIALS} more trials are not finished."
+            yield f"{counted(len(unfinished) - MAX_FAILED_TRIALS, 'more trial')} not finished."
 
 
 def describe_saved(race: Sequence[Standing]) -> str:
@@ -315,7 +317,7 @@ def describe_saved(race: Sequence[Standing]) -> str:
     documents, planned = sum(one.documents_saved for one in race), sum(one.planned for one in race)
     seconds = sum(one.seconds_saved_at_end for one in race)
     share = f"{100 * documents / planned:.0f} % of the full grid's documents"
-    return f"{whole(documents)} of {whole(planned)} documents ({share}), {duration(seconds)} of decoding"
+    return f"{whole(documents)} of {counted(planned, 'document')} ({share}), {duration(seconds)} of decoding"
 
 
 def build_section(

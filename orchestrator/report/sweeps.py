@@ -110,7 +110,7 @@ def corruption_notice(corruption: Corruption) -> str:
 def open_sweep(folder: Path, record: Mapping[str, Any] | None = None) -> tuple[Store, Mapping[str, Any]]:
     """The store and the content of sweep.json, which is read unless it is given."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a directory; {EXAMPLE}")
+        raise InputError(f"{folder} {'is not a directory' if folder.exists() else 'does not exist'}; {EXAMPLE}")
     store = Store(folder)
     request = store.read_sweep_record() if record is None else record
     if request is None:
@@ -143,16 +143,22 @@ def read_sweeps(
     return groups
 
 
+def no_rows(store: Store) -> InputError:
+    """Why there is nothing to report or export."""
+    if store.corrupted:
+        first = next(iter(store.corrupted.values()))
+        return InputError(f"{first}, and {store.folder} has no other rows; continue the sweep")
+    return InputError(f"{store.folder} has no rows yet; wait until the sweep has finished some documents")
+
+
 def _read_sweep(folder: Path, parallel: Map, record: Mapping[str, Any] | None) -> SweepData:
     store, request = open_sweep(folder, record)
     parts = start_reading(store, parallel)
     attempts = store.attempts()  # while other processes read rows
     check_files(store, attempts)
     rows = join_parts(store, parts)
-    if not rows.num_rows and store.corrupted:
-        raise InputError(f"{next(iter(store.corrupted.values()))}, and {folder} has no other rows; continue the sweep")
     if not rows.num_rows:
-        raise InputError(f"{folder} has no rows yet; wait until the sweep has finished some documents")
+        raise no_rows(store)
     return SweepData(
         stores=(store,),
         request=request,

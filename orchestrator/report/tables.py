@@ -33,6 +33,7 @@ from orchestrator.report.text import (
     whole,
     with_prefix,
 )
+from sampler.errors import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +170,20 @@ RESULT_COLUMNS: tuple[Column, ...] = (
     Column("tokens/s", lambda row: estimate_cell(row.result.throughput.tokens_per_second), shown=GENERATES),
     Column("speed-up", lambda row: speedup_cell(row.result.speedup), shown=GENERATES),
     Column("verdict bounds, speed-up", lambda row: speed_bounds_cell(row.result.speedup), shown=GENERATES),
-    Column(
-        "s/document",
-        lambda row: estimate_cell(row.seconds_per_document, row.seconds_places),
-    ),
     Column("speed-up, documents", _documents_speedup_cell, shown=LENGTH_DRIFTS),
-    Column(
-        "hours",
-        lambda row: Cell(text=hours(row.result.throughput.seconds), sort=row.result.throughput.seconds),
-    ),
 )
 
 COST_COLUMNS: tuple[Column, ...] = (
     CONFIGURATION,
     Column("documents", _documents_cell),
+    Column(
+        "hours",
+        lambda row: Cell(text=hours(row.result.throughput.seconds), sort=row.result.throughput.seconds),
+    ),
+    Column(
+        "s/document",
+        lambda row: estimate_cell(row.seconds_per_document, row.seconds_places),
+    ),
     Column("p50 s", lambda row: number_cell(row.result.throughput.p50, row.seconds_places)),
     Column("p90 s", lambda row: number_cell(row.result.throughput.p90, row.seconds_places)),
     Column("p99 s", lambda row: number_cell(row.result.throughput.p99, row.seconds_places)),
@@ -259,7 +260,7 @@ def _notes_cell(result: ConfigurationResult) -> Cell:
         parts.append(verdict.outcome + (" (exploratory)" if verdict.exploratory else ""))
         parts += [race.note] if (race := result.comparison.race) is not None and race.note else []
     if result.documents < result.wanted and not parts[-1].startswith("stopped"):
-        parts.append(f"{result.documents} of {result.wanted} documents")
+        parts.append(f"{result.documents:,} of {counted(result.wanted, 'document')}")
     return text_cell(", ".join(parts))
 
 

@@ -97,10 +97,6 @@ def layer_ranges(indices: tuple[int, ...]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in ranges) or NONE
 
 
-def counted(count: int, noun: str) -> str:
-    return f"{whole(count)} {noun}{'' if count == 1 else 's'}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
     text: str

@@ -33,7 +33,7 @@ from orchestrator.report.text import Cell, estimate_cell, number_cell, text_cell
 from orchestrator.store import Store
 from orchestrator.store.files import DISK, make_folders, remove_quietly, write_file
 from orchestrator.store.reader import SWEEP_FILE
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 PAGE = "report.html"
 INDEX = "index.html"
@@ -43,17 +43,35 @@ INDEX_TITLES = (
 )
 POOL_MIN_TRIALS = 400  # with fewer trials, starting processes takes longer than the report
 TEMPLATES = Path(__file__).with_name("templates")
-TEXT_FILTERS = ("number", "percent", "whole", "interval", "counted")
+TEXT_FILTERS = ("number", "percent", "whole", "interval")
 CONTENTS = (  # id and title of the page's parts
     ("verdict", "Verdict"),
     ("results", "Complete results"),
-    ("gates", "Validity checks"),
     ("figures", "Figures"),
+    ("gates", "Validity checks"),
     ("explanations", "Where the speed-up comes from"),
     ("regressions", "Regressions"),
     ("earlier", "Earlier experiment"),
     ("provenance", "Provenance"),
     ("missing", "Missing results"),
+)
+GLOSSARY = (
+    ("pass", "One forward pass of the model. A step is a pass that reveals tokens."),
+    ("block", "The tokens that the model denoises together; earlier blocks are not changed any more."),
+    ("small block", "A part of a block. Passes on a small block alone are small passes, the others are full passes."),
+    ("layer-position", "One layer run for one position of one pass: the unit in which computation is counted."),
+    ("layers", "Layer-positions of k=1 divided by those of the configuration: above 1×, fewer were computed."),
+    ("speed-up", "Tokens/s of the configuration divided by those of k=1, each corrected by its calibration."),
+    ("replicate", "A run of k=1 under another name, such as k1_last: the differences between replicates are noise."),
+    ("noise floor", "The spread of the speeds of the replicates of k=1."),
+    (
+        "calibration",
+        "The speed of a fixed piece of work, measured before and during trials, that tells how fast the "
+        "device was at that moment.",
+    ),
+    ("flips", "Documents whose answer became wrong (lost) or right (won), compared with k=1."),
+    ("verdict bounds", "One-sided bounds that hold for all configurations of a task at once; verdicts use only these."),
+    ("trial", "One shard of a task's documents, run under one configuration."),
 )
 
 
@@ -61,6 +79,7 @@ CONTENTS = (  # id and title of the page's parts
 class WrittenReport:
     verdicts: tuple[str, ...]
     page: Path
+    problems: tuple[str, ...] = ()  # what is damaged or missing
 
 
 def write_report(
@@ -100,7 +119,15 @@ def write_report(
     }
     write_all(target, files)
     _remove_outdated_summaries(target, files)
-    return WrittenReport(verdicts=tuple(_verdicts(sections)), page=target / PAGE)
+    problems = [*(notice for data in groups for notice in data.reading_notices), *_missing(sections)]
+    return WrittenReport(verdicts=tuple(_verdicts(sections)), page=target / PAGE, problems=tuple(problems))
+
+
+def _missing(sections: Sequence[Section]) -> Iterator[str]:
+    missing = [sentence for section in sections for sentence in section.missing()]
+    if missing:
+        more = f" ({counted(len(missing) - 1, 'more gap')} in the report)" if len(missing) > 1 else ""
+        yield f"missing: {missing[0]}{more}"
 
 
 def sweeps_below(folder: Path) -> list[Path]:
@@ -242,6 +269,7 @@ def render_page(sections: Sequence[Section], *, folders: Sequence[str]) -> str:
         title=f"Layer reuse in {' and '.join(models)}",
         folders=folders,
         contents=[entry for entry in CONTENTS if entry[0] != "earlier" or compared],
+        glossary=GLOSSARY,
     )
 
 
@@ -262,7 +290,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(text, name) for name in TEXT_FILTERS}
+    environment.filters |= {name: getattr(text, name) for name in TEXT_FILTERS} | {"counted": counted}
     environment.filters["data_uri"] = _svg_data_uri
     environment.globals |= {"tables": tables, "caveats": caveats}
     return environment

@@ -262,12 +262,13 @@ def choose_dtype(probe: Probe, note: Callable[[str], None] = print_now) -> str:
 
 
 def check_device_memory(
-    needed: int, probe: Probe, placement: Placement, note: Callable[[str], None] = print_now
+    needed: int, probe: Probe, placement: Placement, *, remedy: str, note: Callable[[str], None] = print_now
 ) -> None:
     """Prints a warning for each node that is too small or did not answer; InputError if no device can hold an actor."""
     share = min(1.0, placement.gpus_per_actor or 1.0)
     in_use = ray.available_resources().get("GPU", 0) < ray.cluster_resources().get("GPU", 0)
-    small = check_devices(needed, probe.devices, share=share, in_use=bool(placement.gpus_per_actor) and in_use)
+    in_use = bool(placement.gpus_per_actor) and in_use
+    small = check_devices(needed, probe.devices, remedy=remedy, share=share, in_use=in_use)
     for warning in probe.warnings:
         note(f"warning: {warning}")
     for node, device in {device.node: device for device in small}.items():

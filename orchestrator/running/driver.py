@@ -49,7 +49,7 @@ from orchestrator.running.trainable import (
     error_message,
 )
 from orchestrator.store import StoreError
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 MAX_FAILURES = 2  # a trial is tried three times
 MAX_ROUNDS = 3  # of trials whose rows were found corrupted after they had ended; more mean that the disk is broken
@@ -96,7 +96,7 @@ def run_trials(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
         trials = [trial for trial in run.plan.trials if trial.trial_id in unfinished and trial.trial_id not in not_done]
         if not trials:
             return not_done
-        run.view.note(f"running {len(trials):,} trials again: they had ended, but rows are missing now")
+        run.view.note(f"running {counted(len(trials), 'trial')} again: rows that were stored are missing now")
     return not_done | {trial.trial_id for trial in trials}
 
 

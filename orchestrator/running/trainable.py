@@ -16,7 +16,7 @@ from orchestrator.running.result_actor import Assignment, FailedSetup, Node
 from orchestrator.running.rows import TrialTotals
 from orchestrator.running.watchdog import Watchdog
 from orchestrator.store import RowsLost, StoreError
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 if TYPE_CHECKING:
     from orchestrator.running.worker import Worker
@@ -44,7 +44,7 @@ class DocumentsFailed(InputError):
         listed = [f"{doc_id} ({reason})" for doc_id, reason in list(reasons.items())[:MAX_LISTED_DOCUMENTS]]
         if len(reasons) > len(listed):
             listed.append(f"and {len(reasons) - len(listed)} more")
-        super().__init__(f"{len(reasons)} of {total} documents failed: {', '.join(listed)}")
+        super().__init__(f"{len(reasons)} of {counted(total, 'document')} failed: {', '.join(listed)}")
         self.reasons = dict(reasons)
 
 

@@ -18,7 +18,7 @@ from orchestrator.running import environment
 from orchestrator.store.files import CorruptedFile, open_regular, read_regular
 from orchestrator.store.lock import STALE_SECONDS, active_writer
 from orchestrator.store.reader import SLURM_FOLDER
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 FIRST_PORT = 10_000
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -72,7 +72,7 @@ def wait_until_ready(address: str, nodes: int, folder: Path) -> None:
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     _wait_until(lambda: _alive(ray.nodes()) >= nodes, NODES_TIMEOUT_SECONDS)
-    print(f"Ray on {_alive(ray.nodes())} of {nodes} nodes", flush=True)
+    print(f"Ray on {_alive(ray.nodes())} of {counted(nodes, 'node')}", flush=True)
     ray.shutdown()
     _wait_until(lambda: active_writer(folder) is None, LOCK_TIMEOUT_SECONDS)
 
@@ -144,7 +144,7 @@ def _state(job: SubmittedJob, known: Mapping[str, str] | None) -> str:
     if job.job not in known:
         return "no longer in the queue"
     state, time, limit, nodes, why = (known[job.job].split("|", 4) + [""] * 5)[:5]
-    return f"{state.lower()}, {time} of {limit}, {nodes} nodes {why}".rstrip()
+    return f"{state.lower()}, {time} of {limit}, nodes: {nodes} {why}".rstrip()
 
 
 def _last_line(log: Path) -> str:

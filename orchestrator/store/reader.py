@@ -65,7 +65,7 @@ from orchestrator.store.trial_files import (
     read_trial_record,
     rebuild_trial_record,
 )
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 SWEEP_FILE = "sweep.json"
 SWEEP_COPY_FILE = "sweep.copy.json"
@@ -73,6 +73,7 @@ FETCHING_MARKER = "fetching.json"  # exists while the sweep is being downloaded 
 SLURM_FOLDER = "slurm"  # job scripts and logs, created before the sweep starts
 QUARANTINE_FOLDER = "quarantine"
 QUARANTINE_FOLDERS = (QUARANTINE_FOLDER, "set-aside")  # the second: in sweeps of older versions
+LISTED = 5  # sweeps of a folder in a message
 TRIALS_PER_GROUP = 64  # that have files of their own
 
 
@@ -107,7 +108,8 @@ class Store:
             _require_unused(self.folder)
             return None
         except NotADirectoryError as error:
-            raise InputError(f"{self.folder} is a file; a sweep needs a folder") from error
+            file = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+            raise InputError(f"{file} is a file; a sweep needs a folder") from error
         except CorruptedFile as error:
             check_version(path, _stated_schema(path), f" (or is corrupted: {SWEEP_COPY_FILE} is a copy of it)")
             raise InputError(f"{path} {error}; replace it with {SWEEP_COPY_FILE}, or use another folder") from error
@@ -332,7 +334,9 @@ class Store:
             corruption = Corruption(path=folder / TRIAL_FILE, problem=str(error))
             return [*read_rows(folder, ["doc_id"]).corrupted, corruption]
         if record["status"] == "finished" and not found.corrupted and record["rows"] != len(found.rows):
-            problem = f"should have {record['rows']} rows according to {TRIAL_FILE}, but has {len(found.rows)}"
+            problem = (
+                f"should have {counted(record['rows'], 'row')} according to {TRIAL_FILE}, but has {len(found.rows)}"
+            )
             return [Corruption(path=folder / ROWS_FILE, problem=problem)]
         return found.corrupted
 
@@ -352,7 +356,9 @@ class Store:
         wrong = sorted(one for one in counts.keys() | expected.keys() if counts[one] != expected.get(one))
         if not wrong:
             return []
-        problem = f"should have {expected.get(wrong[0], 0)} rows of trial {wrong[0]}, but has {counts[wrong[0]]}"
+        problem = (
+            f"should have {counted(expected.get(wrong[0], 0), 'row')} of trial {wrong[0]}, but has {counts[wrong[0]]}"
+        )
         return [Corruption(path=path, problem=problem)]
 
     def _tasks(self) -> list[str]:
@@ -388,6 +394,9 @@ def _require_unused(folder: Path) -> None:
     except OSError as error:
         raise InputError(f"{folder} cannot be read: {error.strerror}") from error
     allowed = {SLURM_FOLDER} | ({LOCK_FOLDER, "documents"} if LOCK_FOLDER in names else set())
+    if sweeps := sorted(path.parent for path in folder.glob(f"*/{SWEEP_FILE}")):
+        some = ", ".join(map(str, sweeps[:LISTED])) + (f" and {len(sweeps) - LISTED} more" if sweeps[LISTED:] else "")
+        raise InputError(f"{folder} is not a sweep but holds {counted(len(sweeps), 'sweep')}: choose {some}")
     if names - allowed:
         some = ", ".join(sorted(names - allowed)[:3])
         raise InputError(f"{folder} is not empty (it holds {some}) and has no {SWEEP_FILE}; use another folder")

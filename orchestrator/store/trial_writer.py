@@ -46,6 +46,7 @@ from orchestrator.store.trial_files import (
     segment_numbers,
     segment_path,
 )
+from sampler.errors import counted
 
 REQUIRED_COLUMNS = tuple(column.name for column in ROWS if not column.nullable)
 TRIAL_LEVEL_KEYS = ("settings", "layers", TOTALS_KEY)  # of trial.json; other facts belong to an attempt
@@ -216,9 +217,8 @@ class TrialWriter(TrialFolder):
         self.close()
         missing = [doc_id for doc_id in wanted if doc_id not in self._completed]
         if missing:
-            raise StoreError(
-                f"trial {self._folder.name} has no row for {len(missing)} documents, the first is {missing[0]}"
-            )
+            number = counted(len(missing), "document")
+            raise StoreError(f"trial {self._folder.name} has no row for {number}, the first is {missing[0]}")
         path = self._folder / ROWS_FILE
         if segment_numbers(self._folder) or not path.exists():
             self._merge(wanted)
@@ -240,7 +240,9 @@ class TrialWriter(TrialFolder):
         self._record, self._completed = self._load(self._record["trial"])
         if before - self._completed:
             files = "; ".join(map(str, self.corrupted))
-            raise RowsLost(f"{len(before - self._completed)} rows of {self._folder.name} must be made again: {files}")
+            raise RowsLost(
+                f"{counted(len(before - self._completed), 'row')} of {self._folder.name} must be made again: {files}"
+            )
         found = read_rows(self._folder)
         if found.corrupted:  # though not a moment ago
             raise StoreError(f"{found.corrupted[0]}; the disk does not read reliably")

@@ -41,7 +41,7 @@ from orchestrator.store.lock import FolderLock
 from orchestrator.store.reader import FETCHING_MARKER, SWEEP_COPY_FILE, SWEEP_FILE, Store
 from orchestrator.store.remote_folder import LocalFile, RemoteFolder, UploadFailed, UploadManifest
 from orchestrator.store.trial_files import ROWS_FILE, SEGMENT_NAME, TRIAL_FILE
-from sampler.errors import InputError
+from sampler.errors import InputError, counted
 
 PARALLEL_COPIES = 8
 OWNER_FILE = "uploader.json"  # only in the copy: the id of the manifest that last wrote to it
@@ -396,6 +396,6 @@ def finish_upload(copy: RemoteCopy, *, failed: int = 0) -> None:
         time.sleep(pause)
         outcome = copy.copy_all()
     if outcome.missing:
-        trials = f"{failed} trials failed, and " if failed else "all rows are on disk, but "
+        trials = f"{counted(failed, 'trial')} failed, and " if failed else "all rows are on disk, but "
         raise UploadIncomplete(f"{trials}the copy at {copy.url} lacks {outcome} ({outcome.problem})")
     print(copy.url)
