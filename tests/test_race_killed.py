@@ -3,7 +3,9 @@
 import os
 import random
 import signal
+import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from orchestrator.store.lock import active_writer
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("REUSE_SWEEP_RACE_KILLS") or 4)  # of the driver and of workers, in turns
 ACTORS = 2
+END = datetime.max.replace(tzinfo=UTC)
 # A goal of 3 is far from what the policies reach, and a margin of 60 points from what they lose: speed decides early.
 FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--limit", "60", "--shard-size", "1", "--race")
 DECLARED = ("--speedup", "3", "--margin", "60", "--actors", str(ACTORS), "--no-dashboard")
@@ -27,6 +30,13 @@ DECLARED = ("--speedup", "3", "--margin", "60", "--actors", str(ACTORS), "--no-d
 
 def decisions(folder: Path) -> list[dict[str, Any]]:
     return list((Store(folder).read_sweep_record() or {}).get(DECISIONS_KEY, ()))
+
+
+def watch_decisions(folder: Path, seen: dict[str, datetime], ended: threading.Event) -> None:
+    while not ended.wait(0.1):
+        if folder.exists():
+            for one in decisions(folder):
+                seen.setdefault(one["policy"], datetime.now(UTC))
 
 
 def wanted_documents(folder: Path) -> WantedDocuments:
@@ -38,6 +48,10 @@ def wanted_documents(folder: Path) -> WantedDocuments:
 def test_kills_change_no_decision(tmp_path: Path) -> None:
     rng, decided, rows = random.Random(0), [], 0
     folder = tmp_path / "results" / "s"
+    seen: dict[str, datetime] = {}  # by policy: when its decision was there, at the latest
+    ended = threading.Event()
+    watcher = threading.Thread(target=watch_decisions, args=(folder, seen, ended), daemon=True)
+    watcher.start()
     for kill in range(KILLS + 1):
         run = Run(tmp_path, tmp_path / "results", "--model", "tiny", "--data", "bundled", *FLAGS, *DECLARED)
         if kill < KILLS:
@@ -53,7 +67,10 @@ def test_kills_change_no_decision(tmp_path: Path) -> None:
         now = decisions(folder)
         assert now[: len(decided)] == decided, "a decision is never changed"
         decided, rows = now, rows_there(folder)
+    ended.set()
+    watcher.join()
     assert {one["outcome"] for one in decided} == {"rejected"}
+    assert seen.keys() == {one["policy"] for one in decided}
     assert len(decided) == 2
     store, record = Store(folder), dict(Store(folder).read_sweep_record() or {})
     assert read_status(folder).state == "complete"
@@ -63,7 +80,7 @@ def test_kills_change_no_decision(tmp_path: Path) -> None:
     race = stored_race(record, wanted_documents(folder), store, store.trials())
     assert race is not None
     assert sorted(map(repr, race.merged_decisions({}))) == sorted(map(repr, stored)), "the rows give the same decisions"
-    begun = [Trial.from_dict(facts["trial"]) for facts in store.trials().values()]
-    extra = [trial.label for trial in begun if not race.is_needed(trial)]
-    assert len(extra) <= ACTORS * len(decided) + ACTORS, f"only trials under way run beyond a decision: {extra}"
+    begun = {Trial.from_dict(facts["trial"]): facts["attempts"][0]["started_at"] for facts in store.trials().values()}
+    late = [trial.label for trial, at in begun.items() if datetime.fromisoformat(at) > seen.get(trial.policy, END)]
+    assert len(late) <= ACTORS * len(decided), f"only trials under way run beyond a decision: {late}"
     assert len(begun) < 3 * 60
