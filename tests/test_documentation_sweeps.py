@@ -9,7 +9,8 @@ from pages import OURS, README, run_page_command
 
 from orchestrator.store import Store
 
-SWEEPS = [command for command in OURS if "sweep --tasks" in command and "--dry-run" not in command]
+ELSEWHERE = ("--dry-run", "--model Efficient", "$")  # no rows, the Hub, and settings of a cluster; these are parsed
+SWEEPS = [one for one in OURS if "sweep --tasks" in one and not any(word in one for word in ELSEWHERE)]
 FINDING = README.partition("\n## The finding")[2].partition("\n## ")[0]
 [COMMAND] = re.findall(r"```sh\n(.*)\n```", FINDING)
 SUBSETS = ("first", "middle", "last")
