@@ -12,6 +12,8 @@ from sampler.errors import InputError
 from sampler.records import DecodeSettings
 
 BUNDLED_MODEL = "tiny"  # its files are in sampler/tiny; tools/tiny trains it
+FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"
+SMALL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_1.5B"
 BLOCK_SIZE_KEYS = ("bd_size", "block_size", "block_length")
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 ROPE_TYPES = {  # with the parameters that each needs
@@ -157,6 +159,46 @@ class ModelConfig:
         """Number of matrix weights in one layer: of its attention, and of its MLP."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         return attention, 3 * self.hidden_size * self.intermediate_size
+
+
+def _published_shape(**shape: Any) -> ModelConfig:
+    """The facts that the published checkpoints of Fast-dLLM v2 have in common, and the shape of one."""
+    family, stop = FAST_DLLM_V2, FAST_DLLM_V2.stop_token_id
+    assert family.block_size is not None
+    assert family.mask_token_id is not None
+    assert stop is not None
+    return ModelConfig(
+        num_layers=28,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        block_size=family.block_size,
+        mask_token_id=family.mask_token_id,
+        eos_token_ids=(stop,),
+        pad_token_id=stop,
+        **shape,
+    )
+
+
+# Shapes by Hub id (those of Qwen2.5, which the checkpoints were trained from): sweeps can be planned without the files.
+KNOWN_CHECKPOINTS: Mapping[str, ModelConfig] = {
+    FULL_MODEL: _published_shape(
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_heads=28,
+        num_kv_heads=4,
+        vocab_size=152_064,
+        tied_embeddings=False,
+    ),
+    SMALL_MODEL: _published_shape(
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_heads=12,
+        num_kv_heads=2,
+        vocab_size=151_936,
+        tied_embeddings=True,
+    ),
+}
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:

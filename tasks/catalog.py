@@ -24,8 +24,10 @@ class TaskSpec:
     kind: str  # GENERATE or LOGLIKELIHOOD
     primary: str  # the metric that decides whether a document is correct
     metrics: tuple[str, ...]
-    document_count: int
+    document_count: int  # as published; 0: not known
     dataset: str  # on the Hub
+    sizes: tuple[int, ...] = ()  # of the subtasks, if there are several
+    answer_tokens: int | None = None  # of a typical answer of Fast_dLLM_v2_7B; None: not known
     fewshot: int = 0
     max_fewshot: int | None = None  # None: limited by the data
     max_new_tokens: int | None = None
@@ -39,7 +41,14 @@ class TaskSpec:
     runs_code: bool = False
     # The tests of a document, from its row and lm-eval's target; None: only lm-eval's own runner can execute them.
     code_tests: Callable[[dict[str, Any], str], sandbox.CodeTests] | None = None
-    variants: tuple[str, ...] = ()  # other lm-eval tasks with the same configuration, available by name
+    variants: Mapping[str, int] = field(default_factory=dict)  # other lm-eval tasks that differ in size only
+
+    @property
+    def published_sizes(self) -> dict[str, int]:
+        """Documents of each subtask; empty if not known."""
+        sizes = self.sizes or (self.document_count,)
+        known = self.document_count and len(sizes) == len(self.subtasks)
+        return dict(zip(self.subtasks, sizes, strict=True)) if known else {}
 
     @property
     def is_group(self) -> bool:
@@ -54,6 +63,7 @@ GSM8K = TaskSpec(
     primary="exact_match,flexible-extract",
     metrics=("exact_match,flexible-extract", "exact_match,strict-match"),
     document_count=1319,
+    answer_tokens=331,  # measured: 436,484 tokens in the experiment that preceded this project
     dataset="openai/gsm8k",
     max_new_tokens=2048,
     check_row=hooks.check_gsm8k_row,
@@ -100,6 +110,8 @@ MINERVA_MATH = TaskSpec(
     primary="math_verify",
     metrics=("math_verify", "exact_match"),
     document_count=5000,
+    sizes=(1187, 474, 479, 903, 540, 871, 546),
+    answer_tokens=500,  # assumed, as those below
     dataset="EleutherAI/hendrycks_math",
     max_fewshot=4,
     max_new_tokens=2048,
@@ -123,6 +135,11 @@ MMLU_SUBJECTS = (  # noqa: SIM905 - shorter than a list of 57 lines
     "professional_medicine professional_psychology public_relations security_studies sociology us_foreign_policy "
     "virology world_religions"
 ).split()
+MMLU_SIZES = (  # noqa: SIM905
+    "100 135 152 100 265 144 100 100 100 173 102 100 235 114 145 378 126 100 310 203 100 165 198 193 390 "
+    "270 238 151 545 216 204 237 223 131 121 108 163 112 103 234 100 783 346 895 306 311 324 282 1534 272 "
+    "612 110 245 201 100 166 171"
+).split()
 
 
 MMLU = TaskSpec(
@@ -133,6 +150,7 @@ MMLU = TaskSpec(
     primary="acc",
     metrics=("acc",),
     document_count=14042,
+    sizes=tuple(map(int, MMLU_SIZES)),
     dataset="cais/mmlu",
     max_fewshot=5,
     check_row=hooks.check_mmlu_row,
@@ -152,6 +170,7 @@ IFEVAL = TaskSpec(
         "inst_level_loose_acc",
     ),
     document_count=541,
+    answer_tokens=400,
     dataset="google/IFEval",
     max_fewshot=0,
     max_new_tokens=2048,
@@ -173,6 +192,7 @@ HUMANEVAL = TaskSpec(
     primary="pass@1",
     metrics=("pass@1",),
     document_count=164,
+    answer_tokens=200,
     dataset="openai/openai_humaneval",
     max_fewshot=0,
     max_new_tokens=1024,
@@ -213,7 +233,7 @@ GPQA = TaskSpec(
     check_row=hooks.check_gpqa_row,
     overrides={"process_docs": hooks.shuffle_gpqa_documents},
     gated=True,
-    variants=("gpqa_diamond_n_shot", "gpqa_extended_n_shot"),
+    variants={"gpqa_diamond_n_shot": 198, "gpqa_extended_n_shot": 546},
 )
 
 

@@ -84,15 +84,25 @@ class Provenance:
 
 def select_documents(name: str, subtasks: Mapping[str, Any], options: TaskOptions) -> list[Document]:
     """The selected documents in a fixed order: by subtask, then in the order of the data."""
-    sizes = {subtask: len(task.task_docs) for subtask, task in subtasks.items()}
-    selected: Mapping[str, Sequence[int]]
-    if options.sample is None:
-        selected = {subtask: range(min(size, options.limit or size)) for subtask, size in sizes.items()}
-    else:
-        selected = _sample_indices(sizes, options.sample, options.seed)
+    selected = _select_indices({subtask: len(task.task_docs) for subtask, task in subtasks.items()}, options)
     if not any(selected.values()):
         raise InputError(f"task {name} has no documents in this data")
     return [document for subtask, task in subtasks.items() for document in _documents(subtask, task, selected[subtask])]
+
+
+def published_documents(sizes: Mapping[str, int], options: TaskOptions) -> list[Document]:
+    """The selected documents of subtasks of these sizes, without their content."""
+    return [
+        Document(doc_id=f"{subtask}/{index}", subtask=subtask, index=index, doc_hash="")
+        for subtask, indices in _select_indices(sizes, options).items()
+        for index in indices
+    ]
+
+
+def _select_indices(sizes: Mapping[str, int], options: TaskOptions) -> Mapping[str, Sequence[int]]:
+    if options.sample is None:
+        return {subtask: range(min(size, options.limit or size)) for subtask, size in sizes.items()}
+    return _sample_indices(sizes, options.sample, options.seed)
 
 
 def _sample_indices(sizes: Mapping[str, int], count: int, seed: int) -> dict[str, list[int]]:

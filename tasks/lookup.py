@@ -39,7 +39,8 @@ def find_task_spec(name: str) -> TaskSpec:
         return CATALOG[name]
     for spec in CATALOG.values():
         if name in (*spec.subtasks, *spec.variants):
-            return replace(spec, name=name, subtasks=(name,), document_count=0)
+            count = (spec.published_sizes | dict(spec.variants)).get(name, 0)
+            return replace(spec, name=name, subtasks=(name,), document_count=count, sizes=())
     kind, _ = stock_tasks().get(name, (None, None))
     if kind is None:
         raise InputError(f"unknown task {name!r}: {_suggestion(name)}")

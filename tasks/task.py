@@ -28,7 +28,7 @@ from sampler.errors import InputError, UnavailableError
 from sampler.hub import hub_problem, retry_hub
 from tasks import lookup, sandbox
 from tasks.catalog import GENERATE, TaskSpec, check_requirements, require_sandbox
-from tasks.documents import Description, Document, Provenance, TaskOptions, select_documents
+from tasks.documents import Description, Document, Provenance, TaskOptions, published_documents, select_documents
 from tasks.sources import Folder, Source, choose_source
 
 FEWSHOT_SEED = 1234  # lm-eval's; reset for every document, so its examples do not depend on the documents before it
@@ -214,6 +214,20 @@ def open_task(name: str, options: TaskOptions | None = None) -> Task:
         provenance=Provenance(source=source.kind, datasets={path: source.revision(path) for path in sorted(used)}),
         subtasks=subtasks,
         documents=select_documents(spec.name, subtasks, options),
+    )
+
+
+def published_task(name: str, options: TaskOptions) -> Task | None:
+    """The benchmark with documents of which only the number is known, to plan with; None if that is not known."""
+    spec = lookup.find_task_spec(name)
+    if not spec.published_sizes:
+        return None
+    return Task(
+        spec=spec,
+        options=options,
+        provenance=Provenance(source="published", datasets={}),
+        subtasks={},
+        documents=published_documents(spec.published_sizes, options),
     )
 
 

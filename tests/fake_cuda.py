@@ -21,27 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import cpp_extension
 
 from sampler import model
-from sampler.config import ModelConfig, expected_shapes
+from sampler.config import FULL_MODEL, KNOWN_CHECKPOINTS, ModelConfig, expected_shapes
 from sampler.device import OperationCounter
 from sampler.loading import LoadedModel, build_transformer
 
 DEVICE = torch.device("cuda:0")
-SEVEN_B = ModelConfig(
-    num_layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_heads=28,
-    num_kv_heads=4,
-    head_dim=128,
-    vocab_size=152_064,
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    tied_embeddings=False,
-    block_size=32,
-    mask_token_id=151_665,
-    eos_token_ids=(151_645,),
-    pad_token_id=151_645,
-)
+SEVEN_B = KNOWN_CHECKPOINTS[FULL_MODEL]
 # Without a guard for the device type, indexing a fake CUDA tensor fails in a CPU build of torch.
 GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>

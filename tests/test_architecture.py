@@ -23,7 +23,7 @@ ALLOWED = {  # the sub-packages of orchestrator that each may import
     "core": set(),
     "store": {"core"},
     "analysis": {"core"},
-    "planning": {"core", "store"},
+    "planning": {"core", "store", "analysis"},
     "progress": {"core", "store"},
     "report": {"core", "store", "analysis"},
     "running": {"core", "store", "planning", "progress"},

@@ -20,7 +20,17 @@ REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 HUB_PORT = 8900
 HUB = {"HF_ENDPOINT": f"http://127.0.0.1:{HUB_PORT}", "HF_HUB_DISABLE_XET": "1"}
-GRID = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "40", "--shard-size", "2")
+GRID = (
+    "--tasks",
+    "gsm8k",
+    "--policies",
+    "k1,k2_middle,k3_last",
+    "--no-replicate",
+    "--max-new-tokens",
+    "40",
+    "--shard-size",
+    "2",
+)
 Rows = dict[tuple[str, str], dict[str, Any]]
 
 

@@ -22,7 +22,17 @@ from sweep_runs import Run, outcome
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
-FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "200", "--shard-size", "2")
+FLAGS = (
+    "--tasks",
+    "gsm8k",
+    "--policies",
+    "k1,k2_middle,k3_last",
+    "--no-replicate",
+    "--max-new-tokens",
+    "200",
+    "--shard-size",
+    "2",
+)
 HEAD = "f" * 51 + "00000"  # id of the head in Ray's provider for tests
 SWITCHES = {
     "RAY_FAKE_CLUSTER": "1",

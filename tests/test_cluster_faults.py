@@ -28,7 +28,7 @@ REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 MODEL = ("--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--max-new-tokens", "96")
 SHARD = 20
-GRID = ("--policies", "k1,k2_first,k2_middle,k3_last", "--limit", "60", "--shard-size", str(SHARD))
+GRID = ("--policies", "k1,k2_first,k2_middle,k3_last", "--no-replicate", "--limit", "60", "--shard-size", str(SHARD))
 SHORT_CUT_SECONDS = 8  # Ray takes a node for dead after half a minute or so
 LONG_CUT_SECONDS = 60
 Rows = dict[tuple[str, str], dict[str, Any]]

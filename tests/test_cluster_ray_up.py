@@ -21,7 +21,17 @@ from sweep_runs import Run, outcome
 
 REASON = reason_against_services(("sshd", "rsync", "ssh-keygen", "tmux"))
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
-FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "40", "--shard-size", "3")
+FLAGS = (
+    "--tasks",
+    "gsm8k",
+    "--policies",
+    "k1,k2_middle,k3_last",
+    "--no-replicate",
+    "--max-new-tokens",
+    "40",
+    "--shard-size",
+    "3",
+)
 SSHD = """
 ListenAddress {address}:22
 HostKey /run/sshd/host_key

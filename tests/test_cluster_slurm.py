@@ -19,7 +19,7 @@ from two_node_slurm import NODES, PROGRAMS, TwoNodeSlurm
 REASON = reason_against_services(PROGRAMS)
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 POLICIES = "k1,k2_first,k2_middle,k2_last,k3_middle,k3_last"
-FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--max-new-tokens", "200", "--shard-size", "2")
+FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--no-replicate", "--max-new-tokens", "200", "--shard-size", "2")
 WAIT_SECONDS = 900.0
 Rows = dict[tuple[str, str], dict[str, object]]
 

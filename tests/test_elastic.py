@@ -14,7 +14,17 @@ from sweep_runs import Run, outcome
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
-FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "200", "--shard-size", "2")
+FLAGS = (
+    "--tasks",
+    "gsm8k",
+    "--policies",
+    "k1,k2_middle,k3_last",
+    "--no-replicate",
+    "--max-new-tokens",
+    "200",
+    "--shard-size",
+    "2",
+)
 SMALL = {"CPU": 1, "GPU": 1, "object_store_memory": 80 * 2**20}
 TYPES = {"gpu": {"resources": SMALL, "node_config": {}, "min_workers": 0, "max_workers": 2}}
 

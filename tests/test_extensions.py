@@ -118,7 +118,17 @@ def test_an_extension_touches_few_files_and_the_docs_name_them(extension: str) -
 
 def test_the_extended_project_runs_reports_and_reads_older_sweeps(tmp_path: Path) -> None:
     extend(tmp_path)
-    flags = ["--tasks", "gsm8k", "--policies", "k1,k2_middle,rest_middle", "--temperature", "0,0.7", "--limit", "2"]
+    flags = [
+        "--tasks",
+        "gsm8k",
+        "--policies",
+        "k1,k2_middle,rest_middle",
+        "--no-replicate",
+        "--temperature",
+        "0,0.7",
+        "--limit",
+        "2",
+    ]
     command(tmp_path, "sweep", *flags, "--model", "tiny", "--actors", "1", "--no-dashboard", "--name", "extended")
     folder = tmp_path / "results" / "extended"
     page = (folder / "report.html").read_text(encoding="utf-8")

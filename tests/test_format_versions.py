@@ -115,7 +115,17 @@ def test_an_interrupted_version_1_trial_is_finished_without_loss(tmp_path: Path)
 def test_an_interrupted_version_1_sweep_is_continued_by_the_command(tmp_path: Path) -> None:
     folder = extract("interrupted", tmp_path)
     before = rows_of(folder)
-    flags = ["--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--limit", "60", "--shard-size", "20"]
+    flags = [
+        "--tasks",
+        "gsm8k",
+        "--policies",
+        "k1,k2_middle,k3_last",
+        "--no-replicate",
+        "--limit",
+        "60",
+        "--shard-size",
+        "20",
+    ]
     flags += ["--seed", "3", "--actors", "1", "--no-dashboard", "--quiet", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "orchestrator.sweep", *flags, "--name", "interrupted"]
     result = subprocess.run(

@@ -124,7 +124,17 @@ def test_the_dashboard_is_whole(dashboard: dict[str, Any]) -> None:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Path]]:
     """A sweep that lasts longer than the tests, and the directory in which its Ray keeps its sessions."""
     out = tmp_path_factory.mktemp("out")
-    flags = ["--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--policies", "k1,k2_last,k2_first,k3_last"]
+    flags = [
+        "--model",
+        "tiny",
+        "--data",
+        "bundled",
+        "--tasks",
+        "gsm8k",
+        "--policies",
+        "k1,k2_last,k2_first,k3_last",
+        "--no-replicate",
+    ]
     with tempfile.TemporaryDirectory(prefix="m-", dir="/tmp") as temporary:  # Ray's sockets need a short path
         run = Run(out, out, *flags, "--shard-size", "4", "--repeats", "5", "--actors", "1", TMPDIR=temporary)
         try:

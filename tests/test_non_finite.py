@@ -161,7 +161,17 @@ def test_a_worker_returns_the_other_rows_and_the_reason(case: Path, task: str, b
 
 @pytest.mark.slow
 def test_a_sweep_records_the_document_and_goes_on(case: Path, tmp_path: Path) -> None:
-    flags = ("--tasks", "gsm8k,mmlu_anatomy", "--policies", "k1,k2_middle", "--max-new-tokens", "40", "--limit", "6")
+    flags = (
+        "--tasks",
+        "gsm8k,mmlu_anatomy",
+        "--policies",
+        "k1,k2_middle",
+        "--no-replicate",
+        "--max-new-tokens",
+        "40",
+        "--limit",
+        "6",
+    )
     here = ("--shard-size", "3", "--batch-size", "2", "--actors", "2", "--no-dashboard")
     text = Run(case, tmp_path / "results", *flags, *here).wait(1)
     folder = tmp_path / "results" / "s"

@@ -16,9 +16,9 @@ from orchestrator.core.evidence import (
     STAKES,
     MeanSequence,
     RaceRules,
-    SpeedEvidence,
     TrialEvidence,
     difference_bounds,
+    first_decisions,
     log_wealth,
 )
 from orchestrator.core.race import CONFIRMED, REJECTED, TaskRace
@@ -182,22 +182,9 @@ def run_races(differences: Array, tokens: Array, documents: Array) -> Raced:
     comparisons, population = differences.shape[1:]
     shards = tokens.shape[-1]
     rules = RaceRules(alpha=ALPHA, margin=MARGIN, speedup=GOAL, comparisons=comparisons)
+    decided = first_decisions(differences, tokens, documents, rules)
     ends = (np.arange(1, shards + 1) * population) // shards
-    plus, minus = (path[..., ends - 1] for path in log_wealth(differences, -MARGIN / 100, population))
-    speed = SpeedEvidence.of(tokens, documents)
-    ever = [
-        np.maximum.accumulate(found, axis=-1)
-        for found in (
-            speed.is_fast(rules),
-            plus >= rules.log_e_confirm,
-            speed.is_slow(rules),
-            minus >= rules.log_e_reject,
-        )
-    ]
-    confirmed, rejected = ever[0] & ever[1], ever[2] | ever[3]
-    first = [np.where(one.any(-1), one.argmax(-1), shards) for one in (confirmed, rejected)]
-    outcome = np.where(np.minimum(*first) == shards, 0, np.where(first[0] < first[1], 1, -1))
-    return Raced(outcome=outcome, documents=ends[np.minimum(np.minimum(*first), shards - 1)])
+    return Raced(outcome=decided.outcome, documents=ends[decided.shards - 1])
 
 
 def population_of(rng: np.random.Generator, size: int, drop: float, discordance: float) -> Array:

@@ -224,7 +224,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def command(root: Path, tmp_path: Path) -> list[str]:
     where = ["--model", str(root / "model"), "--data", str(root / "data"), "--out", str(tmp_path), "--name", "s"]
-    return [*where, "--tasks", "gsm8k", "--policies", "k1,k2_all", "--limit", "12", "--shard-size", "2", "--race"]
+    return [
+        *where,
+        "--tasks",
+        "gsm8k",
+        "--policies",
+        "k1,k2_all",
+        "--no-replicate",
+        "--limit",
+        "12",
+        "--shard-size",
+        "2",
+        "--race",
+    ]
 
 
 @pytest.mark.parametrize(

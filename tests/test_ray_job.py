@@ -12,7 +12,17 @@ from sweep_cases import write_case
 from sweep_runs import ROOT, Run, outcome
 
 pytestmark = pytest.mark.slow
-FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_first", "--max-new-tokens", "40", "--shard-size", "6")
+FLAGS = (
+    "--tasks",
+    "gsm8k",
+    "--policies",
+    "k1,k2_first",
+    "--no-replicate",
+    "--max-new-tokens",
+    "40",
+    "--shard-size",
+    "6",
+)
 
 
 @pytest.fixture(scope="module")

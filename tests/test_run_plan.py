@@ -42,6 +42,7 @@ def common(root: Path, tmp_path: Path) -> list[str]:
         "4",
         "--policies",
         "k1,k2_all",
+        "--no-replicate",
     ]
 
 

@@ -15,7 +15,19 @@ from orchestrator.store import Store
 
 REASON = reason_against_nodes()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
-FLAGS = ("--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--limit", "4", "--policies", "k1,k2_middle")
+FLAGS = (
+    "--model",
+    "tiny",
+    "--data",
+    "bundled",
+    "--tasks",
+    "gsm8k",
+    "--limit",
+    "4",
+    "--policies",
+    "k1,k2_middle",
+    "--no-replicate",
+)
 SIZE = ("--shard-size", "2", "--max-new-tokens", "64")
 PRIVATE = ("/tmp", "/var/tmp", "/run", "/dev/shm", "$HOME", "$TMPDIR")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from orchestrator.cli.slurm import parse_submission
 from orchestrator.slurm.job import Job, parse_time_limit, render_script
 from orchestrator.slurm.submit import job_machine, submit, token_environment
 from orchestrator.slurm.submitted_job import query_squeue, status_lines, submitted_jobs
+from sampler.config import FULL_MODEL
 from sampler.errors import InputError
 
 SECRET = "hf_a-secret-that-nobody-may-see"
@@ -246,6 +248,43 @@ def test_a_model_on_the_hub_is_assumed_to_exist(here: Path) -> None:
     text = submit(parse_submission((*SLURM, "--dry-run", "--", "--tasks", "gsm8k,mmlu", "--model", "owner/model")))
     assert "--model owner/model" in text
     assert not list(here.iterdir())
+
+
+def test_gpus_must_be_requested_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(
+        monkeypatch, tmp_path, "sinfo", 'case "$*" in *=cpu*) echo "(null)";; *) echo "gpu:a100:4(S:0-1),gpu:8";; esac'
+    )
+    for model in ((), ("--model", FULL_MODEL)):
+        with pytest.raises(
+            InputError, match=r"--gpus-per-node is missing, and this cluster has GPUs \(a100:4, 8 per node\)"
+        ):
+            parse_submission((*SLURM, "--", "--tasks", "gsm8k", *model))
+    assert parse_submission((*SLURM, "--gpus-per-node", "4", "--", "--tasks", "gsm8k")).job.gpus_per_node == 4
+    assert parse_submission((*SLURM, "--", *SWEEP)).job.gpus_per_node == 0, "the bundled model, by name"
+    for flags in (("--partition", "cpu"), ("--gpus-per-node", "0")):
+        with pytest.raises(
+            InputError, match="--model auto needs a GPU, and the job requests none: add --gpus-per-node"
+        ):
+            parse_submission((*SLURM, *flags, "--", "--tasks", "gsm8k"))
+
+
+def test_a_dry_run_prints_the_plan_at_the_top_of_the_script(tmp_path: Path) -> None:
+    flags = (*SLURM, "--gpus-per-node", "a100:2", "--dry-run")
+    text = submit(parse_submission((*flags, "--", "--tasks", "gsm8k,mmlu", "--model", FULL_MODEL)))
+    path = tmp_path / "job.sh"
+    path.write_text(text, encoding="utf-8")
+    assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+    plan, _, script = text.partition("\n#SBATCH ")
+    shebang, *lines = plan.splitlines()
+    assert shebang == "#!/bin/bash"
+    plan = "\n".join(lines)
+    assert all(line.startswith("#") for line in lines)
+    assert "15.9 GB per actor at batch size 1, of 38.8 GB (A100 with 40 GB" in plan
+    assert re.search(r"# time +about .* hours of one actor, .* on 4 actors", plan)
+    assert re.search(r"# --mem +not given; a node needs about \d+\.\d GB: --mem \d+G", plan)
+    assert "nodes=2" in script
+    small = submit(parse_submission((*SLURM, "--dry-run", "--", *SWEEP)))
+    assert "# task       gsm8k: " in small
 
 
 def test_a_missing_sbatch_is_reported(here: Path) -> None:

@@ -241,6 +241,7 @@ def test_a_real_sweep_runs_in_containers_on_two_nodes(site: Site) -> None:
     sweep = (
         "--policies",
         "k1,k2_middle",
+        "--no-replicate",
         "--limit",
         "2",
         "--max-new-tokens",

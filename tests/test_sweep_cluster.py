@@ -15,7 +15,7 @@ from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
 POLICIES = "k1,k2_middle,k3_last,k2_first"
-FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--max-new-tokens", "40", "--shard-size", "2")
+FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--no-replicate", "--max-new-tokens", "40", "--shard-size", "2")
 HEAD = """
 import sys
 from orchestrator.running.environment import prepare

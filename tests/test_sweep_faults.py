@@ -20,7 +20,17 @@ from orchestrator.store import Store
 from tools.faults.disk import SmallDisk
 
 pytestmark = pytest.mark.slow
-FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "200", "--shard-size", "6")
+FLAGS = (
+    "--tasks",
+    "gsm8k",
+    "--policies",
+    "k1,k2_middle,k3_last",
+    "--no-replicate",
+    "--max-new-tokens",
+    "200",
+    "--shard-size",
+    "6",
+)
 HERE = ("--actors", "2", "--no-dashboard")
 GONE = 90.0  # seconds: Ray's agents take about a minute to notice that their node was killed
 
@@ -183,7 +193,18 @@ def test_a_trial_that_cannot_be_run_fails_alone(case: Path, tmp_path: Path) -> N
     rows[5]["question"] = "why? " * 8000
     write_dataset(tmp_path / "case" / "data", "openai/gsm8k", "main", {"train": rows, "test": rows})
     os.symlink(case / "model", tmp_path / "case" / "model")
-    flags = ("--tasks", "gsm8k", "--policies", "k1,k2_middle", "--max-new-tokens", "16", "--shard-size", "3", *HERE)
+    flags = (
+        "--tasks",
+        "gsm8k",
+        "--policies",
+        "k1,k2_middle",
+        "--no-replicate",
+        "--max-new-tokens",
+        "16",
+        "--shard-size",
+        "3",
+        *HERE,
+    )
     run = Run(tmp_path / "case", tmp_path / "results", *flags)
     text = run.wait(1)
     states = {(f["trial"]["policy"], f["trial"]["shard"]): f for f in Store(run.folder).trials().values()}
@@ -201,7 +222,17 @@ def test_a_trial_that_cannot_be_run_fails_alone(case: Path, tmp_path: Path) -> N
 
 def test_a_trial_whose_workers_die_fails_alone_and_is_tried_again(case: Path, tmp_path: Path) -> None:
     """Whoever works on one of the trials is killed, each time; the others finish."""
-    flags = ("--tasks", "gsm8k", "--policies", "k1,k2_middle", "--max-new-tokens", "200", "--shard-size", "12")
+    flags = (
+        "--tasks",
+        "gsm8k",
+        "--policies",
+        "k1,k2_middle",
+        "--no-replicate",
+        "--max-new-tokens",
+        "200",
+        "--shard-size",
+        "12",
+    )
     run = Run(case, tmp_path / "results", *flags, "--actors", "1", "--no-dashboard")
 
     def unlucky() -> dict[str, object]:

@@ -11,7 +11,6 @@ import pytest
 
 from orchestrator.core.system import Device, common_dtype
 from orchestrator.planning.machine import (
-    FULL_MODEL,
     Growth,
     Machine,
     Nodes,
@@ -23,6 +22,7 @@ from orchestrator.planning.machine import (
 from orchestrator.planning.preflight import check_devices
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
+from sampler.config import FULL_MODEL
 from sampler.errors import InputErrors
 
 

@@ -14,7 +14,17 @@ from tools.faults.sweep import write_model_and_data
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 DOCUMENTS = 60
-FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_first,k2_middle,k3_last", "--max-new-tokens", "96", "--fewshot", "0")
+FLAGS = (
+    "--tasks",
+    "gsm8k",
+    "--policies",
+    "k1,k2_first,k2_middle,k3_last",
+    "--no-replicate",
+    "--max-new-tokens",
+    "96",
+    "--fewshot",
+    "0",
+)
 SHARDS = ("--shard-size", "2")
 FIRST, LATE, DYING = 3, 5, 2
 

@@ -15,7 +15,8 @@ from test_tasks_sources import gsm8k_folder, write_dataset
 
 import orchestrator.planning.preflight
 import sampler.loading
-from orchestrator.planning.estimate import TOKENS_PER_PASS, TRIAL_SECONDS, rough_pass_seconds
+from orchestrator.core.system import CORE
+from orchestrator.planning.estimate import rough_pass_seconds
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import (
     SAMPLE_BYTES,
@@ -53,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def prepared(model: Path, data: Path, tmp_path: Path) -> Prepare:
     def prepared(machine: Machine = TWO, stored: Any = None, **changes: Any) -> PreparedSweep:
-        common = {"tasks": ("gsm8k",), "model": str(model), "data": str(data), "max_new_tokens": 64}
+        common = {"tasks": ("gsm8k",), "model": str(model), "data": str(data), "max_new_tokens": 64, "replicate": False}
         settings = SweepSettings(**{**common, "out": str(tmp_path / "out"), **changes})
         return prepare(settings, machine, stored)
 
@@ -134,8 +135,8 @@ def test_trials_last_a_few_seconds_unless_nothing_is_timed(prepared: Prepare) ->
     ready = prepared(tasks=("gsm8k", "mmlu_anatomy"))
     generated, scored = ready.tasks["gsm8k"], ready.tasks["mmlu_anatomy"]
     assert generated.shard_size < scored.shard_size
-    seconds = rough_pass_seconds(ready.files.config, "float32", "CPU")
-    assert generated.shard_size == round(TRIAL_SECONDS["CPU"] / (generated.tokens / TOKENS_PER_PASS * seconds))
+    seconds = rough_pass_seconds(ready.files.config, "float32", CORE)
+    assert generated.shard_size == round(CORE.trial_seconds / (generated.tokens / CORE.tokens_per_pass * seconds))
     assert prepared(batch_size=8).tasks["gsm8k"].shard_size % 8 == 0
 
 
@@ -277,9 +278,9 @@ def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(orchestrator.planning.preflight.shutil, "disk_usage", lambda _: usage)
     (sentence,) = sentences(prepared)
-    assert "MiB, but 1000 bytes are free" in sentence
+    assert "MB, but 1 kB are free" in sentence
     going_on = prepared(stored=stored)  # what it needs depends on what is left
-    with pytest.raises(InputError, match="needs about 1 MiB, but 1000 bytes are free"):
+    with pytest.raises(InputError, match="needs about 1 MB, but 1 kB are free"):
         check_capacity(going_on, TWO, going_on.trials[:1])
     check_capacity(going_on, TWO, [])
 

@@ -197,7 +197,19 @@ def test_mistakes_are_sentences(finished: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 def test_a_sweep_with_failing_trackers_has_all_rows(tmp_path: Path) -> None:
     """One tracker is killed during the sweep, the other one's server does not exist."""
-    flags = ["--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--policies", "k1,k2_middle", "--limit", "30"]
+    flags = [
+        "--model",
+        "tiny",
+        "--data",
+        "bundled",
+        "--tasks",
+        "gsm8k",
+        "--policies",
+        "k1,k2_middle",
+        "--no-replicate",
+        "--limit",
+        "30",
+    ]
     flags += ["--shard-size", "5", "--actors", "1", "--no-dashboard", "--name", "demo", "--out", str(tmp_path)]
     mlflow = find_spec("mlflow") is not None
     command = [sys.executable, "-m", "orchestrator.cli", "sweep", *flags, "--track"]

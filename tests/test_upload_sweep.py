@@ -18,7 +18,17 @@ from orchestrator.store import Store
 from orchestrator.store.remote_folder import RemoteFolder
 
 pytestmark = pytest.mark.slow
-FLAGS = ("--tasks", "gsm8k", "--policies", "k1,k2_middle,k3_last", "--max-new-tokens", "200", "--shard-size", "3")
+FLAGS = (
+    "--tasks",
+    "gsm8k",
+    "--policies",
+    "k1,k2_middle,k3_last",
+    "--no-replicate",
+    "--max-new-tokens",
+    "200",
+    "--shard-size",
+    "3",
+)
 HERE = ("--actors", "2", "--no-dashboard")
 
 

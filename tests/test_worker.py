@@ -213,8 +213,8 @@ def test_the_bundled_model_has_a_revision_too() -> None:
 def test_a_gpu_that_is_too_small_is_named_with_its_memory() -> None:
     """Without a GPU: torch raises the same error by hand."""
     with (
-        pytest.raises(InputError, match=r"GPU on this node is too small: .* need about 15 GiB and 3 GiB were free"),
-        explain_out_of_memory(15 * 2**30, 3 * 2**30),
+        pytest.raises(InputError, match=r"GPU on this node is too small: .* need about 15\.0 GB and 3\.0 GB were free"),
+        explain_out_of_memory(15 * 10**9, 3 * 10**9),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
     with pytest.raises(RuntimeError, match="another"), explain_out_of_memory(1, 1):

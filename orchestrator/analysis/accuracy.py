@@ -141,6 +141,11 @@ def detectable(documents: int, disagreement: float) -> float:
     return min(1.0, reach * math.sqrt(disagreement / documents))
 
 
+def documents_for_margin(margin: float, comparisons: int) -> int | None:
+    """Documents that show non-inferiority with 80 % power, if 10 % of the answers change and nothing is lost."""
+    return documents_needed(0.1, 0.0, margin, Levels(comparisons=comparisons))
+
+
 def documents_needed(disagreement: float, points: float, margin: float, levels: Levels) -> int | None:
     """Documents that show, with 80 % power, on which side of minus `margin` a true difference of `points` lies.
 

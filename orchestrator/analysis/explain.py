@@ -15,6 +15,7 @@ from scipy import special
 from orchestrator.analysis.columns import Array, group_codes
 from orchestrator.analysis.intervals import CONFIDENCE, Estimate
 from orchestrator.analysis.runs import PASS_KINDS, ResolvedConfiguration, TaskRuns
+from orchestrator.core.speed import ideal_speedup
 
 COST_COUNTERS = (*(f"passes_{kind}" for kind in PASS_KINDS), "layers_computed", "layer_positions", "tokens")
 MIN_SPARE_TRIALS = 8  # more trials than counters
@@ -35,15 +36,6 @@ class Explanation:
     sentence: str
 
 
-def ideal_speedup(configuration: ResolvedConfiguration, depth: int | None) -> float | None:
-    """1 / (1 − (k−1)/k · layers/depth): 1.20 for 12 of 36 layers at k=2. Output mode leaves out every layer."""
-    if configuration.k is None or configuration.k < 2 or not depth:
-        return None
-    layers = depth if configuration.mode == "output" else len(configuration.layers)
-    left = 1 - (configuration.k - 1) / configuration.k * layers / depth
-    return 1 / left if left > 0 else None
-
-
 def explain(
     rows: TaskRuns,
     runs: Array,
@@ -62,7 +54,9 @@ def explain(
         for name in ("passes", "layer_positions", "layers_computed")
     )
     layers = executions / passes
-    ideal = ideal_speedup(configuration, depth_of(model, base))
+    depth = depth_of(model, base)
+    skipped = (depth or 0) if configuration.mode == "output" else len(configuration.layers)
+    ideal = ideal_speedup(configuration.k, skipped, depth)
     unexplained = measured / executions
     replayed, denoising = ours["replayed"] / max(1.0, ours["steps"]), ours["steps"] / ours["passes"]
     target = "" if ideal is None else f" (ideal: {ideal:.2f}×)"

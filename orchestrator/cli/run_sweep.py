@@ -11,10 +11,11 @@ from orchestrator.cli.console import say
 from orchestrator.cli.reports import continue_line
 from orchestrator.cli.sweep import SweepCommand
 from orchestrator.planning.estimate import measured_seconds, memory_remedy
+from orchestrator.planning.forecast import describe_plan, undecidable
 from orchestrator.planning.machine import Machine, Placement, place
 from orchestrator.planning.preflight import check_capacity, prepare, sweep_folder
 from orchestrator.planning.prepared import PreparedSweep
-from orchestrator.planning.run_plan import RunPlan, describe_plan, plan_run, save_plan, worker_settings
+from orchestrator.planning.run_plan import RunPlan, plan_run, save_plan, worker_settings
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.progress.status import read_status
 from orchestrator.progress.trackers import TrackerProcesses, check_installed
@@ -68,6 +69,8 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
             writer = writer or lock.enter_context(_create(prepared.folder))
             plan = plan_run(prepared, writer, stored, force=command.force)
             if plan.remaining:
+                for problem in undecidable(prepared):
+                    SweepView().note(f"warning: {problem}")
                 if stored is not None:
                     check_capacity(prepared, machine, plan.remaining)
                 if settings.address is None:

@@ -38,8 +38,10 @@ this shell, including HF_TOKEN, and the token of Ray's dashboard, which is creat
 class SubmitOptions:
     """Flags of a submission in addition to those of the job."""
 
-    gpus_per_node: str = setting("0", metavar="[TYPE:]N", help="GPUs per node, such as 4 or a100:4")
-    dry_run: bool = setting(False, help="print the batch script and submit nothing")
+    gpus_per_node: str | None = setting(
+        None, metavar="[TYPE:]N", default_text="0", help="GPUs per node, such as 4 or a100:4"
+    )
+    dry_run: bool = setting(False, help="print the plan and the batch script, and submit nothing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +87,11 @@ def parse_submission(arguments: Sequence[str]) -> "Submission":
     parser.usage = f"{parser.prog} --nodes N --time T [flags] -- FLAGS_OF_THE_SWEEP"
     values = parse_values(parser, {**settings_of(Job), **settings_of(SubmitOptions)}, job_flags)
     options = SubmitOptions(**{name: values.pop(name) for name in settings_of(SubmitOptions)})
-    count, gpu_type = parse_gpus(options.gpus_per_node)
+    count, gpu_type = parse_gpus(options.gpus_per_node or "0")
     job = Job(**values, gpus_per_node=count, gpu_type=gpu_type)
-    from orchestrator.planning.machine import place
+    from orchestrator.planning.machine import SLURM_ADDRESS, place
     from orchestrator.planning.preflight import sweep_folder
-    from orchestrator.slurm.submit import Submission, job_machine
+    from orchestrator.slurm.submit import Submission, check_gpus_requested, job_machine
 
     machine = job_machine(job)
     command = parse_sweep(sweep_flags)
@@ -99,7 +101,9 @@ def parse_submission(arguments: Sequence[str]) -> "Submission":
         raise InputError("--dry-run must come before the --: it prints the batch script without submitting it")
     if command.force is not None and job.requeue:
         raise InputError("--force and --requeue must not be used together: every requeue would start over")
-    settings = replace(command.settings, address="slurm")
+    if options.gpus_per_node is None:
+        check_gpus_requested(command.settings.model, job.partition)
+    settings = replace(command.settings, address=SLURM_ADDRESS)
     place(settings, machine)
     submission = Submission(
         job=job,

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from orchestrator.cli.console import Parser, add_settings, aliases, announce, as_typed, parse_flags, say
+from orchestrator.core.system import GPU_PROFILES, DeviceProfile
 from orchestrator.planning.fields import Setting, display, read_bool
 from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
 from sampler.errors import InputError, InputErrors, Problems, counted, did_you_mean
@@ -29,7 +30,7 @@ Run the same command again to continue a sweep. More policies, more tasks or a l
 """
 NOT_READ = ("not-read",)  # tasks if they could not be read: the other settings are checked nevertheless
 EXCLUSIVE = (({"policies"}, {"k", "subsets", "reuse"}), ({"limit"}, {"sample"}))
-ONLY_FLAGS = ("config", "save-config", "dry-run", "force", "help")  # not settings of a file
+ONLY_FLAGS = ("config", "save-config", "dry-run", "device-profile", "force", "help")  # not settings of a file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,19 +39,24 @@ class SweepCommand:
 
     settings: SweepSettings
     dry_run: bool = False
+    device_profile: DeviceProfile | None = None  # of a GPU that is only planned for
     force: tuple[str, ...] | None = None  # policies to rerun; () is all of them, None is none
     save_config: Path | None = None
 
 
 def sweep(arguments: Sequence[str]) -> None:
     command = parse_sweep(arguments)
+    if command.save_config is not None:
+        save_config(command.save_config, command.settings)
+    if command.device_profile is not None:
+        announce("planning")
+        print_plan(command.settings, command.device_profile)
+        return
     from orchestrator.running import environment
     from orchestrator.running.environment import check_listening, is_this_machine, only_on_loopback
     from orchestrator.running.stop import Aborted, StopSignals
     from orchestrator.store import StoreError
 
-    if command.save_config is not None:
-        save_config(command.save_config, command.settings)
     program = sys.orig_argv[: len(sys.orig_argv) - len(arguments)]  # as it was called, without the flags
     rerun = shlex.join([*program, *without_force(arguments)])
     stop = StopSignals(exit_message=f"stopped; continue with: {rerun}")
@@ -81,6 +87,16 @@ def sweep(arguments: Sequence[str]) -> None:
         sys.exit(1)
 
 
+def print_plan(settings: SweepSettings, device: DeviceProfile) -> None:
+    """The plan of a sweep for a machine that is not here."""
+    from orchestrator.planning.forecast import describe_plan
+    from orchestrator.planning.machine import Machine
+    from orchestrator.planning.preflight import prepare
+
+    prepared = prepare(settings, Machine.planned(device, settings))
+    say(f"a plan for {device.label}, which this project was never run on", *describe_plan(prepared), sep="\n")
+
+
 def sweep_parser() -> Parser:
     parser = Parser(
         prog="reuse-sweep sweep",
@@ -97,6 +113,11 @@ def sweep_parser() -> Parser:
     run.add_argument(
         "--dry-run", action="store_true", help="only print the number of trials, the time and the disk space"
     )
+    run.add_argument(
+        "--device-profile",
+        metavar="GPU",
+        help=f"with --dry-run: plan for a GPU that is not here, without the model's files: {', '.join(GPU_PROFILES)}",
+    )
     run.add_argument("--force", nargs="*", metavar="POLICY", help="rerun finished trials, of all policies or of these")
     return parser
 
@@ -105,7 +126,9 @@ def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
     """The command line of a sweep, without the program's name; an InputError has every problem."""
     problems = Problems()
     given = parse_flags(sweep_parser(), ALL_SETTINGS, arguments, problems)
-    config, save_to, dry_run, force = (given.pop(name, None) for name in ("config", "save_config", "dry_run", "force"))
+    config, save_to, dry_run, force, device = (
+        given.pop(name, None) for name in ("config", "save_config", "dry_run", "force", "device_profile")
+    )
     filed: Mapping[str, Any] = {}
     if config is not None:
         filed = {"tasks": list(NOT_READ)}  # if the file cannot be read, tasks may be in it
@@ -114,10 +137,12 @@ def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
     with problems.collect():
         settings = combine(given, filed, str(config), as_typed(ALL_SETTINGS, arguments))
         forced = None if force is None else _forced(force, settings.policies)
+        profile = None if device is None else _device_profile(device, settings, dry_run=bool(dry_run))
     problems.check()
     return SweepCommand(
         settings=settings,
         dry_run=bool(dry_run),
+        device_profile=profile,
         force=forced,
         save_config=None if save_to is None else Path(save_to),
     )
@@ -177,6 +202,19 @@ def _forced(words: Sequence[str], policies: Sequence[str]) -> tuple[str, ...]:
     if unknown:
         raise InputError(f"--force must name policies of this sweep: {', '.join(policies)} (got {', '.join(unknown)})")
     return tuple(dict.fromkeys(names))
+
+
+def _device_profile(name: str, settings: SweepSettings, *, dry_run: bool) -> DeviceProfile:
+    profile = GPU_PROFILES.get(name.lower())
+    if profile is None:
+        raise InputError(f"--device-profile must be one of {', '.join(GPU_PROFILES)} (got {name!r})")
+    if not dry_run:
+        raise InputError(f"--device-profile {name} only plans a sweep, for a GPU that is not here: add --dry-run")
+    if settings.address is not None:
+        raise InputError(f"--device-profile {name} and --address must not be used together: choose what to plan for")
+    if settings.gpus_per_actor == 0:
+        raise InputError(f"--device-profile {name} is a GPU: omit --gpus-per-actor 0")
+    return profile
 
 
 def without_force(arguments: Sequence[str]) -> list[str]:

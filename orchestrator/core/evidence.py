@@ -220,6 +220,36 @@ class SpeedEvidence:
         return result
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FirstDecisions:
+    """Of many races at once, sweeps × configurations."""
+
+    outcome: Array  # 1 confirmed, −1 rejected, 0 neither
+    shards: Array  # until the decision; all of them without one
+
+
+def first_decisions(differences: Array, tokens: Array, documents: Array, rules: RaceRules) -> FirstDecisions:
+    """When races that are looked at after every shard decide, from arrays instead of rows: for simulations.
+
+    The last axes are documents (`differences` of scores) and shards (log speed-ups in tokens/s and in documents/s).
+    """
+    population, shards = differences.shape[-1], tokens.shape[-1]
+    ends = (np.arange(1, shards + 1) * population) // shards
+    plus, minus = (path[..., ends - 1] for path in log_wealth(differences, -rules.margin / 100, population))
+    accurate, inaccurate = plus >= rules.log_e_confirm, minus >= rules.log_e_reject
+    fast, slow = np.ones_like(accurate), np.zeros_like(accurate)
+    if rules.generates:
+        speed = SpeedEvidence.of(tokens, documents)
+        fast, slow = speed.is_fast(rules), speed.is_slow(rules)
+    ever_fast, ever_accurate = (np.maximum.accumulate(found, axis=-1) for found in (fast, accurate))
+    confirmed, rejected = (
+        np.where(found.any(-1), found.argmax(-1), shards) for found in (ever_fast & ever_accurate, slow | inaccurate)
+    )
+    first = np.minimum(confirmed, rejected)
+    outcome = np.where(first == shards, 0, np.where(confirmed < rejected, 1, -1))
+    return FirstDecisions(outcome=outcome, shards=np.minimum(first + 1, shards))
+
+
 def log_ratios(own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> tuple[Array, Array]:
     """Calibrated log speed-ups of each shard over k=1, in tokens/s and in documents/s, from these shards alone."""
     trials, shards = [*own, *base], len(own)

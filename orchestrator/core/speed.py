@@ -115,6 +115,17 @@ def paired_speedups(times: TrialTimes, work: Array) -> dict[int, float]:
     }
 
 
+def ideal_speedup(k: int | None, layers: int, depth: int | None) -> float | None:
+    """If so many layers ran only in every k-th pass and nothing else changed: 1.27 for 12 of 28 at k=2.
+
+    1 / (1 − (k−1)/k · layers/depth). None where it is not defined: at k=1, and for policies without a period.
+    """
+    if k is None or k < 2 or not depth:
+        return None
+    left = 1 - (k - 1) / k * layers / depth
+    return 1 / left if left > 0 else None
+
+
 def _means(group: Array, groups: int, *columns: Array) -> list[Array]:
     """The mean of each column by group (over repeats, or over all k=1 runs); NaN for an empty group."""
     count = np.bincount(group, minlength=groups)

@@ -1,4 +1,4 @@
-"""The system that results are produced on: packages, commit, cores, memory, and the devices that can run a model.
+"""The system that results are produced on: packages, commit, cores, memory, devices that can run a model, and how fast.
 
 Imports torch only when called. What is stored of it contains no paths and no secrets.
 """
@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,64 @@ class Device:
     @property
     def label(self) -> str:
         return f"{self.name} on {self.node}"
+
+
+# Estimates of speed on a GPU are fitted to two speeds of Fast_dLLM_v2_7B on GSM8K at threshold 0.9: 49.6 tokens/s on a
+# Quadro RTX 6000 (measured, see docs/scale.md) and 101.7 on an A100 (published).
+BANDWIDTH_SHARE = 0.9  # of a GPU's published bandwidth, at which a pass reads the weights
+FREE_SHARE = 0.97  # of a GPU's memory; the driver and the CUDA context take the rest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceProfile:
+    """A device that trials run on, as far as estimates depend on it."""
+
+    name: str
+    label: str
+    bytes_per_second: float  # at which a pass reads the weights
+    layer_seconds: float = 0.3e-3  # fixed cost of a layer in a pass
+    tokens_per_pass: float = 1.67
+    trial_seconds: float = 30.0
+    memory: int = 0  # bytes for actors; 0: not known
+    capability: tuple[int, int] | None = None
+
+
+def _gpu(name: str, label: str, gigabytes: int, bandwidth: int, capability: tuple[int, int]) -> DeviceProfile:
+    """`bandwidth` is the published one in GB/s."""
+    return DeviceProfile(
+        name=name,
+        label=f"{label} with {gigabytes} GB, {bandwidth:,} GB/s",
+        bytes_per_second=BANDWIDTH_SHARE * bandwidth * 1e9,
+        memory=round(FREE_SHARE * gigabytes * 10**9),
+        capability=capability,
+    )
+
+
+CORE = DeviceProfile(
+    name="cpu",
+    label="one CPU core",
+    bytes_per_second=8e9,
+    layer_seconds=0.25e-3,
+    tokens_per_pass=2.0,
+    trial_seconds=3.0,
+)
+GPU_PROFILES = {  # for --device-profile
+    gpu.name: gpu
+    for gpu in (
+        _gpu("a100-40", "A100", 40, 1_555, (8, 0)),
+        _gpu("a100-80", "A100", 80, 2_039, (8, 0)),
+        _gpu("h100", "H100 SXM", 80, 3_350, (9, 0)),
+        _gpu("h200", "H200", 141, 4_800, (9, 0)),
+        _gpu("l4", "L4", 24, 300, (8, 9)),
+        _gpu("l40s", "L40S", 48, 864, (8, 9)),
+        _gpu("rtx4090", "GeForce RTX 4090", 24, 1_008, (8, 9)),
+        _gpu("rtx6000", "Quadro RTX 6000 (Turing)", 24, 672, (7, 5)),
+        _gpu("t4", "T4", 16, 320, (7, 5)),
+        _gpu("v100-32", "V100", 32, 900, (7, 0)),
+    )
+}
+# A GPU without a profile is as fast as the slower of the two with known speeds.
+ANY_GPU = replace(GPU_PROFILES["rtx6000"], name="gpu", label="a GPU as fast as a Quadro RTX 6000", memory=0)
 
 
 def devices_here() -> list[Device]:

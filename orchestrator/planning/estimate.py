@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from orchestrator.core.configuration import Configuration
+from orchestrator.core.speed import ideal_speedup
+from orchestrator.core.system import DeviceProfile
 from sampler.config import ModelConfig, expected_shapes
+from sampler.policy import ReusePolicy
 
 PREFILL_POSITIONS = 1024  # forwarded at once
 PADDED_POSITIONS = 128  # of a denoising pass of up to eight rows
@@ -16,18 +20,15 @@ BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # is a Parquet footer, trial.json and directories; each row adds little more than its tokens.
 RUNNING_ROW_BYTES, TRIAL_BYTES, ROW_BYTES, TOKEN_BYTES = 6_000, 30_000, 200, 8
 
-# Rules for a folder without rows.
-ANSWER_TOKENS = 256  # per answer, if the task allows as many
-BUNDLED_ANSWER_TOKENS = 50  # the same for the bundled documents, which the bundled model answers briefly
-TOKENS_PER_PASS = 2.0
-LAYER_SECONDS = {"CPU": 0.25e-3, "GPU": 0.3e-3}  # fixed cost of a layer
-BYTES_PER_SECOND = {"CPU": 8e9, "GPU": 6e11}  # at which a pass reads the weights, on one core or one GPU
+# Rules for a folder without rows
+ANSWER_TOKENS = 256  # of an answer of a task whose answers were not measured
+BUNDLED_ANSWER_TOKENS = 50  # of the bundled model, which answers the bundled documents briefly
 SCORED_PASSES = 4.0  # per document whose options are scored
+ONE_BY_ONE = 101.7 / 39.1  # how much longer an answer takes at threshold 1 (tokens/s on an A100, published)
 
 # A trial lasts about as long as its actor's speed stays the same, so that all policies run at each speed; a shared CPU
 # changes its speed within seconds. It lasts long enough for the work between trials to be less than 3 % of it. Scored
 # tasks have no speed-up to measure.
-TRIAL_SECONDS = {"CPU": 3.0, "GPU": 30.0}
 SCORED_TRIAL_SECONDS = 60.0
 
 
@@ -65,40 +66,87 @@ class RemainingWork:
 
     trials: int
     rows: int  # documents × configurations × repeats
-    tokens: int  # maximum per answer; 0 if options are scored
+    tokens: int  # expected per answer; 0 if options are scored
+    least: float = 1.0  # mean time of a row relative to k=1, if every policy gains as much as it can
+    most: float = 1.0  # the same if no policy gains anything
 
 
 def disk_needed(work: Mapping[str, RemainingWork], *, running: int) -> int:
     """Bytes for all finished trials, plus `running` rows of trials in progress."""
     lasting = sum(
-        task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + TOKEN_BYTES * _answer(task.tokens))
-        for task in work.values()
+        task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + TOKEN_BYTES * task.tokens) for task in work.values()
     )
     return lasting + min(running, sum(task.rows for task in work.values())) * (
         RUNNING_ROW_BYTES + 2 * TOKEN_BYTES * 2048
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecondsNeeded:
+    """Of one actor for a task: if every policy gains as much as it can, and if none gains anything."""
+
+    least: float
+    most: float
+    measured: bool  # from rows; otherwise by the rules above
+
+
 def seconds_needed(
-    work: Mapping[str, RemainingWork], measured: Mapping[str, float], *, config: ModelConfig, dtype: str, device: str
-) -> tuple[float, list[str]]:
-    """Seconds of one actor for all of it, and the tasks for which only the rules above apply."""
-    a_pass = rough_pass_seconds(config, dtype, device)
-    rough = [name for name, task in work.items() if name not in measured and task.rows]
-    total = sum(task.rows * measured.get(name, _passes(task.tokens) * a_pass) for name, task in work.items())
-    return total, rough
+    work: Mapping[str, RemainingWork],
+    measured: Mapping[str, float],
+    *,
+    config: ModelConfig,
+    dtype: str,
+    device: DeviceProfile,
+) -> dict[str, SecondsNeeded]:
+    """By task. `measured`: seconds per document of the sweep's rows, by task."""
+    needed = {}
+    for name, task in work.items():
+        if name in measured:
+            total = task.rows * measured[name]
+            needed[name] = SecondsNeeded(least=total, most=total, measured=True)
+        else:
+            total = task.rows * document_seconds(task.tokens, config=config, dtype=dtype, device=device)
+            needed[name] = SecondsNeeded(least=task.least * total, most=task.most * total, measured=not task.rows)
+    return needed
 
 
-def documents_per_trial(tokens: int, *, config: ModelConfig, dtype: str, device: str) -> int:
+def documents_per_trial(tokens: int, *, config: ModelConfig, dtype: str, device: DeviceProfile) -> int:
     """How many documents of a task last as long as a trial should. `tokens`: per answer; 0 if options are scored."""
-    seconds = TRIAL_SECONDS[device] if tokens else SCORED_TRIAL_SECONDS
-    return max(1, round(seconds / (_passes(tokens) * rough_pass_seconds(config, dtype, device))))
+    seconds = device.trial_seconds if tokens else SCORED_TRIAL_SECONDS
+    return max(1, round(seconds / document_seconds(tokens, config=config, dtype=dtype, device=device)))
 
 
-def rough_pass_seconds(config: ModelConfig, dtype: str, device: str) -> float:
+def document_seconds(tokens: int, *, config: ModelConfig, dtype: str, device: DeviceProfile) -> float:
+    """Of a document at k=1 and a threshold below 1. `tokens`: per answer; 0 if options are scored."""
+    passes = tokens / device.tokens_per_pass if tokens else SCORED_PASSES
+    return passes * rough_pass_seconds(config, dtype, device)
+
+
+def rough_pass_seconds(config: ModelConfig, dtype: str, device: DeviceProfile) -> float:
     """A fixed cost per layer, plus reading every weight once."""
     weights = parameters(config) * BYTES_PER_VALUE[dtype]
-    return config.num_layers * LAYER_SECONDS[device] + weights / BYTES_PER_SECOND[device]
+    return config.num_layers * device.layer_seconds + weights / device.bytes_per_second
+
+
+def relative_cost(
+    configuration: Configuration, *, depth: int, subset_size: int | None, generates: bool
+) -> tuple[float, float]:
+    """Time of a document relative to k=1 at a threshold below 1: at the policy's ideal speed-up, and without any gain.
+
+    Scoring under a policy of period K takes K times as many passes.
+    """
+    if not generates:
+        period = float(ReusePolicy.parse(configuration.policy).bind(depth, subset_size).period or 1)
+        return period, period
+    slower = ONE_BY_ONE if configuration.threshold == 1 else 1.0
+    return slower / best_speedup(configuration.policy, depth, subset_size), slower
+
+
+def best_speedup(policy: str, depth: int, subset_size: int | None) -> float:
+    """The ideal speed-up of a policy of the fixed grid; 1 for others, whose savings depend on the documents."""
+    parsed = ReusePolicy.parse(policy)
+    layers = depth if parsed.mode == "output" else len(parsed.layer_indices(depth, subset_size))
+    return ideal_speedup(parsed.k, layers, depth) or 1.0
 
 
 def measured_seconds(rows: pa.Table) -> dict[str, float]:
@@ -109,25 +157,24 @@ def measured_seconds(rows: pa.Table) -> dict[str, float]:
     return {task["task"]: task["batch_seconds_max_sum"] / task["batch_seconds_count_sum"] for task in tasks.to_pylist()}
 
 
-def _answer(tokens: int) -> int:
-    return min(tokens, ANSWER_TOKENS)
-
-
-def _passes(tokens: int) -> float:
-    """Of a document; `tokens`: maximum per answer."""
-    return _answer(tokens) / TOKENS_PER_PASS if tokens else SCORED_PASSES
-
-
 def format_bytes(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.1f} {unit}" if unit == "GB" else f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def rough_duration(seconds: float) -> str:
-    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:,.0f} hours" if seconds >= 36_000 else f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+
+
+def duration_range(least: float, most: float) -> str:
+    """5 minutes, 17 to 20 hours, 90 minutes to 2.1 hours"""
+    low, high = rough_duration(least), rough_duration(most)
+    if low == high:
+        return low
+    number, _, unit = low.partition(" ")
+    return f"{number if high.endswith(unit) else low} to {high}"

@@ -6,15 +6,25 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from orchestrator.core.system import Device, common_dtype, devices_here, free_memory, usable_cores
+from orchestrator.core.system import (
+    ANY_GPU,
+    CORE,
+    Device,
+    DeviceProfile,
+    common_dtype,
+    devices_here,
+    free_memory,
+    usable_cores,
+)
 from orchestrator.planning.settings import SweepSettings
-from sampler.config import BUNDLED_MODEL
+from sampler.config import BUNDLED_MODEL, FULL_MODEL
+from sampler.device import BFLOAT16_CAPABILITY
 from sampler.errors import InputError, InputErrors, counted
 
-FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"
 Resources = Mapping[str, float]  # by Ray's names: CPU, GPU, accelerator_type:A100, custom resources
 ACCELERATOR = "accelerator_type:"  # a node with A100s has one unit of `accelerator_type:A100` in Ray,
 ACCELERATOR_AMOUNT = 0.001  # of which an actor with `accelerator_type="A100"` takes this much
+SLURM_ADDRESS = "slurm"  # of the cluster that a Slurm job will start
 BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
@@ -73,6 +83,7 @@ class Machine:
     dtype: str = "float32"  # what --dtype auto means here
     memory: int | None = None  # bytes available to actors without a GPU; None: unknown
     devices: tuple[Device, ...] = ()  # of the nodes that were probed
+    profile: DeviceProfile | None = None  # of a machine that is only planned for
 
     @classmethod
     def here(cls) -> "Machine":
@@ -81,6 +92,31 @@ class Machine:
         nodes = (Nodes(resources={"CPU": usable_cores(), "GPU": gpus}),)
         dtype, _ = common_dtype(devices)
         return cls(nodes=nodes, driver_gpus=gpus, dtype=dtype, memory=free_memory(), devices=tuple(devices))
+
+    @classmethod
+    def planned(cls, profile: DeviceProfile, settings: SweepSettings) -> "Machine":
+        """A machine that is not here, with GPUs of this profile for as many actors as requested."""
+        actors, share = settings.actors or 1, settings.gpus_per_actor or 1.0
+        cores = max(settings.cpus_per_actor or 1, settings.threads_per_actor or 1) * actors
+        nodes = (Nodes(resources={"CPU": cores, "GPU": math.ceil(actors / math.floor(1 / share))}),)
+        return cls(nodes=nodes).with_profile(profile)
+
+    def with_profile(self, profile: DeviceProfile) -> "Machine":
+        """This machine, only planned for, with GPUs of this profile."""
+        dtype = "bfloat16" if (profile.capability or (0, 0)) >= BFLOAT16_CAPABILITY else "float16"
+        device = Device(
+            name=profile.label,
+            dtype=dtype,
+            free=profile.memory,
+            total=profile.memory,
+            node=f"the planned machine ({profile.name})",
+            capability=profile.capability,
+        )
+        return replace(self, dtype=dtype, devices=(device,), profile=profile)
+
+    def device(self, gpus_per_actor: float) -> DeviceProfile:
+        """What estimates assume that an actor runs on."""
+        return (self.profile or ANY_GPU) if gpus_per_actor else CORE
 
     def present(self, name: str) -> float:
         """The amount of a resource on the present nodes."""
@@ -112,6 +148,11 @@ def resolve_model(model: str, machine: Machine, address: str | None) -> str:
         return FULL_MODEL
     if address is None:
         return BUNDLED_MODEL
+    if address == SLURM_ADDRESS:
+        raise InputError(
+            "--model auto needs a GPU, and the job requests none: add --gpus-per-node N, or choose a model for CPUs, "
+            "such as --model tiny"
+        )
     raise InputError(
         f"--model auto needs a GPU, and the cluster at {address} has none and cannot add one as far as is known; "
         "choose a model for CPUs, such as --model tiny, or wait for GPUs with --gpus-per-actor 1"
@@ -120,7 +161,7 @@ def resolve_model(model: str, machine: Machine, address: str | None) -> str:
 
 def describe_auto_model(requested: SweepSettings, settings: SweepSettings, machine: Machine) -> list[str]:
     """For a sweep without --model: one line that says which model runs and why."""
-    if requested.model != "auto" or settings.model not in (BUNDLED_MODEL, FULL_MODEL):
+    if requested.model != "auto" or settings.model not in (BUNDLED_MODEL, FULL_MODEL) or machine.profile:
         return []
     known = {"bundled": "the bundled documents", "hub": "documents from the Hub or its cache"}
     documents = known.get(settings.data, f"documents from {settings.data}")

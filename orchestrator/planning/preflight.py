@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.race import race_position
-from orchestrator.core.system import Device
+from orchestrator.core.system import Device, DeviceProfile
 from orchestrator.core.trial import Trial
 from orchestrator.planning.estimate import disk_needed, documents_per_trial, format_bytes, memory_remedy
 from orchestrator.planning.grid import SweepIdentity, assign_shards, extend_cuts, stored_cuts
 from orchestrator.planning.machine import (
-    FULL_MODEL,
     Machine,
     Placement,
     describe_auto_model,
@@ -28,7 +27,7 @@ from orchestrator.planning.prepared import PreparedSweep, PreparedTask, answer_t
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved, combine, larger_limit
 from sampler import DecodeSettings, InputError, ReusePolicy
-from sampler.config import ModelConfig
+from sampler.config import FULL_MODEL, KNOWN_CHECKPOINTS, ModelConfig
 from sampler.decode import check_ids, check_length, check_prompts
 from sampler.device import BFLOAT16_CAPABILITY, bfloat16_problem
 from sampler.errors import Problems
@@ -37,7 +36,7 @@ from sampler.policy import resolve_subset_size
 from tasks.catalog import GENERATE
 from tasks.evaluate import chat_renderer, to_pairs, to_prompt
 from tasks.sources import resolve_data
-from tasks.task import Task, open_task
+from tasks.task import Task, open_task, published_task
 
 JOB_DIRECTORY = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directory of a job
 FALLBACK_PLACEMENT = Placement(actors=1, gpus_per_actor=0, cpus_per_actor=1, threads_per_actor=1)  # after an error
@@ -68,9 +67,20 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
         _check_dtype(settings, machine, placement)
     with problems.collect():
         _check_folder(Path(settings.out))
-    opened = _open(settings, stored, problems, notices, lambda task: _shard_size(task, settings, files, placement))
+    device = machine.device(placement.gpus_per_actor)
+    opened = _open(
+        settings, stored, machine, problems, notices, lambda task: _shard_size(task, settings, files, device)
+    )
+    if (added := _replicate(settings, stored, opened)) is not None:
+        place_after = next(place for place, name in enumerate(settings.policies) if ReusePolicy.parse(name).k == 1) + 1
+        policies = (*settings.policies[:place_after], added, *settings.policies[place_after:])
+        settings, requested = replace(settings, policies=policies), replace(requested, policies=policies)
+        if stored is None:
+            notices.append(
+                f"added {added}: a second run of k=1 measures the noise between runs; --no-replicate omits it"
+            )
     if files is not None:
-        check_model(settings, files, opened, problems)
+        check_model(settings, files, opened, problems, prompts=machine.profile is None)
     prepared: PreparedSweep | None = None
     if files is not None and opened:
         with problems.collect():
@@ -82,9 +92,14 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
                 identity=_identity(settings, files, opened),
                 placement=placement,
                 notices=tuple(notices),
+                device=device,
+                replicate=added,
             )
             combine(stored, prepared.record(), folder=str(prepared.folder))
-            if stored is None:  # an existing sweep is checked when it is known what remains
+            if machine.profile is not None and machine.profile.memory:
+                remedy = memory_remedy(prepared.identity.dtype, settings.batch_size)
+                check_devices(prepared.memory, machine.devices, remedy=remedy, share=placement.gpus_per_actor)
+            elif machine.profile is None and stored is None:  # an existing one is checked when it is known what remains
                 check_capacity(prepared, machine, prepared.trials)
     problems.check()
     assert prepared is not None
@@ -102,10 +117,21 @@ def sweep_folder(settings: SweepSettings, machine: Machine) -> Path:
 
 
 def _find_model(requested: SweepSettings, settings: SweepSettings, machine: Machine) -> ModelFiles:
-    """If --model was not given, an error also explains why this model was chosen."""
+    """If --model was not given, an error also explains why this model was chosen.
+
+    A machine that is only planned for needs no files of a checkpoint whose shape is known.
+    """
+    repo, _, revision = settings.model.partition("@")
+    config = KNOWN_CHECKPOINTS.get(repo)
+    if machine.profile is not None and config is not None and not os.path.exists(repo):
+        config = replace(config, block_size=settings.block_size or config.block_size)
+        return ModelFiles(source=settings.model, revision=revision or "main", folder=Path(repo), config=config)
     try:
         return find_model(settings.model, family=settings.family, block_size=settings.block_size, weights=False)
     except InputError as error:
+        if machine.profile is not None:
+            known = f"shapes are known without files of {', '.join(KNOWN_CHECKPOINTS)}"
+            raise InputError(f"{error}; {known}") from None
         if requested.model != "auto" or settings.model != FULL_MODEL:
             raise
         why = f"--model auto selected it ({gpus_of(machine, requested.address)})"
@@ -139,26 +165,50 @@ def _check_dtype(settings: SweepSettings, machine: Machine, placement: Placement
             raise InputError(f"--{bfloat16_problem(gpus[max(gpus)].label, max(gpus))}")
 
 
-def _shard_size(task: Task, settings: SweepSettings, files: ModelFiles | None, placement: Placement) -> int:
+def _shard_size(task: Task, settings: SweepSettings, files: ModelFiles | None, device: DeviceProfile) -> int:
     """The most documents that a trial of a task may have."""
     if settings.shard_size is not None or files is None:
         return settings.shard_size or 1
-    device = "GPU" if placement.gpus_per_actor else "CPU"
     size = documents_per_trial(answer_tokens(task), config=files.config, dtype=settings.dtype, device=device)
     if settings.race:
         wanted = sum(settings.limit is None or document.index < settings.limit for document in task.documents)
-        size = max(1, min(size, wanted // RACE_SHARDS))
+        size = race_shard_size(size, wanted)
     return max(1, size // settings.batch_size) * settings.batch_size
+
+
+def replicate_of(policy: str) -> str:
+    """Another name of k=1: what is computed is the same."""
+    return "k1_last" if policy == "k1_first" else "k1_first"
+
+
+def _replicate(settings: SweepSettings, stored: SweepRecord | None, opened: Mapping[str, PreparedTask]) -> str | None:
+    """A second k=1 for a sweep that names one. An existing sweep only gets the one that was added when it began."""
+    bases = [name for name in settings.policies if ReusePolicy.parse(name).k == 1]
+    generates = any(task.task.kind == GENERATE for task in opened.values())
+    if not settings.replicate or not generates or settings.repeats > 1:
+        return None
+    if len(bases) != 1 or len(settings.policies) == 1:
+        return None
+    other = replicate_of(bases[0])
+    return other if stored is None or other == stored.get("replicate") else None
+
+
+def race_shard_size(size: int, documents: int) -> int:
+    return max(1, min(size, documents // RACE_SHARDS))
 
 
 def _open(
     settings: SweepSettings,
     stored: SweepRecord | None,
+    machine: Machine,
     problems: Problems,
     notices: list[str],
     shard_size: Callable[[Task], int],
 ) -> dict[str, PreparedTask]:
-    """Opens the tasks; an unavailable one is a problem, or with --skip-unavailable a notice."""
+    """Opens the tasks; an unavailable one is a problem, or with --skip-unavailable a notice.
+
+    For a machine that is only planned for, nothing is downloaded if the number of documents is known.
+    """
     known = stored["identity"] if stored is not None else {"data": None, "datasets": {}, "cuts": {}}
     cuts = stored_cuts(known)
     limit = settings.limit if stored is None else larger_limit(stored["settings"]["limit"], settings.limit)
@@ -167,7 +217,8 @@ def _open(
     unavailable: list[str] = []
     for name in settings.tasks:
         try:
-            task = open_task(name, options)
+            planned = machine.profile is not None and options.data == "hub"
+            task = (published_task(name, options) if planned else None) or open_task(name, options)
             size = shard_size(task)
             own = (
                 None if cuts is None else extend_cuts(cuts.get(name, ()), task.documents, limit=limit, shard_size=size)
@@ -243,7 +294,12 @@ def folder_revision(folder: Path) -> str:
 
 
 def check_model(
-    settings: SweepSettings, files: ModelFiles, tasks: Mapping[str, PreparedTask], problems: Problems
+    settings: SweepSettings,
+    files: ModelFiles,
+    tasks: Mapping[str, PreparedTask],
+    problems: Problems,
+    *,
+    prompts: bool = True,
 ) -> None:
     """Checks policies against the depth, small blocks against the block size, prompts against the maximum length."""
     config = files.config
@@ -259,6 +315,8 @@ def check_model(
     for size in settings.small_block or ():
         with problems.collect():
             check_prompts((), DecodeSettings(small_block=size), config)
+    if not prompts:
+        return
     with problems.collect():
         tokenizer = files.tokenizer
         template = chat_renderer(tokenizer, settings.thinking) if settings.chat_template else None

@@ -9,13 +9,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from orchestrator.core.configuration import Configuration, grid
+from orchestrator.core.system import CORE, DeviceProfile
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
 from orchestrator.planning.estimate import (
     ANSWER_TOKENS,
     BUNDLED_ANSWER_TOKENS,
+    BYTES_PER_VALUE,
     RemainingWork,
+    document_seconds,
     memory_needed,
     parameters,
+    relative_cost,
 )
 from orchestrator.planning.grid import Cut, SweepIdentity, plan_trials
 from orchestrator.planning.machine import Placement
@@ -30,11 +35,11 @@ from tasks.task import Task
 
 
 def answer_tokens(task: Task) -> int:
-    """Of an answer, at most; 0 if options are scored."""
+    """Expected of an answer; 0 if options are scored."""
     if task.kind == LOGLIKELIHOOD:
         return 0
-    allowed = task.options.max_new_tokens or task.spec.max_new_tokens or ANSWER_TOKENS
-    return min(allowed, BUNDLED_ANSWER_TOKENS) if task.provenance.source == "bundled" else allowed
+    usual = BUNDLED_ANSWER_TOKENS if task.provenance.source == "bundled" else task.spec.answer_tokens or ANSWER_TOKENS
+    return min(usual, task.options.max_new_tokens or task.spec.max_new_tokens or usual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +110,8 @@ class PreparedSweep:
     identity: SweepIdentity
     placement: Placement
     notices: tuple[str, ...]
+    device: DeviceProfile = CORE  # of an actor, for estimates
+    replicate: str | None = None  # the k=1 policy that was added to those requested
 
     @property
     def name(self) -> str:
@@ -131,6 +138,12 @@ class PreparedSweep:
         return memory_needed(self.files.config, self.identity.dtype, batch_size=self.settings.batch_size)
 
     @property
+    def download(self) -> int:
+        """Bytes of weights that are not here yet; checkpoints store 16 bits per parameter."""
+        here = any(self.files.folder.glob("*.safetensors"))
+        return 0 if here else BYTES_PER_VALUE["bfloat16"] * parameters(self.files.config)
+
+    @property
     def rows_in_progress(self) -> int:
         """Rows of unfinished trials at any time."""
         return self.placement.actors * self.identity.shard_size
@@ -151,16 +164,51 @@ class PreparedSweep:
         """What remains of these trials (default: all), given the documents that already have rows, by trial id."""
         done = done or {}
         count, rows = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
+        least, most = dict.fromkeys(self.tasks, 0.0), dict.fromkeys(self.tasks, 0.0)
         for trial in self.trials if trials is None else trials:
             wanted = self.wanted.of(trial)
             finished = done.get(trial.trial_id)
             missing = len(wanted) - (sum(doc_id in finished for doc_id in wanted) if finished else 0)
             count[trial.task] += missing > 0
             rows[trial.task] += missing
+            low, high = self._costs[trial.task, trial.configuration]
+            least[trial.task] += missing * low
+            most[trial.task] += missing * high
         return {
-            name: RemainingWork(trials=count[name], rows=rows[name], tokens=task.tokens)
+            name: RemainingWork(
+                trials=count[name],
+                rows=rows[name],
+                tokens=task.tokens,
+                least=least[name] / max(1, rows[name]),
+                most=most[name] / max(1, rows[name]),
+            )
             for name, task in self.tasks.items()
         }
+
+    def cost(self, task: str, configuration: Configuration) -> tuple[float, float]:
+        """See `relative_cost`."""
+        return self._costs[task, configuration]
+
+    def document_seconds(self, task: str) -> float:
+        """Of a document at k=1, by the rules for a folder without rows."""
+        tokens, config = self.tasks[task].tokens, self.files.config
+        return document_seconds(tokens, config=config, dtype=self.identity.dtype, device=self.device)
+
+    @cached_property
+    def _costs(self) -> dict[tuple[str, Configuration], tuple[float, float]]:
+        return {
+            (name, one): relative_cost(
+                one,
+                depth=self.identity.depth,
+                subset_size=self.settings.subset_size,
+                generates=task.task.kind != LOGLIKELIHOOD,
+            )
+            for name, task in self.tasks.items()
+            for one in self.configurations(name)
+        }
+
+    def configurations(self, task: str) -> list[Configuration]:
+        return grid(self.settings.as_dict(), decoded=self.tasks[task].task.kind != LOGLIKELIHOOD)
 
     def record(self) -> dict[str, Any]:
         """What sweep.json says about this command."""
@@ -176,7 +224,8 @@ class PreparedSweep:
         facts = {name: task.facts() for name, task in self.tasks.items()}
         resolved = {name: getattr(self.settings, name) for name in self.files.config.decode_defaults}
         requested = replace(self.requested, tasks=tuple(self.tasks), shard_size=self.identity.shard_size, **resolved)
-        return new_record(settings=requested, identity=self.identity, model=model, tasks=facts)
+        record = new_record(settings=requested, identity=self.identity, model=model, tasks=facts)
+        return record if self.replicate is None else {**record, "replicate": self.replicate}
 
 
 def task_options(settings: SweepSettings, datasets: Mapping[str, Mapping[str, str]]) -> TaskOptions:

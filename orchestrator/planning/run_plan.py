@@ -9,15 +9,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import system
 from orchestrator.core.race import Race
 from orchestrator.core.trial import Trial, WantedDocuments
-from orchestrator.planning.estimate import (
-    ANSWER_TOKENS,
-    TOKENS_PER_PASS,
-    disk_needed,
-    format_bytes,
-    rough_duration,
-    rough_pass_seconds,
-    seconds_needed,
-)
 from orchestrator.planning.sweep_record import SweepRecord, combine, describe_extension, unknown_settings
 from orchestrator.store import StoreWriter
 from sampler.errors import InputError, counted
@@ -185,47 +176,3 @@ def _calibration_task(prepared: "PreparedSweep") -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def describe_plan(
-    prepared: "PreparedSweep",
-    *,
-    done: Mapping[str, Collection[str]] | None = None,
-    measured: Mapping[str, float] | None = None,
-) -> list[str]:
-    """What --dry-run prints. `done`: document ids by trial; `measured`: seconds per document by task."""
-    settings, identity, placement = prepared.settings, prepared.identity, prepared.placement
-    work = prepared.work(done)
-    trials, rows = sum(task.trials for task in work.values()), sum(task.rows for task in work.values())
-    device = "GPU" if placement.gpus_per_actor else "CPU"
-    config, dtype = prepared.files.config, identity.dtype
-    seconds, rough = seconds_needed(work, measured or {}, config=config, dtype=dtype, device=device)
-    actors, memory = max(1, min(placement.actors, trials)), format_bytes(prepared.memory)
-    return [
-        *prepared.notices,
-        f"folder     {prepared.folder}",
-        f"model      {identity.model} ({identity.depth} layers, {dtype}, about {memory} of memory each)",
-        *(
-            f"task       {name}: {len(task.wanted):,} of {len(task.task.documents):,} documents, "
-            f"{len(task.by_shard):,} shard{'s' * (len(task.by_shard) != 1)}, {work[name].rows:,} rows to do"
-            for name, task in prepared.tasks.items()
-        ),
-        f"policies   {', '.join(settings.policies)}",
-        f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows"
-        + (" at most: --race stops configurations whose verdict is certain" if settings.race else ""),
-        f"actors     {placement.actors} ({placement.each})",
-        f"disk       about {format_bytes(disk_needed(work, running=prepared.rows_in_progress))}",
-        f"time       about {rough_duration(seconds / actors)}, {_basis(prepared, rough, measured or {}, device)}",
-    ]
-
-
-def _basis(prepared: "PreparedSweep", rough: Collection[str], measured: Mapping[str, float], device: str) -> str:
-    """What the estimate of time is based on."""
-    if not rough:
-        return "from the rows measured so far"
-    a_pass = rough_pass_seconds(prepared.files.config, prepared.identity.dtype, device)
-    rule = (
-        f"a rough estimate (at most {ANSWER_TOKENS} tokens per answer, {TOKENS_PER_PASS:g} tokens per pass, "
-        f"{a_pass * 1000:.0f} ms per pass on a {device})"
-    )
-    return rule if not measured else f"for {', '.join(rough)} {rule}"

@@ -194,6 +194,7 @@ class SweepSettings:
         "small_block", metavar="N,N", minimum=1, help="positions that are denoised together; must divide the block size"
     )
     block_cache: tuple[bool, ...] = _decode_axis("block_cache", help="run passes on a small block alone where possible")
+    replicate: bool = setting(True, help="run k1 twice if it is named once: this measures the noise between runs")
 
     model: str = setting(
         "auto", group=MODEL, help="directory or Hub id[@revision]; auto is the 7B model with a GPU, otherwise tiny"

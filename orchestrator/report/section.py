@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis, analyse
-from orchestrator.analysis.accuracy import documents_needed
+from orchestrator.analysis.accuracy import documents_for_margin
 from orchestrator.analysis.explain import Explanation, ModelledSpeedup, flops_per_token
 from orchestrator.analysis.gates import GENERATE, IMPORTED, Finding
-from orchestrator.analysis.intervals import Estimate, Levels
+from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.ranking import beyond_fixed_grid
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
 from orchestrator.analysis.trial_facts import (
@@ -118,9 +118,7 @@ class TaskView:
 
     @property
     def documents_for_margin(self) -> int | None:
-        """Documents that show non-inferiority with 80 % power, if 10 % of the answers change and nothing is lost."""
-        levels = Levels(comparisons=self.task.comparisons)
-        return documents_needed(0.1, 0.0, self.margin, levels)
+        return documents_for_margin(self.margin, self.task.comparisons)
 
     @property
     def reason(self) -> str:

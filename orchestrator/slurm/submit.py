@@ -15,16 +15,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from orchestrator.core.system import ANY_GPU, GPU_PROFILES, command_output
 from orchestrator.core.untrusted import path_below
+from orchestrator.planning.estimate import format_bytes
+from orchestrator.planning.forecast import describe_plan
 from orchestrator.planning.machine import Machine, Nodes, resolve_model
 from orchestrator.planning.preflight import prepare
+from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved
-from orchestrator.running.environment import private_token, token_path
+from orchestrator.running.environment import OBJECT_STORE_BYTES, private_token, token_path
 from orchestrator.slurm.job import Job, parse_time_limit, render_script, sbatch_options
 from orchestrator.store import Store
 from orchestrator.store.reader import SLURM_FOLDER
-from sampler.config import BUNDLED_MODEL
+from sampler.config import BUNDLED_MODEL, KNOWN_CHECKPOINTS
 from sampler.errors import InputError, Problems
 from sampler.loading import find_model
 from tasks.lookup import find_task_spec
@@ -32,6 +36,9 @@ from tasks.sources import choose_source, resolve_data
 
 SBATCH_TIMEOUT_SECONDS = 120
 SCRIPT_NAME = re.compile(r"([0-9]+)\.sh")
+GRES_GPU = re.compile(r"\bgpu:(?:([A-Za-z][\w.-]*):)?([0-9]+)")  # gpu:4, gpu:a100:4(S:0-1)
+HOST_BYTES_PER_GPU = 6 * 10**9  # of an actor: Python, torch with CUDA and, while it loads, the largest tensors
+HOST_BYTES_OF_RAY = 4 * 10**9  # driver, result actor and Ray's own processes
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@.+)?")
 
 
@@ -66,15 +73,31 @@ def job_machine(job: Job) -> Machine:
     return Machine(nodes=(Nodes(resources=resources, count=job.nodes),), names_all=False)
 
 
+def check_gpus_requested(model: str, partition: str | None) -> None:
+    """For a job without --gpus-per-node: refuses a model other than the bundled one on a cluster that has GPUs."""
+    listed = command_output(
+        ["sinfo", "--noheader", "--format=%G", *([f"--partition={partition}"] if partition else [])]
+    )
+    found = list(dict.fromkeys(GRES_GPU.findall(listed or "")))
+    if found and model != BUNDLED_MODEL:
+        each = [f"{kind}:{count}" if kind else count for kind, count in found]
+        raise InputError(
+            f"--gpus-per-node is missing, and this cluster has GPUs ({', '.join(each)} per node): add for example "
+            f"--gpus-per-node {each[0]}, or --gpus-per-node 0 --model tiny to run the bundled model on CPUs"
+        )
+
+
 def submit(submission: Submission) -> str:
-    """Submits the job and returns the message for the user; with --dry-run, the script."""
+    """Submits the job and returns the message for the user; with --dry-run, the script with the plan at its top."""
     if not submission.dry_run and shutil.which("sbatch") is None:
         raise InputError(
             "sbatch is not on the path: submit on a machine with Slurm's commands, or print the script with --dry-run"
         )
-    check_sweep(submission.settings, job_machine(submission.job), Store(submission.folder).read_sweep_record())
+    stored = Store(submission.folder).read_sweep_record()
+    prepared = check_sweep(submission.settings, job_machine(submission.job), stored)
     if submission.dry_run:
-        return _script(submission, submission.folder / SLURM_FOLDER / "001.sh")
+        shebang, _, script = _script(submission, submission.folder / SLURM_FOLDER / "001.sh").partition("\n")
+        return "\n".join([shebang, *(f"# {line}" for line in plan_lines(submission, prepared)), script])
     token = token_environment()
     path = _new_script(submission)
     job_id = _sbatch(path, submission, token)
@@ -84,6 +107,37 @@ def submit(submission: Submission) -> str:
     status = f"reuse-sweep slurm status {shlex.quote(str(submission.folder))}"
     limit = timedelta(seconds=parse_time_limit(submission.job.time))  # spelled out: 12:00 means minutes
     return f"job {job_id}; its log: {log}\ntime limit {limit} (h:min:s); status: {status}"
+
+
+def plan_lines(submission: Submission, prepared: PreparedSweep | None) -> list[str]:
+    """What the job will do: hours, memory of the devices and of the nodes. Uses nothing of the Hub."""
+    job, machine = submission.job, job_machine(submission.job)
+    if prepared is None:
+        model = resolve_model(submission.settings.model, machine, submission.settings.address)
+        if model.partition("@")[0] not in KNOWN_CHECKPOINTS or not job.gpus_per_node:
+            return [f"no estimate for {model}: only the known checkpoints on GPUs are planned without their files"]
+        profile = next(
+            (one for name, one in GPU_PROFILES.items() if name.startswith((job.gpu_type or "-").lower())), None
+        )
+        try:
+            prepared = prepare(submission.settings, machine.with_profile(profile or ANY_GPU))
+        except InputError as error:
+            return [f"no estimate: {error}"]
+    needed = _host_memory(prepared, job.nodes)
+    return [
+        *describe_plan(prepared),
+        f"--time     {timedelta(seconds=parse_time_limit(job.time))} (h:min:s)"
+        + ("" if job.requeue else "; --requeue continues a longer sweep by itself"),
+        f"--mem      {job.mem or 'not given'}; a node needs about {format_bytes(needed)}: --mem {-(-needed // 2**30)}G",
+    ]
+
+
+def _host_memory(prepared: PreparedSweep, nodes: int) -> int:
+    """Bytes of the busiest node: the first one, which also runs the driver."""
+    placement = prepared.placement
+    actors = -(-placement.actors // nodes)
+    each = HOST_BYTES_PER_GPU * placement.gpus_per_actor if placement.gpus_per_actor else prepared.memory
+    return round(actors * each) + OBJECT_STORE_BYTES + HOST_BYTES_OF_RAY
 
 
 def token_environment() -> dict[str, str]:
@@ -165,8 +219,10 @@ def _reason(output: str) -> str:
     return lines[-1].removeprefix("sbatch: ").removeprefix("error: ").removeprefix("Batch job submission failed: ")
 
 
-def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord | None) -> None:
+def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord | None) -> PreparedSweep | None:
     """Raises an InputError with every problem found. `stored` is the sweep.json of the directory, if there is one.
+
+    Returns the sweep, or None if it is on the Hub.
 
     Models and documents on the Hub are not checked: compute nodes may reach what a login node cannot, and the reverse.
     """
@@ -174,8 +230,7 @@ def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord |
     model = os.path.expanduser(resolve_model(adopted.model, machine, adopted.address))
     data = os.path.expanduser(resolve_data(adopted.data, model))
     if _is_local(model) and data != "hub":
-        prepare(settings, machine, stored)
-        return
+        return prepare(settings, machine, stored)
     problems = Problems()
     if _is_local(model):
         with problems.collect():
@@ -186,6 +241,7 @@ def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord |
         with problems.collect():
             find_task_spec(name)
     problems.check()
+    return None
 
 
 def _is_local(model: str) -> bool:

@@ -39,6 +39,7 @@ MOST_REPEATS = 8  # of the command, until a sweep must have finished
 LOADING_SECONDS = 12.0  # in which a fault may hit a command that has no rows yet
 MOST_ROWS_BETWEEN_FAULTS = 4
 TRIALS_ANNOUNCED = "trials to run"  # printed once a command has checked the folder
+SWITCHES = ("--no-dashboard", "--no-replicate")
 POLL_SECONDS = 0.2  # reading the folder takes time from the sweeps
 
 
@@ -74,7 +75,7 @@ class SweepCase:
         }
         if address is not None:
             given["address"] = address
-        return [*(str(part) for name, value in given.items() for part in (f"--{name}", value)), "--no-dashboard"]
+        return [*(str(part) for name, value in given.items() for part in (f"--{name}", value)), *SWITCHES]
 
 
 def write_case(folder: Path, *, worker_timeout_seconds: float) -> SweepCase:
