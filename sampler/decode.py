@@ -17,7 +17,7 @@ from sampler.engine import Engine, GetMeasurements, OnFailure, Pass, Prefill, Ro
 from sampler.errors import InputError, NonFiniteError
 from sampler.loading import LoadedModel
 from sampler.plan import BoundPolicy, LayerPlan, PassKind, PastPass, StepContext, compute_all, resolve
-from sampler.records import DecodeSettings, Generated, Prompt
+from sampler.records import DecodeSettings, Generated, Prompt, Reveal
 from sampler.text import StopStrings, check_stop, cut, decode
 
 
@@ -118,6 +118,7 @@ def decode_prompts(
     batch_size: int = 1,
     subset_size: int | None = None,
     with_text: bool = True,
+    with_reveals: bool = False,
     on_step: Callable[[Step], None] | None = None,
     on_failure: OnFailure | None = None,
 ) -> Iterator[tuple[int, Generated]]:
@@ -153,11 +154,12 @@ def decode_prompts(
             stop_strings=StopStrings(model.tokenizer if prompt.stop else None, prompt.stop),
             stopwatch=engine.stopwatch,
             on_step=on_step,
+            reveals={} if with_reveals else None,
         ).denoise()
         for document, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
     )
     for done in engine.run(rows):
-        ids, stopped = done.result
+        ids, stopped, reveals = done.result
         has_text = with_text and model.has_tokenizer
         text = cut(decode(model.tokenizer, ids), prompts[done.index].stop) if has_text else None
         yield (
@@ -169,6 +171,7 @@ def decode_prompts(
                 counters=done.counters,
                 started=done.started,
                 seconds=done.seconds,
+                reveals=reveals,
             ),
         )
 
@@ -204,7 +207,8 @@ def check_batch_size(batch_size: int) -> None:
         raise InputError(f"batch size must be at least 1 (got {batch_size})")
 
 
-_Continuation = tuple[tuple[int, ...], bool]  # new tokens, and whether a stop ended them
+# New tokens, whether a stop ended them, and when each was revealed
+_Continuation = tuple[tuple[int, ...], bool, tuple[Reveal, ...] | None]
 
 
 @dataclass(kw_only=True)
@@ -220,6 +224,7 @@ class _Sequence:
     stop_strings: StopStrings
     stopwatch: Stopwatch
     on_step: Callable[[Step], None] | None
+    reveals: dict[int, Reveal] | None  # by position; None: not recorded
     stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -251,7 +256,9 @@ class _Sequence:
             )
             self._append(self._finite((yield commit), start, "commit pass"))
             start += size
-        return tuple(self.tokens[self.prompt_length : self.known]), self.stopped
+        new = range(self.prompt_length, self.known)
+        reveals = None if self.reveals is None else tuple(self.reveals[position] for position in new)
+        return tuple(self.tokens[self.prompt_length : self.known]), self.stopped, reveals
 
     def _denoise_block(self, start: int) -> Row[None]:
         step = 0
@@ -289,6 +296,8 @@ class _Sequence:
                 for i in reveal(predictions, self.settings.threshold):
                     self.tokens[masked[i]] = predictions[i].token
                     revealed_at[masked[i] - start] = step
+                    if self.reveals is not None:
+                        self._record(masked[i], step, predictions[i])
                 self._update_known()
                 step += 1
                 if self.on_step:
@@ -326,8 +335,21 @@ class _Sequence:
         return predictions
 
     def _append(self, predictions: Sequence[Prediction]) -> None:
-        self.tokens += [prediction.token for prediction in predictions]
+        for prediction in predictions:
+            if self.reveals is not None:
+                self._record(len(self.tokens), -1, prediction)
+            self.tokens.append(prediction.token)
         self._update_known()
+
+    def _record(self, position: int, step: int, prediction: Prediction) -> None:
+        assert self.reveals is not None
+        block, within = divmod(position, self.config.block_size)
+        self.reveals[position] = Reveal(
+            block=block,
+            small_block=within // self.settings.small_block,
+            step=step,
+            confidence=prediction.probability,
+        )
 
     def _update_known(self) -> None:
         """Moves `known` past the revealed positions, up to a stop or the limit."""

@@ -87,6 +87,16 @@ class Counters:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reveal:
+    """When a token was revealed, and its probability at that time."""
+
+    block: int
+    small_block: int  # within the block
+    step: int  # within the block; -1: predicted by the prefill or commit pass before it
+    confidence: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Generated:
     """A finished continuation: `ids` up to and including the stop token, `text` cut before a stop string."""
 
@@ -96,6 +106,7 @@ class Generated:
     counters: Counters
     started: float  # on the call's stopwatch, which is paused while the caller handles results
     seconds: float  # on a synchronised device, from the first forward to the last token
+    reveals: tuple[Reveal, ...] | None = None  # of each token, if requested
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

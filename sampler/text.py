@@ -7,6 +7,8 @@ from typing import Any
 
 from sampler.errors import InputError
 
+INCOMPLETE = "\ufffd"  # decoded from a part of a character
+MAX_BYTES_PER_CHARACTER = 4  # in UTF-8; a token has at least one
 TOKENIZER_FILE, VOCABULARY_FILE = "tokenizer.json", "vocab.json"
 
 
@@ -85,6 +87,22 @@ def encode_pair(tokenizer: Any, prefix: str, target: str) -> tuple[tuple[int, ..
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     text: str = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
+
+
+def token_ends(tokenizer: Any, ids: Sequence[int], text: str) -> tuple[int, ...]:
+    """How many characters of `text`, which may be cut, are complete after each token.
+
+    Each token is decoded together with those before it that it may complete a character or a space with.
+    """
+    ends: list[int] = []
+    first = complete = length = 0
+    for number in range(1, len(ids) + 1):
+        before, after = (decode(tokenizer, ids[first:end]) for end in (complete, number))
+        if not after.endswith(INCOMPLETE) or number - complete > MAX_BYTES_PER_CHARACTER:
+            length += max(0, len(after) - len(before))
+            first, complete = complete, number
+        ends.append(min(length, len(text)) if number < len(ids) else len(text))
+    return tuple(ends)
 
 
 def cut(text: str, stop: Sequence[str]) -> str:

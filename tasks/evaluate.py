@@ -23,8 +23,8 @@ from sampler import (
 )
 from sampler.engine import OnFailure
 from sampler.errors import NonFiniteError
-from sampler.records import document_seed
-from sampler.text import encode, encode_pair, thinking_mode
+from sampler.records import Reveal, document_seed
+from sampler.text import encode, encode_pair, thinking_mode, token_ends
 from tasks.documents import Document
 from tasks.task import ChatTemplate, Metrics, Task
 
@@ -66,6 +66,7 @@ class ModelDecoder:
     settings: DecodeSettings
     batch_size: int = 1
     subset_size: int | None = None
+    with_reveals: bool = False
 
     @property
     def tokenizer(self) -> Any:
@@ -84,6 +85,7 @@ class ModelDecoder:
             settings=settings,
             batch_size=self.batch_size,
             subset_size=self.subset_size,
+            with_reveals=self.with_reveals,
             on_failure=on_failure,
         )
 
@@ -197,6 +199,8 @@ class Result:
     counters: Counters
     seconds: float  # on the device, for this document
     wall_seconds: float  # waiting for the decoder since the previous result; the sum is the total decoding time
+    reveals: tuple[Reveal, ...] | None = None  # of each token, if the decoder records them
+    token_ends: tuple[int, ...] | None = None  # with reveals: characters of the text that are complete after each token
 
 
 @dataclass(kw_only=True, slots=True)
@@ -234,7 +238,7 @@ def evaluate(
         for done, seconds in _collect_responses(pending, decoder, on_failure):
             wall_seconds += seconds
             if done.missing_responses == 0:
-                yield _result(task, done, wall_seconds)
+                yield _result(task, done, wall_seconds, decoder.tokenizer)
                 wall_seconds = 0.0
 
 
@@ -288,13 +292,14 @@ def _timed(results: Iterator[tuple[int, T]]) -> Iterator[tuple[int, T, float]]:
         yield index, result, time.perf_counter() - started
 
 
-def _result(task: Task, done: _PendingDocument, wall_seconds: float) -> Result:
+def _result(task: Task, done: _PendingDocument, wall_seconds: float, tokenizer: Any) -> Result:
     metrics = task.score(done.document, done.requests)
     scored = sorted(done.scored, key=lambda entry: entry[0].idx)
     best_option = max(scored, key=lambda entry: entry[1].score)[0].args[1] if scored else None
     parts: list[Generated | Scored] = [*done.generated, *(entry[1] for entry in scored)]
     counters = sum((part.counters for part in parts), Counters())
     last = done.generated[-1] if done.generated else None
+    reveals = None if last is None else last.reveals
     return Result(
         document=done.document,
         metrics=metrics,
@@ -311,4 +316,6 @@ def _result(task: Task, done: _PendingDocument, wall_seconds: float) -> Result:
         counters=counters,
         seconds=sum(part.seconds for part in parts),
         wall_seconds=wall_seconds,
+        reveals=reveals,
+        token_ends=token_ends(tokenizer, last.ids, last.text or "") if last is not None and reveals else None,
     )

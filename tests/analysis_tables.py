@@ -162,7 +162,7 @@ def _run(s: _Shared, policy: str, truth: Truth, repeat: int, rng: np.random.Gene
     arrays["token_ids"] = _lists(ids, lengths, pa.int32())
     options = 4 if world.kind == "loglikelihood" else 0
     arrays["scores"] = _lists(np.tile(np.arange(options) * -1.0, n), np.full(n, options), pa.float64())
-    return pa.RecordBatch.from_arrays([arrays[name] for name in ROWS.names], schema=ROWS)
+    return pa.RecordBatch.from_arrays([arrays.get(f.name, pa.nulls(n, f.type)) for f in ROWS], schema=ROWS)
 
 
 def _subtask(world: World, number: int) -> str:

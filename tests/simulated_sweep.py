@@ -190,7 +190,7 @@ def _run(
     for name, change in sim.changes.items():
         columns[name] = change(trial["policy"], columns) if callable(change) else change
     count = len(shard)
-    filled = [_filled(columns[field.name], count, field.type) for field in ROWS]
+    filled = [_filled(columns.get(field.name), count, field.type) for field in ROWS]
     facts = {
         "actor": actor.name,
         "node": "node-1",
@@ -440,7 +440,7 @@ def _short_trials(
             ((BEGAN.timestamp() + begin[shard] + 3.0 * (np.arange(len(shard)) % sim.shard_size)) * 1e6).astype(np.int64)
         ).cast(ROWS.field("started_at").type),
     }
-    rows = pa.Table.from_arrays([_filled(columns[f.name], len(shard), f.type) for f in ROWS], schema=ROWS)
+    rows = pa.Table.from_arrays([_filled(columns.get(f.name), len(shard), f.type) for f in ROWS], schema=ROWS)
     correct = columns["correct"].to_numpy(zero_copy_only=False)
     count, *sums = (
         np.bincount(shard, weights)

@@ -150,6 +150,22 @@ def test_texts_are_scored_as_their_ids(run: Run, tiny: str) -> None:
     assert texts[0]["score"] == ids[0]["score"]
 
 
+def test_a_trace_has_the_step_and_confidence_of_each_token(run: Run, tiny: str) -> None:
+    line, flags = [{"id": 1, "prompt": "hé 😀"}], ("--max-new-tokens", "40", "--threshold", "0.01")
+    [plain], [traced] = (run("generate", line, *flags, *more, model=tiny).lines for more in ((), ("--trace",)))
+    trace = traced.pop("trace")
+    assert {**traced, "seconds": 0} == {**plain, "seconds": 0}
+    assert [token["token"] for token in trace] == traced["ids"]
+    assert "".join(token["text"] for token in trace) == traced["text"]
+    places = [(token["block"], token["small_block"]) for token in trace]
+    assert places == sorted(places)
+    assert {(0, 3), (1, 0)} <= set(places)
+    assert {token["step"] for token in trace} >= {-1, 0, 1}
+    assert all(0 < token["confidence"] <= 1 for token in trace)
+    [bare] = run("generate", LINE, "--ids", "--max-new-tokens", "3", "--trace").lines
+    assert all(set(token) == {"token", "block", "small_block", "step", "confidence"} for token in bare["trace"])
+
+
 def test_stop_strings(run: Run, tiny: str) -> None:
     line = [{"id": 1, "prompt": "hello"}]
     [free] = run("generate", line, "--max-new-tokens", "20", model=tiny).lines
@@ -185,7 +201,7 @@ def test_output_is_utf8_whatever_the_terminal(run: Run) -> None:
 
 COMMON = "--model --family --block-size --threads --compile --policy --subset-size --batch-size --dtype --device --ids"
 BLOCKS = "--threshold --small-block --block-cache --no-block-cache --max-new-tokens --stop"
-DRAWING = "--temperature --top-p --seed"
+DRAWING = "--temperature --top-p --seed --trace"
 
 
 @pytest.mark.parametrize(

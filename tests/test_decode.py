@@ -30,6 +30,7 @@ BEYOND = [
 ]
 NAMES = ["k1", *GRID, "k2_middle.small", "k3_first.output.small", "k2_all", "k2_1-3+6", "k4_last", "k2_0", *BEYOND]
 POLICIES = [pytest.param(name, marks=pytest.mark.slow if name in BEYOND[1::2] else ()) for name in NAMES]
+BLOCK = 32
 LENGTHS = (1, 7, 31, 32, 33, 50, 64, 70)
 
 
@@ -109,12 +110,28 @@ def test_every_policy_equals_the_oracle(policy: str) -> None:
             max_new_tokens=generator.randrange(1, 70),
         )
         one = prompt(length)
-        [got], want = decode(policy, [one], settings), oracle(policy, one, settings)
+        [got], want = decode(policy, [one], settings, with_reveals=True), oracle(policy, one, settings)
         if want.margin < TIE and got.ids != want.ids:
             continue
         assert (got.ids, got.finish) == (want.ids, want.finish)
         printed = got.counters.as_json()
         assert (printed["passes"], printed["layers"]) == (want.passes, want.layers)
+        assert got.reveals is not None
+        assert [(each.block, each.step) for each in got.reveals] == [(block, step) for block, step, _ in want.reveals]
+        assert [each.confidence for each in got.reveals] == pytest.approx([each[2] for each in want.reveals], abs=1e-4)
+        within = [position % BLOCK for position in range(length, length + len(got.ids))]
+        assert [each.small_block for each in got.reveals] == [place // settings.small_block for place in within]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_recording_reveals_changes_nothing(temperature: float) -> None:
+    prompts = [prompt(length, seed=length) for length in LENGTHS]
+    settings = DecodeSettings(threshold=0.5, max_new_tokens=40, temperature=temperature)
+    plain = decode("k2_middle", prompts, settings, batch_size=3)
+    recorded = decode("k2_middle", prompts, settings, batch_size=3, with_reveals=True)
+    assert [(g.ids, g.counters) for g in recorded] == [(g.ids, g.counters) for g in plain]
+    assert all(g.reveals is None for g in plain)
+    assert all(g.reveals is not None and len(g.reveals) == len(g.ids) for g in recorded)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])

@@ -205,6 +205,7 @@ def test_rows_as_csv(files: tuple[Store, dict[str, Path]], tmp_path: Path) -> No
     table = pa.csv.read_csv(tmp_path / "rows.csv", parse_options=several_lines)
     assert table["doc_id"].to_pylist() == rows["doc_id"].to_pylist()
     assert list(map(json.loads, table["token_ids"].to_pylist())) == rows["token_ids"].to_pylist()
+    assert not any(table["token_steps"].to_pylist()), "this sweep has none"
     assert table["text"].to_pylist() == [text or "" for text in rows["text"].to_pylist()]
 
 
@@ -286,6 +287,7 @@ def test_a_sweep_on_the_hub(files: tuple[Store, dict[str, Path]], tmp_path: Path
     assert "the dataset me/demo is public; add --public to push to it" in push().stderr
     refused = push("--public", token="hf_wrong")
     assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1), refused.stderr
+    assert not any("hf_" in run.stdout + run.stderr for run in (tried, done, refused)), "a token was printed"
     server.shutdown()
     server.server_close()
 

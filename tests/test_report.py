@@ -6,7 +6,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -20,8 +20,19 @@ from simulated_sweep import NINE, Simulation, write_sweep
 from orchestrator.cli.console import run_command
 from orchestrator.cli.reports import report
 from orchestrator.report import tables, write_report
-from orchestrator.report.examples import AFTER, BEFORE, ELLIPSIS, HEAD, TAIL, first_difference, mark_difference
+from orchestrator.report.examples import (
+    AFTER,
+    BEFORE,
+    ELLIPSIS,
+    HEAD,
+    TAIL,
+    Answer,
+    Piece,
+    first_difference,
+    mark_difference,
+)
 from orchestrator.report.text import signed
+from orchestrator.report.write import templates
 from sampler.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -502,13 +513,13 @@ def test_first_difference() -> None:
 
 def test_long_answers_are_shortened_around_their_first_difference() -> None:
     start, end = "same words " * 200, " and the end" * 200
-    one, other = mark_difference(start + "apples" + end, start + "apricots" + end)
-    assert (one.different, other.different) == ("apples", "apricots")
+    one, other = mark_difference(Answer(text=start + "apples" + end), Answer(text=start + "apricots" + end))
+    assert (plain(one.different), plain(other.different)) == ("apples", "apricots")
     for side in (one, other):
-        assert ELLIPSIS in side.same
-        assert ELLIPSIS in side.rest
-        assert len(side.same) <= HEAD + BEFORE + len(ELLIPSIS)
-        assert len(side.rest) <= AFTER + TAIL + len(ELLIPSIS)
+        assert ELLIPSIS in plain(side.same)
+        assert ELLIPSIS in plain(side.rest)
+        assert len(plain(side.same)) <= HEAD + BEFORE + len(ELLIPSIS)
+        assert len(plain(side.rest)) <= AFTER + TAIL + len(ELLIPSIS)
 
 
 @pytest.mark.parametrize(
@@ -522,10 +533,36 @@ def test_long_answers_are_shortened_around_their_first_difference() -> None:
     ],
 )
 def test_the_first_different_word_is_marked(one: str, other: str, parted: tuple[str, str]) -> None:
-    left, right = mark_difference(one, other)
-    assert (left.different, right.different) == parted
-    assert left.same + left.different + left.rest == one
-    assert right.same + right.different + right.rest == other
+    left, right = mark_difference(Answer(text=one), Answer(text=other))
+    assert (plain(left.different), plain(right.different)) == parted
+    assert plain(left.same + left.different + left.rest) == one
+    assert plain(right.same + right.different + right.rest) == other
+
+
+def test_tokens_are_coloured_by_their_confidence() -> None:
+    def coloured(*, shown: bool) -> str:
+        one = Answer(
+            text="is 12 & so", tokens=(5, 6, 7), steps=(0, 2, -1), confidences=(0.97, 0.4, 0.8), ends=(2, 5, 10)
+        )
+        other = Answer(text="is 1<b>", tokens=(5, 9), steps=(0, 1), confidences=(0.5, 0.9), ends=(2, 6))
+        left, right = mark_difference(one, other, coloured=shown)
+        macros: Any = templates().get_template("macros.html.j2").module
+        return str(macros.marked(left) + macros.marked(right))
+
+    assert coloured(shown=True) == (
+        '<p class="model"><span class="same"><i title="step 0, confidence 0.97">is</i>'
+        '<i class="c0" title="step 2, confidence 0.4"> </i></span>'
+        '<mark><i class="c0" title="step 2, confidence 0.4">12</i></mark>'
+        '<span class="after"><i class="c2" title="step -1, confidence 0.8"> &amp; so</i></span></p>'
+        '<p class="model"><span class="same"><i class="c1" title="step 0, confidence 0.5">is</i>'
+        '<i title="step 1, confidence 0.9"> </i></span><mark><i title="step 1, confidence 0.9">1&lt;b</i>&gt;</mark>'
+        '<span class="after"></span></p>'
+    )
+    assert "<i" not in coloured(shown=False)
+
+
+def plain(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
 
 
 def test_the_terminal_says_what_is_damaged_or_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

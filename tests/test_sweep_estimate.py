@@ -2,6 +2,7 @@
 
 import datetime
 import io
+import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from orchestrator.core.system import ANY_GPU, CORE, GPU_PROFILES
 from orchestrator.planning.estimate import (
     ROW_BYTES,
     RUNNING_ROW_BYTES,
+    STEP_BYTES,
     TOKEN_BYTES,
     TRIAL_BYTES,
     RemainingWork,
@@ -75,19 +77,27 @@ def test_a_small_model_is_counted_right(tmp_path: Path) -> None:
     assert memory_needed(files.config, "float32") > parameters(loaded.config) * 4
 
 
-@pytest.mark.parametrize("tokens", [0, 256])
-def test_bytes_on_disk_are_of_the_right_size(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "steps"), [(0, False), (256, False), (256, True)])
+def test_bytes_on_disk_are_of_the_right_size(tokens: int, steps: bool) -> None:
+    stored = {
+        "token_steps": [t % 32 // 2 for t in range(tokens)],
+        "token_confidences": [random.random() for _ in range(tokens)],
+        "token_ends": [5 * t for t in range(tokens)],
+    }
     rows = [
-        row(n, token_ids=[(n * 7919 * t) % 150_000 for t in range(tokens)], text="word " * tokens) for n in range(50)
+        row(n, token_ids=[(n * 7919 * t) % 150_000 for t in range(tokens)], text="word " * tokens)
+        | (stored if steps else {})
+        for n in range(50)
     ]
+    a_token = TOKEN_BYTES + STEP_BYTES * steps
     stream = io.BytesIO()
     with pa.ipc.new_stream(stream, ROWS) as writer:
         for one in rows:
             writer.write_batch(pa.RecordBatch.from_pylist([one], schema=ROWS))
     file = encode_table(pa.Table.from_pylist(rows, schema=ROWS))
-    running = 50 * (RUNNING_ROW_BYTES + 2 * TOKEN_BYTES * tokens)
+    running = 50 * (RUNNING_ROW_BYTES + 2 * a_token * tokens)
     assert 0.3 * running < len(stream.getvalue()) < running
-    assert len(file) < TRIAL_BYTES + 50 * (ROW_BYTES + TOKEN_BYTES * tokens) < 8 * len(file)
+    assert len(file) < TRIAL_BYTES + 50 * (ROW_BYTES + a_token * tokens) < 8 * len(file)
 
 
 def test_disk_counts_trials_rows_and_what_runs() -> None:

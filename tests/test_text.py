@@ -14,7 +14,17 @@ from sampler.errors import InputError
 from sampler.loading import LoadedModel, load_model
 from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings, Generated, Prompt
-from sampler.text import StopStrings, check_stop, cut, decode, encode, encode_chat, encode_pair, load_tokenizer
+from sampler.text import (
+    StopStrings,
+    check_stop,
+    cut,
+    decode,
+    encode,
+    encode_chat,
+    encode_pair,
+    load_tokenizer,
+    token_ends,
+)
 
 torch.set_num_threads(1)
 
@@ -29,6 +39,18 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("text", ["", "plain", " two  spaces ", "é😀漢字", "line\n\n\tline", "abcSTOPx", "don't , ."])
 def test_text_round_trips(tokenizer: Any, text: str) -> None:
     assert decode(tokenizer, encode(tokenizer, text)) == text
+
+
+def test_token_ends_divide_a_text_among_its_tokens(tokenizer: Any) -> None:
+    text = "é😀 ab\n漢"
+    ids = encode(tokenizer, text)
+    ends = token_ends(tokenizer, ids, text)
+    assert list(ends) == sorted(ends)
+    assert ends[-1] == len(text)
+    for number, end in enumerate(ends, 1):
+        assert text[:end] == decode(tokenizer, ids[:number]).rstrip("\ufffd")
+    assert token_ends(tokenizer, ids, text[:3]) == tuple(min(end, 3) for end in ends)
+    assert token_ends(tokenizer, (*ids, EOS, UNWRITTEN), text)[-3:] == (len(text),) * 3
 
 
 def test_the_pre_tokenizer_of_the_file_is_used(tmp_path: Path) -> None:

@@ -63,6 +63,26 @@ def test_rows_say_what_the_sampler_did(worker: Worker, root: Path) -> None:
         assert row["device"] == system.describe_device("cpu")["name"]
 
 
+def test_rows_hold_the_steps_of_their_tokens_on_request(worker: Worker, root: Path) -> None:
+    steps = ("token_steps", "token_confidences", "token_ends")
+    plain = rows_of(worker, trial("k2_middle"), gsm8k_ids([3, 1]))
+    assert all(row[name] is None for row in plain for name in steps)
+    stored = rows_of(Worker(worker_settings(root, store_steps=True)), trial("k2_middle"), gsm8k_ids([3, 1]))
+    measured = ("seconds", "batch_seconds", "calibration", "started_at")
+    for row, before in zip(stored, plain, strict=True):
+        assert all(row[name] == before[name] for name in row if name not in (*steps, *measured))
+        assert {len(row[name]) for name in steps} == {row["tokens"]}
+        assert row["token_ends"][-1] <= len(row["text"])
+    task = open_task("gsm8k", worker_settings(root).options)
+    decoder = ModelDecoder(
+        model=worker.model, policy=ReusePolicy.parse("k2_middle"), settings=DecodeSettings(), with_reveals=True
+    )
+    for row, result in zip(stored, evaluate(task, [task.documents[3], task.documents[1]], decoder), strict=True):
+        assert result.reveals is not None
+        assert row["token_steps"] == [reveal.step for reveal in result.reveals]
+        assert row["token_confidences"] == [reveal.confidence for reveal in result.reveals]
+
+
 def test_a_policy_without_layers_has_no_subset_and_no_mode(worker: Worker) -> None:
     (row,) = rows_of(worker, trial("k1"), gsm8k_ids([0]))
     assert (row["k"], row["subset"], row["mode"], row["layers"]) == (1, None, None, [])

@@ -15,7 +15,7 @@ from orchestrator.planning.fields import display, setting, settings_of, shared
 from orchestrator.planning.settings import SweepSettings, check_policy, single_value
 from sampler.errors import InputError, NonFiniteError, counted
 from sampler.policy import GRAMMAR, ReusePolicy
-from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
+from sampler.records import DecodeSettings, Generated, Pair, Prompt, Reveal, Scored, document_seed
 
 if TYPE_CHECKING:
     import torch
@@ -148,6 +148,7 @@ class GenerateOptions(PolicyOptions):
     temperature: float = setting(0.0, minimum=0, default_text="0", help="0 is greedy")
     top_p: float = setting(1.0, above=0, maximum=1, help="nucleus for sampling")
     seed: int = setting(0, default_text="0", help="seeds each line, together with its id")
+    trace: bool = setting(False, help="add the block, small block, step and confidence of each token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,10 +228,11 @@ def generate(arguments: Sequence[str]) -> None:
         batch_size=options.batch_size,
         subset_size=options.subset_size,
         with_text=not options.ids,
+        with_reveals=options.trace,
         on_failure=_raise_with_line(lines),
     )
-    with_text = not options.ids
-    write_in_order(((i, _generated_json(lines[i], one, with_text=with_text)) for i, one in results), len(lines))
+    tokenizer = None if options.ids else files.tokenizer
+    write_in_order(((i, _generated_json(lines[i], one, tokenizer)) for i, one in results), len(lines))
 
 
 def score(arguments: Sequence[str]) -> None:
@@ -431,10 +433,24 @@ def _pair(line: Line, files: "ModelFiles", as_ids: bool) -> Pair:
     return Pair(prefix=prefix, target=target)
 
 
-def _generated_json(line: Line, generated: Generated, *, with_text: bool) -> dict[str, Any]:
-    text = {"text": generated.text} if with_text else {}
+def _generated_json(line: Line, generated: Generated, tokenizer: Any) -> dict[str, Any]:
+    """Without a tokenizer, the answer has token ids and no text."""
+    text = {} if tokenizer is None else {"text": generated.text}
     answer = {"ids": list(generated.ids), **text, "finish": generated.finish}
-    return {"id": line.fields["id"], **answer, **_work_json(generated)}
+    trace = {} if generated.reveals is None else {"trace": _trace_json(generated.ids, generated.reveals, tokenizer)}
+    return {"id": line.fields["id"], **answer, **_work_json(generated), **trace}
+
+
+def _trace_json(ids: Sequence[int], reveals: Sequence[Reveal], tokenizer: Any) -> list[dict[str, Any]]:
+    """One object per token; a character of several tokens is the text of its last one."""
+    from sampler.text import decode, token_ends
+
+    tokens: list[dict[str, Any]] = [{"token": token} for token in ids]
+    if tokenizer is not None:
+        text = decode(tokenizer, ids)
+        ends = token_ends(tokenizer, ids, text)
+        tokens = [{**one, "text": text[a:b]} for one, a, b in zip(tokens, (0, *ends), ends, strict=False)]
+    return [{**one, **asdict(reveal)} for one, reveal in zip(tokens, reveals, strict=True)]
 
 
 def _scored_json(line: Line, scored: Scored) -> dict[str, Any]:

@@ -19,6 +19,7 @@ BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Bytes on disk, measured with pyarrow 26. While a trial runs, a batch of one row is mostly headers. A finished trial
 # is a Parquet footer, trial.json and directories; each row adds little more than its tokens.
 RUNNING_ROW_BYTES, TRIAL_BYTES, ROW_BYTES, TOKEN_BYTES = 6_000, 30_000, 200, 8
+STEP_BYTES = 16  # of each token, with --store-steps
 
 # Rules for a folder without rows
 ANSWER_TOKENS = 256  # of an answer of a task whose answers were not measured
@@ -71,14 +72,13 @@ class RemainingWork:
     most: float = 1.0  # the same if no policy gains anything
 
 
-def disk_needed(work: Mapping[str, RemainingWork], *, running: int) -> int:
-    """Bytes for all finished trials, plus `running` rows of trials in progress."""
+def disk_needed(work: Mapping[str, RemainingWork], *, running: int, steps: bool = False) -> int:
+    """Bytes for all finished trials, plus `running` rows of trials in progress. `steps`: with --store-steps."""
+    a_token = TOKEN_BYTES + STEP_BYTES * steps
     lasting = sum(
-        task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + TOKEN_BYTES * task.tokens) for task in work.values()
+        task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + a_token * task.tokens) for task in work.values()
     )
-    return lasting + min(running, sum(task.rows for task in work.values())) * (
-        RUNNING_ROW_BYTES + 2 * TOKEN_BYTES * 2048
-    )
+    return lasting + min(running, sum(task.rows for task in work.values())) * (RUNNING_ROW_BYTES + 2 * a_token * 2048)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,7 +67,7 @@ def describe_plan(
     one = duration_range(*_total(needed))
     every = f"{duration_range(*(seconds / actors for seconds in _total(needed)))} on {actors} actors, " * (actors > 1)
     download = f"; {format_bytes(prepared.download)} to download" if prepared.download else ""
-    disk = format_bytes(disk_needed(work, running=prepared.rows_in_progress))
+    disk = format_bytes(disk_needed(work, running=prepared.rows_in_progress, steps=settings.store_steps))
     return [
         *prepared.notices,
         f"folder     {prepared.folder}",

@@ -390,7 +390,9 @@ def check_devices(
 
 
 def _check_disk(prepared: PreparedSweep, trials: Sequence[Trial]) -> None:
-    needed = disk_needed(prepared.work(trials=trials), running=prepared.rows_in_progress)
+    needed = disk_needed(
+        prepared.work(trials=trials), running=prepared.rows_in_progress, steps=prepared.settings.store_steps
+    )
     free = shutil.disk_usage(nearest_existing(Path(prepared.settings.out))).free
     if needed > free:
         raise InputError(

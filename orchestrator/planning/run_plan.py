@@ -34,6 +34,7 @@ class WorkerSettings:
     subset_size: int | None = None
     batch_size: int = 1
     compile: bool = False  # run passes through torch.compile
+    store_steps: bool = False  # rows get the step and confidence of each token
     threads: int | None = None  # None: torch decides
     datasets: Mapping[str, Mapping[str, str]] | None = None  # by task: the revisions that the sweep was planned with
     memory: int = 0  # bytes of the device that the model and its caches need
@@ -140,6 +141,7 @@ def worker_settings(prepared: "PreparedSweep", plan: RunPlan) -> WorkerSettings:
         subset_size=settings.subset_size,
         batch_size=settings.batch_size,
         compile=settings.compile,
+        store_steps=settings.store_steps,
         threads=prepared.placement.threads_per_actor,
         datasets=plan.record["identity"]["datasets"],
         memory=prepared.memory,

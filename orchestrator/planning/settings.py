@@ -313,6 +313,9 @@ class SweepSettings:
         choices=tuple(TRACKER_PACKAGES),
         help="send totals to experiment trackers: tensorboard, wandb, mlflow, trackio",
     )
+    store_steps: bool = setting(
+        False, help="store for each token the step that revealed it and its confidence; the report colours tokens by it"
+    )
     skip_unavailable: bool = setting(False, help="skip tasks that are not available instead of stopping")
     allow_code_execution: bool = setting(
         False, aliases=("confirm-run-unsafe-code",), help="run generated programs in a sandbox"

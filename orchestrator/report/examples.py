@@ -1,12 +1,15 @@
 """Documents that k=1 answered correctly and another configuration did not: both answers, with the difference marked.
 
+Tokens are coloured by their confidence where the sweep stored it.
 Texts and tokens are read from the store for these documents only.
 """
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,27 +19,55 @@ from orchestrator.analysis.details import Regression
 from orchestrator.report.sweeps import SweepData
 
 MAX_EXAMPLES = 600  # in a report; the counts next to them are of all documents
+MAX_COLOURED = 120  # examples whose tokens are coloured, which takes about ten times as many bytes
 MAX_PER_CONFIGURATION, MIN_PER_CONFIGURATION = 40, 3
 # Lengths in characters to which texts are shortened
 HEAD, BEFORE, AFTER, TAIL, QUESTION = 160, 220, 420, 160, 700
 ELLIPSIS = " […] "
+CONFIDENCE_LEVELS = (0.5, 0.75, 0.9)  # a token below the first is coloured most
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer: a token, if the sweep stored when it was revealed."""
+
+    text: str
+    note: str = ""  # step and confidence
+    level: int | None = None  # how many of CONFIDENCE_LEVELS the confidence reaches; None: all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MarkedText:
     """An answer in three parts; `different` is the first word that differs, empty if none does."""
 
-    same: str
-    different: str
-    rest: str
+    same: tuple[Piece, ...]
+    different: tuple[Piece, ...]
+    rest: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """As stored; scored questions have no tokens."""
+    """As stored; scored questions have no tokens. `steps`, `confidences` and `ends` are empty if not stored."""
 
-    text: str
-    tokens: Sequence[int]
+    text: str = ""
+    tokens: Sequence[int] = ()
+    steps: Sequence[int] = ()
+    confidences: Sequence[float] = ()
+    ends: Sequence[int] = ()
+
+    def pieces(self, begin: int, end: int) -> Iterator[Piece]:
+        """The text between two places, token by token if that is known."""
+        after = bisect_right(self.ends, begin)
+        for number in range(after, len(self.ends)) if begin < end else ():
+            until = min(end, self.ends[number])
+            if begin < until:
+                confidence = self.confidences[number]
+                note = f"step {self.steps[number]}, confidence {confidence:.2g}"
+                level = next((level for level, limit in enumerate(CONFIDENCE_LEVELS) if confidence < limit), None)
+                yield Piece(self.text[begin:until], note, level)
+                begin = until
+        if begin < end:
+            yield Piece(self.text[begin:end])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +91,11 @@ class Examples:
     won: int
     shown: tuple[Example, ...]
 
+    @property
+    def has_coloured_tokens(self) -> bool:
+        sides = [side for example in self.shown for side in (example.baseline, example.answer)]
+        return any(piece.note for side in sides for piece in (*side.same, *side.different, *side.rest))
+
 
 def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
     """For each configuration a few documents, evenly chosen from all that it lost."""
@@ -82,7 +118,10 @@ def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
             label=label,
             lost=found.difference.lost,
             won=found.difference.won,
-            shown=tuple(_example(one, answers, documents.get(task, {})) for one in listed),
+            shown=tuple(
+                _example(one, answers, documents.get(task, {}), coloured=number * len(compared) < MAX_COLOURED)
+                for number, one in enumerate(listed)
+            ),
         )
         for task, label, found, listed in chosen
     ]
@@ -102,14 +141,23 @@ def _read_answers(data: SweepData, wanted: Sequence[Regression]) -> Mapping[tupl
         store, stored_id = data.origin.get(trial, (0, trial))
         names[store][stored_id] = trial
     these = pc.field("doc_id").isin(pa.array(sorted({doc_id for _, doc_id in keys}), pa.string()))
-    columns = ["trial_id", "doc_id", "text", "token_ids"]
+    columns = ["trial_id", "doc_id", "text", "token_ids", "token_steps", "token_confidences", "token_ends"]
     found: dict[tuple[str, str], Answer] = {}
     for store, trials in names.items():
         for rows in data.stores[store].tables(list(trials), columns, where=these, verify=False):
             for row in rows.to_pylist():
                 if (key := (trials[row["trial_id"]], row["doc_id"])) in keys:
-                    found[key] = Answer(text=row["text"] or "", tokens=row["token_ids"])
+                    found[key] = _answer(row)
     return found
+
+
+def _answer(row: Mapping[str, Any]) -> Answer:
+    text, tokens = row["text"] or "", row["token_ids"]
+    steps, confidences, ends = (row[name] or () for name in ("token_steps", "token_confidences", "token_ends"))
+    places = [0, *ends, len(text)]
+    if not len(steps) == len(confidences) == len(ends) == len(tokens) or places != sorted(places):
+        return Answer(text=text, tokens=tokens)
+    return Answer(text=text, tokens=tokens, steps=steps, confidences=confidences, ends=ends)
 
 
 def _read_documents(table: pa.Table, wanted: Sequence[Regression]) -> Mapping[str, Mapping[str, object]]:
@@ -118,12 +166,15 @@ def _read_documents(table: pa.Table, wanted: Sequence[Regression]) -> Mapping[st
 
 
 def _example(
-    one: Regression, answers: Mapping[tuple[str, str], Answer], documents: Mapping[str, Mapping[str, object]]
+    one: Regression,
+    answers: Mapping[tuple[str, str], Answer],
+    documents: Mapping[str, Mapping[str, object]],
+    *,
+    coloured: bool,
 ) -> Example:
     document = documents.get(one.doc_id, {})
-    unknown = Answer(text="", tokens=())
-    ours, theirs = (answers.get((trial, one.doc_id), unknown) for trial in (one.baseline_trial, one.trial))
-    baseline, answer = mark_difference(ours.text, theirs.text)
+    ours, theirs = (answers.get((trial, one.doc_id), Answer()) for trial in (one.baseline_trial, one.trial))
+    baseline, answer = mark_difference(ours, theirs, coloured=coloured)
     token = first_difference(ours.tokens, theirs.tokens)
     return Example(
         doc_id=one.doc_id,
@@ -144,29 +195,35 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def mark_difference(one: str, other: str) -> tuple[MarkedText, MarkedText]:
+def mark_difference(one: Answer, other: Answer, *, coloured: bool = True) -> tuple[MarkedText, MarkedText]:
     """Mark the first word that differs, and shorten both texts around it."""
-    if one == other:
-        return _marked(one, len(one)), _marked(other, len(other))
-    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    inside_word = any(text[at : at + 1].strip() for text in (one, other))
-    start = len(re.sub(r"\S*$", "", one[:at])) if inside_word else at
+    if not coloured:
+        one, other = Answer(text=one.text), Answer(text=other.text)
+    a, b = one.text, other.text
+    if a == b:
+        return _marked(one, len(a)), _marked(other, len(b))
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    inside_word = any(text[at : at + 1].strip() for text in (a, b))
+    start = len(re.sub(r"\S*$", "", a[:at])) if inside_word else at
     return _marked(one, start), _marked(other, start)
 
 
-def _marked(text: str, start: int) -> MarkedText:
+def _marked(answer: Answer, start: int) -> MarkedText:
     """Shortened before and after the marked word; the end, which holds the result, stays."""
-    same, rest = text[:start], text[start:]
-    word = re.match(r"\s*\S+", rest)
-    end = 0 if word is None else word.end()
-    if len(same) > HEAD + BEFORE + len(ELLIPSIS):
-        same = same[:HEAD] + ELLIPSIS + same[-BEFORE:]
-    different, rest = rest[:end], rest[end:]
-    if len(different) > AFTER:
-        different = different[:AFTER] + ELLIPSIS
-    if len(rest) > AFTER + TAIL + len(ELLIPSIS):
-        rest = rest[:AFTER] + ELLIPSIS + rest[-TAIL:]
-    return MarkedText(same=same, different=different, rest=rest)
+    word = re.compile(r"\s*\S+").match(answer.text, start)
+    end = start if word is None else word.end()
+    return MarkedText(
+        same=_part(answer, 0, start, HEAD, BEFORE),
+        different=_part(answer, start, end, AFTER, 0),
+        rest=_part(answer, end, len(answer.text), AFTER, TAIL),
+    )
+
+
+def _part(answer: Answer, begin: int, end: int, head: int, tail: int) -> tuple[Piece, ...]:
+    """A part of an answer; if it is too long, its first and last characters."""
+    if end - begin <= head + tail + len(ELLIPSIS):
+        return tuple(answer.pieces(begin, end))
+    return (*answer.pieces(begin, begin + head), Piece(ELLIPSIS), *answer.pieces(end - tail, end))
 
 
 def _shorten(text: str, limit: int) -> str:

@@ -353,7 +353,7 @@ def export_csv(folder: Path, out: Path | None = None, record: Mapping[str, Any] 
         raise InputError(f"--out {target} is a directory; give the name of a file, such as {target / 'rows.csv'}")
     for place, column in enumerate(rows.schema):
         if pa.types.is_list(column.type):
-            values = [json.dumps(value) for value in rows[column.name].to_pylist()]
+            values = [None if value is None else json.dumps(value) for value in rows[column.name].to_pylist()]
             rows = rows.set_column(place, column.name, pa.array(values, pa.string()))
     content = pa.BufferOutputStream()
     pa.csv.write_csv(rows, content)
@@ -407,7 +407,7 @@ def _push(place: Path, repository: str, *, public: bool) -> str:
                 repo_id=repository, repo_type="dataset", folder_path=place, commit_message="Push a sweep of reuse-sweep"
             )
         )
-    except (HTTPError, OSError) as error:
+    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: from Xet uploads
         raise InputError(f"cannot push to {repository}: {hub_problem(error)}") from None
     return str(commit.commit_url)
 

@@ -279,10 +279,10 @@ def _render(template: str, **values: Any) -> str:
         f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; img-src data:; base-uri 'none'; "
         "form-action 'none'"
     )
-    return _environment().get_template(template).render(css=css, js=js, content_security_policy=policy, **values)
+    return templates().get_template(template).render(css=css, js=js, content_security_policy=policy, **values)
 
 
-def _environment() -> Environment:
+def templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
         autoescape=True,

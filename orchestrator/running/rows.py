@@ -85,6 +85,9 @@ def _result_columns(result: "Result") -> dict[str, Any]:
         "text": None if result.text is None else _storable(result.text),
         "token_ids": list(result.token_ids),
         "scores": list(result.scores),
+        "token_steps": None if result.reveals is None else [reveal.step for reveal in result.reveals],
+        "token_confidences": None if result.reveals is None else [reveal.confidence for reveal in result.reveals],
+        "token_ends": result.token_ends,
         "started_at": datetime.now(UTC) - timedelta(seconds=result.seconds),
     }
 

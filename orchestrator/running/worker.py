@@ -182,6 +182,7 @@ class Worker:
             settings=trial.configuration.decode_settings,
             batch_size=self.settings.batch_size,
             subset_size=self.settings.subset_size,
+            with_reveals=self.settings.store_steps,
         )
         failed = self.failed_documents = {}
 

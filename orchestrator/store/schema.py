@@ -194,6 +194,11 @@ ROWS = pa.schema(
         pa.field("text", pa.string()),
         _required("token_ids", pa.list_(pa.int32())),
         _required("scores", pa.list_(pa.float64())),  # log-likelihood of each option
+        # With --store-steps, for each token: the step of its block that revealed it (-1: the pass before the block),
+        # its probability in that step, and how many characters of the text are complete after it
+        pa.field("token_steps", pa.list_(pa.int32())),
+        pa.field("token_confidences", pa.list_(pa.float64())),
+        pa.field("token_ends", pa.list_(pa.int32())),
         _required("repeat", pa.int32()),
         _required("attempt", pa.int32()),
         _required("actor", pa.string()),

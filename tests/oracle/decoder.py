@@ -163,6 +163,7 @@ class ReferenceGenerated:
     layers: dict[str, int]
     trace: list[ReferenceStep]
     margin: float  # the smallest of all steps and hand-over tokens
+    reveals: list[tuple[int, int, float]]  # of each id: block, step in it (-1: before it), confidence
 
 
 def reference_generate(
@@ -183,6 +184,7 @@ def reference_generate(
     passes = Passes(model, policy, subset_size, literal)
     generator = torch.Generator().manual_seed(seed)
     tokens, trace, margins = list(prompt_ids), list[ReferenceStep](), list[float]()
+    revealed: dict[int, tuple[int, int, float]] = {}
 
     def read(logits: list[Tensor]) -> list[Guess]:
         draws = torch.rand(len(logits), generator=generator, dtype=torch.float64).tolist()
@@ -192,6 +194,7 @@ def reference_generate(
         """Passes over clean blocks; with token shift, their last position predicts the next block's first token."""
         logits_V = passes.clean(kind, tokens)
         for handed in read([logits_V] * model.shift):
+            revealed[len(tokens)] = len(tokens) // model.block, -1, handed.confidence
             tokens.append(handed.token)
             margins.append(handed.margin)
 
@@ -217,7 +220,11 @@ def reference_generate(
                 full = not settings.block_cache or step == 0 or (model.shift == 1 and tokens[first] == model.mask)
                 kind, window = (PassKind.FULL, block) if full else (PassKind.SMALL, small)
                 passes.denoise(tokens, window, kind, step)
-                margin = reveal(tokens, masked, read([passes.logits(p) for p in masked]), settings)
+                guesses = read([passes.logits(p) for p in masked])
+                margin = reveal(tokens, masked, guesses, settings)
+                for p, each in zip(masked, guesses, strict=True):
+                    if tokens[p] != model.mask:
+                        revealed[p] = start // model.block, step, each.confidence
                 done = ReferenceStep(
                     block=start // model.block,
                     small=(first - start) // settings.small_block,
@@ -238,6 +245,7 @@ def reference_generate(
         layers=passes.layers,
         trace=trace,
         margin=min(margins + [step.margin for step in trace]),
+        reveals=[revealed[position] for position in range(len(prompt_ids), len(prompt_ids) + len(ids))],
     )
 
 
