@@ -3,7 +3,9 @@
 import json
 import math
 import random
+import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from made_rows import DEFAULTS
 from made_sweep import MadeSweep, Unsynced
 from sweep_cases import write_case
 from test_run_plan import ready
+from test_trackers import read_tensorboard
 
 from orchestrator.analysis.verdicts import UNDECIDED, UNFINISHED
+from orchestrator.cli.__main__ import dispatch
 from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, REJECTED, Race
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.run_plan import RunPlan
@@ -169,6 +173,25 @@ def test_status_views_and_gauges_show_the_race(raced: RacedSweep) -> None:
     assert gauges["k2_first"][EVIDENCE_FOR] >= 1
     assert gauges["k2_first"][SAVED_AT_END] > 0
     assert EVIDENCE_FOR not in gauges["k1_first"]
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_trackers_get_the_race_as_series(raced: RacedSweep, tmp_path: Path) -> None:
+    shutil.copytree(raced.folder, tmp_path / "sweep")
+    dispatch(["track", str(tmp_path / "sweep"), "--to", "tensorboard"])
+    ends = {CONFIRMED: 1.0, REJECTED: -1.0, "finished": 0.5}
+    for standing in read_status(raced.folder).race:
+        found = read_tensorboard(tmp_path / "sweep", f"{standing.task}/{standing.configuration.slug()}")
+        states = [value for _, value in found.pop("race")]
+        assert states[-1] == ends[standing.state]
+        assert set(states[:-1]) <= {0.0, states[-1]}
+        assert states[0] == 0.0
+        assert states == sorted(states, key=abs), "once decided, it stays so"
+        measured = {name: points[-1][1] for name, points in found.items() if name.startswith("race_")}
+        assert measured == pytest.approx({f"race_{name}": value for name, value in standing.measures.items()})
+        if standing.configuration.policy == "k2_first":
+            assert measured["race_evidence_for"] >= 1
+            assert 1 < measured["race_speedup_low"] < SPEED["k2_first"] < measured["race_speedup_high"]
 
 
 def test_the_rows_alone_lead_to_the_same_decisions(raced: RacedSweep) -> None:

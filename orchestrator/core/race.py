@@ -115,13 +115,21 @@ class Standing:
     @property
     def nearest(self) -> float | None:
         """How near the nearest decision on accuracy is: 1 is reached."""
+        known = self.measures
+        return max(0.0, known["evidence_for"], known["evidence_against"]) if known else None
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """Evidence on accuracy (1 decides) and bounds of the speed-up, as far as they are known."""
         if self.look is None:
-            return None
-        plus, minus = (
-            self.look.log_e_plus / self.rules.log_e_confirm,
-            self.look.log_e_minus / self.rules.log_e_reject,
-        )
-        return max(0.0, plus, minus)
+            return {}
+        values = {
+            "evidence_for": self.look.log_e_plus / self.rules.log_e_confirm,
+            "evidence_against": self.look.log_e_minus / self.rules.log_e_reject,
+            "speedup_low": self.look.speedup_low,
+            "speedup_high": self.look.speedup_high,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
         look = {} if self.look is None else {item.name: getattr(self.look, item.name) for item in fields(Look)}

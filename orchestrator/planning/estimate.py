@@ -75,9 +75,7 @@ class RemainingWork:
 def disk_needed(work: Mapping[str, RemainingWork], *, running: int, steps: bool = False) -> int:
     """Bytes for all finished trials, plus `running` rows of trials in progress. `steps`: with --store-steps."""
     a_token = TOKEN_BYTES + STEP_BYTES * steps
-    lasting = sum(
-        task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + a_token * task.tokens) for task in work.values()
-    )
+    lasting = sum(task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + a_token * task.tokens) for task in work.values())
     return lasting + min(running, sum(task.rows for task in work.values())) * (RUNNING_ROW_BYTES + 2 * a_token * 2048)
 
 

@@ -8,6 +8,7 @@ same runs.
 
 import hashlib
 import json
+import math
 import os
 import select
 import subprocess
@@ -18,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.core.configuration import Configuration
-from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, REJECTED
+from orchestrator.core.evidence import ROW_COLUMNS
+from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, FINISHED, RACING, REJECTED, Race, Standing
 from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.core.totals import RunningTotals, Totals
-from orchestrator.core.trial import Trial
+from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
 from orchestrator.core.untrusted import path_below
 from orchestrator.progress.progress import stored_sums
 from orchestrator.progress.status import read_status
@@ -34,8 +35,8 @@ POLL_SECONDS = 5.0
 FINISH_TIMEOUT_SECONDS = 60.0  # at the end of a sweep
 REPLAYED_POINTS = 100  # of each run, at most, when a finished sweep is sent
 SERIES = ("accuracy", "tokens_per_s", "speedup", "documents")  # of Totals
-RACE = "race"  # series: 0 is racing, 1 confirmed, -1 rejected
-RACE_VALUES = {CONFIRMED: 1.0, REJECTED: -1.0}
+RACE = "race"  # series of a race: its state, and with names that begin with this what the decision depends on
+RACE_VALUES = {RACING: 0.0, CONFIRMED: 1.0, REJECTED: -1.0, FINISHED: 0.5}
 FOLDER = "trackers"  # in the sweep's folder
 FEED = "import sys; from orchestrator.cli.reports import feed_tracker; feed_tracker(sys.argv[1], sys.argv[2])"
 Summary = Mapping[str, Mapping[str, str]]  # by run: what is known at the end
@@ -121,15 +122,14 @@ def feed(folder: Path, name: str, summary: Callable[[], Summary]) -> None:
     assert record is not None, folder
     sent = _Sent(folder, name)
     tracker = _OPENERS[name](folder, record, sent.ids)
-    points = _Points(store)
+    points = _Points(store, record)
     for totals in points.replay():
-        _send(tracker, sent, totals, record)
+        _send(tracker, sent, totals, points.standings())
     while not select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
-        record = store.read_sweep_record() or record
-        _send(tracker, sent, points.new(), record)
-    record = store.read_sweep_record() or record
-    _send(tracker, sent, points.new(), record)
-    _send(tracker, sent, read_status(folder).totals, record)  # also the rows of trials that did not finish
+        _send(tracker, sent, points.new(), points.standings())
+    _send(tracker, sent, points.new(), points.standings())
+    status = read_status(folder)
+    _send(tracker, sent, status.totals, status.race)  # also the rows of trials that did not finish
     for run, values in summary().items():
         tracker.summarize(run, values)
     tracker.close()
@@ -139,20 +139,15 @@ def run_name(totals: Totals) -> str:
     return f"{totals.task}/{totals.configuration.slug()}"
 
 
-def _send(tracker: Tracker, sent: "_Sent", totals: Sequence[Totals], record: Mapping[str, Any]) -> None:
-    decided = {
-        (one["task"], Configuration.from_mapping(one)): RACE_VALUES.get(one["outcome"], 0.0)
-        for one in record.get(DECISIONS_KEY) or ()
-    }
+def _send(tracker: Tracker, sent: "_Sent", totals: Sequence[Totals], race: Sequence[Standing]) -> None:
+    by_key = {standing.key: _race_values(standing) for standing in race}
     step = sum(line.documents for line in totals)
     if step <= sent.step:
         return
     sent.step = step
     for line in totals:
         run = run_name(line)
-        values = {name: getattr(line, name) for name in SERIES}
-        if record["settings"].get(RACE) or decided:
-            values[RACE] = decided.get(line.key, 0.0)
+        values = {name: getattr(line, name) for name in SERIES} | by_key.get(line.key, {})
         if line.documents and values != sent.values.get(run):
             sent.values[run] = values
             tracker.log(run, step, {name: float(value) for name, value in values.items() if value is not None})
@@ -160,12 +155,29 @@ def _send(tracker: Tracker, sent: "_Sent", totals: Sequence[Totals], record: Map
     sent.save()
 
 
-class _Points:
-    """Totals of the finished trials, in the order in which they finished."""
+def _race_values(standing: Standing) -> dict[str, float]:
+    measures = {f"{RACE}_{name}": value for name, value in standing.measures.items() if math.isfinite(value)}
+    return {RACE: RACE_VALUES[standing.state], **measures}
 
-    def __init__(self, store: Store) -> None:
+
+class _Points:
+    """Totals of the finished trials, in the order in which they finished, and the race that follows from their rows."""
+
+    def __init__(self, store: Store, record: Mapping[str, Any]) -> None:
         self._store, self._seen = store, set[str]()
         self._totals = RunningTotals()
+        self._race: Race | None = None
+        if record["settings"].get(RACE):
+            tables = {task: store.documents(task) for task in record["settings"]["tasks"]}
+            by_shard = {
+                task: documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
+                for task, table in tables.items()
+            }
+            undecided = {key: value for key, value in record.items() if key != DECISIONS_KEY}
+            self._race = Race.from_record(undecided, WantedDocuments(by_shard=by_shard))
+
+    def standings(self) -> tuple[Standing, ...]:
+        return () if self._race is None else self._race.standings()
 
     def new(self) -> tuple[Totals, ...]:
         """After the trials that finished since the last call. Only trials that were not finished then are read."""
@@ -197,6 +209,8 @@ class _Points:
     def _add(self, trial_id: str, facts: Mapping[str, Any]) -> None:
         self._seen.add(trial_id)
         self._totals.add_sums(Trial.from_dict(facts["trial"]), stored_sums(self._store, trial_id, facts))
+        if self._race is not None:
+            self._race.add_rows(self._store.rows([trial_id], ROW_COLUMNS, verify=False))
 
 
 class _Sent:

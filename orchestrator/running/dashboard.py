@@ -160,20 +160,12 @@ def gauge_values(totals: Totals) -> dict[str, float]:
 
 
 def race_gauge_values(standing: Standing) -> dict[str, float]:
-    state = {CONFIRMED: 1.0, REJECTED: -1.0}.get(standing.state, 0.0)
-    values: dict[str, float | None] = {
-        DECIDED: state,
+    return {
+        DECIDED: {CONFIRMED: 1.0, REJECTED: -1.0}.get(standing.state, 0.0),
         SAVED: standing.seconds_saved,
         SAVED_AT_END: standing.seconds_saved_at_end,
+        **{f"reuse_sweep_race_{name}": value for name, value in standing.measures.items()},
     }
-    if (look := standing.look) is not None:
-        values |= {
-            EVIDENCE_FOR: look.log_e_plus / standing.rules.log_e_confirm,
-            EVIDENCE_AGAINST: look.log_e_minus / standing.rules.log_e_reject,
-            SPEED_LOW: look.speedup_low,
-            SPEED_HIGH: look.speedup_high,
-        }
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def trials_by_state(progress: Progress) -> dict[str, int]:
