@@ -116,7 +116,9 @@ def check(folder: Path, name: str, *, least: int) -> None:
     for totals in found.totals:
         series = READERS[name](folder, run_name(totals))
         points = series["documents"]
-        assert [step for step, _ in points] == sorted({step for step, _ in points})
+        steps = [step for step, _ in points]
+        assert steps == sorted(steps)
+        assert len(set(points)) == len(set(steps)), "a point that was sent again, after a kill, has the same value"
         assert len(points) >= least
         assert points[-1][1] == totals.documents
         assert points[-1][0] <= documents
