@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 
 from sampler.errors import InputError
 
@@ -107,6 +108,13 @@ class Generated:
     started: float  # on the call's stopwatch, which is paused while the caller handles results
     seconds: float  # on a synchronised device, from the first forward to the last token
     reveals: tuple[Reveal, ...] | None = None  # of each token, if requested
+
+    def trace_json(self, texts: Sequence[str] | None) -> list[dict[str, object]]:
+        """The reveals in the form that `generate` prints; `texts` are those of the tokens."""
+        assert self.reveals is not None
+        named = [{}] * len(self.ids) if texts is None else [{"text": text} for text in texts]
+        found = zip(self.ids, named, self.reveals, strict=True)
+        return [{"token": token, **name, **asdict(reveal)} for token, name, reveal in found]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

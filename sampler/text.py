@@ -105,6 +105,13 @@ def token_ends(tokenizer: Any, ids: Sequence[int], text: str) -> tuple[int, ...]
     return tuple(ends)
 
 
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of each token; a character of several tokens is the text of its last one."""
+    text = decode(tokenizer, ids)
+    ends = token_ends(tokenizer, ids, text)
+    return [text[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
+
+
 def cut(text: str, stop: Sequence[str]) -> str:
     """The text before the first stop string in it."""
     found = [at for at in (text.find(string) for string in stop) if at >= 0]

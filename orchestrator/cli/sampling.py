@@ -15,7 +15,8 @@ from orchestrator.planning.fields import display, setting, settings_of, shared
 from orchestrator.planning.settings import SweepSettings, check_policy, single_value
 from sampler.errors import InputError, NonFiniteError, counted
 from sampler.policy import GRAMMAR, ReusePolicy
-from sampler.records import DecodeSettings, Generated, Pair, Prompt, Reveal, Scored, document_seed
+from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
+from sampler.text import check_stop, encode, encode_chat, encode_pair, token_texts
 
 if TYPE_CHECKING:
     import torch
@@ -208,7 +209,6 @@ def generate(arguments: Sequence[str]) -> None:
     policy = ReusePolicy.parse(options.policy)
     options.start()
     from sampler.decode import decode_prompts
-    from sampler.text import check_stop
 
     check_stop(options.stop)
     lines = read_lines()
@@ -231,7 +231,7 @@ def generate(arguments: Sequence[str]) -> None:
         with_reveals=options.trace,
         on_failure=_raise_with_line(lines),
     )
-    tokenizer = None if options.ids else files.tokenizer
+    tokenizer = files.tokenizer if lines and not options.ids else None
     write_in_order(((i, _generated_json(lines[i], one, tokenizer)) for i, one in results), len(lines))
 
 
@@ -415,8 +415,6 @@ def read_prompts(
 def prompt_ids(line: Line, files: "ModelFiles", as_ids: bool) -> tuple[int, ...]:
     if as_ids:
         return line.token_ids("ids")
-    from sampler.text import encode, encode_chat
-
     if "messages" in line.fields and "prompt" in line.fields:
         raise InputError('a line must have "prompt" or "messages", not both')
     if "messages" in line.fields:
@@ -427,8 +425,6 @@ def prompt_ids(line: Line, files: "ModelFiles", as_ids: bool) -> tuple[int, ...]
 def _pair(line: Line, files: "ModelFiles", as_ids: bool) -> Pair:
     if as_ids:
         return Pair(prefix=line.token_ids("prefix"), target=line.token_ids("target"))
-    from sampler.text import encode_pair
-
     prefix, target = encode_pair(files.tokenizer, line.text("prefix"), line.text("target"))
     return Pair(prefix=prefix, target=target)
 
@@ -437,20 +433,10 @@ def _generated_json(line: Line, generated: Generated, tokenizer: Any) -> dict[st
     """Without a tokenizer, the answer has token ids and no text."""
     text = {} if tokenizer is None else {"text": generated.text}
     answer = {"ids": list(generated.ids), **text, "finish": generated.finish}
-    trace = {} if generated.reveals is None else {"trace": _trace_json(generated.ids, generated.reveals, tokenizer)}
-    return {"id": line.fields["id"], **answer, **_work_json(generated), **trace}
-
-
-def _trace_json(ids: Sequence[int], reveals: Sequence[Reveal], tokenizer: Any) -> list[dict[str, Any]]:
-    """One object per token; a character of several tokens is the text of its last one."""
-    from sampler.text import decode, token_ends
-
-    tokens: list[dict[str, Any]] = [{"token": token} for token in ids]
-    if tokenizer is not None:
-        text = decode(tokenizer, ids)
-        ends = token_ends(tokenizer, ids, text)
-        tokens = [{**one, "text": text[a:b]} for one, a, b in zip(tokens, (0, *ends), ends, strict=False)]
-    return [{**one, **asdict(reveal)} for one, reveal in zip(tokens, reveals, strict=True)]
+    found = {"id": line.fields["id"], **answer, **_work_json(generated)}
+    if generated.reveals is not None:
+        found["trace"] = generated.trace_json(None if tokenizer is None else token_texts(tokenizer, generated.ids))
+    return found
 
 
 def _scored_json(line: Line, scored: Scored) -> dict[str, Any]:
