@@ -13,7 +13,7 @@ from orchestrator.cli.sweep import parse_sweep
 from orchestrator.core.system import GPU_PROFILES
 from orchestrator.planning.estimate import duration_range, format_bytes, memory_needed, parameters, seconds_needed
 from orchestrator.planning.forecast import describe_plan, largest_batch, race_shares, undecidable
-from orchestrator.planning.machine import Machine
+from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare
 from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.settings import SweepSettings
@@ -124,6 +124,16 @@ def test_an_unknown_model_needs_its_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"is a file; .* shapes are known without files of Efficient-Large-Model"):
         planned(model=str(tmp_path / "file"))
+
+
+def test_a_run_without_the_files_points_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise InputError("the model is not here")
+
+    monkeypatch.setattr("orchestrator.planning.preflight.find_model", unreachable)
+    machine = Machine(nodes=(Nodes(resources={"CPU": 2}),))
+    with pytest.raises(InputError, match=r"not here \(--dry-run --device-profile a100-80 plans a sweep of it"):
+        prepare(SweepSettings(tasks=("gsm8k",), model=FULL_MODEL, data="bundled"), machine)
 
 
 def test_shapes_that_ship_with_the_project() -> None:

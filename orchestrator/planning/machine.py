@@ -167,7 +167,10 @@ def describe_auto_model(requested: SweepSettings, settings: SweepSettings, machi
     documents = known.get(settings.data, f"documents from {settings.data}")
     if settings.model == BUNDLED_MODEL:
         why = f"no GPU here (torch {torch.__version__} finds none)"
-        return [f"{why}: running the small bundled model on {documents}; --model {FULL_MODEL} runs the real one"]
+        return [
+            f"{why}: running the small bundled model on {documents}; --model {FULL_MODEL} runs the real one, and "
+            "--dry-run --device-profile a100-80 plans it"
+        ]
     return [
         f"{gpus_of(machine, requested.address)}: running {FULL_MODEL} on {documents}; --model tiny runs the small one"
     ]

@@ -132,8 +132,10 @@ def _find_model(requested: SweepSettings, settings: SweepSettings, machine: Mach
         if machine.profile is not None:
             known = f"shapes are known without files of {', '.join(KNOWN_CHECKPOINTS)}"
             raise InputError(f"{error}; {known}") from None
+        if config is not None:
+            error = InputError(f"{error} (--dry-run --device-profile a100-80 plans a sweep of it without its files)")
         if requested.model != "auto" or settings.model != FULL_MODEL:
-            raise
+            raise error from None
         why = f"--model auto selected it ({gpus_of(machine, requested.address)})"
         raise InputError(f"{error}; {why}, --model tiny runs the small bundled model without a network") from None
 
