@@ -62,6 +62,20 @@ policies: $(VENV)/installed
 	$(BIN)/python -m orchestrator.report $(foreach part,/ -threshold -small-block -block-cache,results/$(NAME)$(part)) \
 		--out results/$(NAME)/all
 
+# Compares published methods at three budgets with the grid and with k1 at other decode settings: three sweeps, one report.
+# LIMIT=20 takes the first 20 documents of each task.
+LIMIT ?=
+METHODS := k1_first,k1_middle,k1_last,k2_first,k2_middle,k3_first,skip_middle,skip_middle.every,stale=2,trim=0.25_all,$\
+delayed=0_all,delayed=1_all,delayed=3_all,dllm=0.1_all,dllm=0.25_all,dllm=0.5_all,elastic=0.1_all,elastic=0.3_all,$\
+elastic=1_all,es=0.25_4-35,es=0.5_4-35,es=0.75_4-35,focus=0.25_2-35,focus=0.5_2-35,focus=0.75_2-35
+REVEAL := threshold=0.95,threshold=0.9,threshold=0.7,threshold=0.5,margin=0.9,margin=0.5,entropy=0.1,entropy=0.5,$\
+klass=0.9,klass=0.7,credit=0.95,credit=0.9,topk=1,topk=2,topk=3,factor=0.5,factor=1
+methods: $(VENV)/installed
+	$(SWEEP) $(if $(LIMIT),--limit $(LIMIT)) --name methods --policies $(METHODS)
+	$(SWEEP) $(if $(LIMIT),--limit $(LIMIT)) --name methods-reveal --policies k1 --reveal $(REVEAL)
+	$(SWEEP) $(if $(LIMIT),--limit $(LIMIT)) --name methods-small-block --policies k1 --small-block 8,4,16,32
+	$(BIN)/python -m orchestrator.report $(foreach part,/ -reveal -small-block,results/methods$(part)) --out results/methods/all
+
 # Trains the bundled model: writes prompts and answers, then trains for at most 75 minutes on 2 cores. An interrupted run
 # continues; the model's files are replaced when training has finished.
 train-tiny: $(VENV)/installed

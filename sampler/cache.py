@@ -19,6 +19,7 @@ from sampler.config import ModelConfig
 from sampler.plan import WATCHED_INPUT, CacheSpec, Unit
 
 FINAL_STATES = -1  # key of the states after the last layer in a reuse cache; contributions have their layer's index
+FIRST_INPUT = -3  # key of the input of layer 0 that checkpoints compare with; of layer n: FIRST_INPUT - n
 MIN_POOLED_CAPACITY = 1024  # positions; pooled caches hold a power of two, so that calls of any length share them
 MAX_VIEWS = 64
 
@@ -178,6 +179,8 @@ class ReuseCache:
         if spec.watched_layer is not None:
             self.row_of[WATCHED_INPUT] = len(self.row_of)
             self.measured.add(WATCHED_INPUT)
+        for layer in spec.compared_inputs:
+            self.row_of[FIRST_INPUT - layer] = len(self.row_of)
         shape = (len(self.row_of), slots * self.block, config.hidden_size)
         self.values = (pool or CachePool()).take_values(shape, dtype=dtype, device=device)
         self.valid = [[0] * slots for _ in self.row_of]  # per cached layer and slot, one bit per position
@@ -236,10 +239,29 @@ class ReuseView:
     def watches(self, layer: int) -> bool:
         return layer == self.cache.spec.watched_layer
 
+    def keep_input(self, layer: int, x_ND: Tensor, compared: bool) -> Tensor | None:
+        """Caches the input of a layer, if the policy compares it; returns its relative L1 change if `compared`."""
+        row = self.cache.row_of.get(FIRST_INPUT - layer)
+        if row is None:
+            return None
+        change_N = None
+        if compared:
+            before_ND = self.cache.values[row, self.index]
+            change_N = _l1_norm(x_ND - before_ND) / _l1_norm(before_ND)
+        self._store((FIRST_INPUT - layer,), x_ND[None])
+        return change_N
+
     def load(self, layer: int) -> Tensor:
         self.loaded.append(layer)
         self.values = self.values or self.cache.values[:, self.index].unbind(0)
         return self.values[self.cache.row_of[layer]]
+
+    def load_sum(self, layers: Sequence[int]) -> Tensor:
+        """What adjacent cached layers contribute together."""
+        rows = [self.cache.row_of[layer] for layer in layers]
+        assert rows == list(range(rows[0], rows[-1] + 1)), "the layers are not adjacent in the cache"
+        self.loaded += layers
+        return self.cache.values[rows[0] : rows[-1] + 1, self.index].sum(0)
 
     def add(self, layer: int, before_ND: Tensor, after_ND: Tensor) -> None:
         """Notes the contribution of a layer, if it is cached."""
@@ -255,8 +277,12 @@ class ReuseView:
         if self.states:
             layers, before, after = zip(*self.states, strict=True)
             self.states = []
-            after_LND = torch.stack(after)
-            self._store(layers, after_LND - torch.stack(before), after_LND)
+            if all(later is earlier for later, earlier in zip(before[1:], after, strict=False)):  # one kernel less
+                states_LND = torch.stack((before[0], *after))
+                before_LND, after_LND = states_LND[:-1], states_LND[1:]
+            else:
+                before_LND, after_LND = torch.stack(before), torch.stack(after)
+            self._store(layers, after_LND - before_LND, after_LND)
 
     def store(self, key: int, value_ND: Tensor) -> None:
         """Stores states, if they are cached."""
@@ -341,7 +367,12 @@ def rotary_frequencies(config: ModelConfig, device: torch.device) -> tuple[Tenso
 
 def _l1_norms(*tensors_ND: Tensor) -> Tensor:
     """The L1 norms of all tensors at each position, in float32 because sums in half precision would overflow."""
-    return torch.stack([torch.linalg.vector_norm(x, ord=1, dim=-1, dtype=torch.float32) for x in tensors_ND], -1)
+    return torch.stack([_l1_norm(x) for x in tensors_ND], -1)
+
+
+def _l1_norm(x_ND: Tensor) -> Tensor:
+    norm_N: Tensor = torch.linalg.vector_norm(x_ND, ord=1, dim=-1, dtype=torch.float32)
+    return norm_N
 
 
 def _flat_index(

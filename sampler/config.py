@@ -10,6 +10,7 @@ from typing import Any
 
 from sampler.errors import InputError
 from sampler.records import DecodeSettings
+from sampler.reveal import THRESHOLD
 
 BUNDLED_MODEL = "tiny"  # its files are in sampler/tiny; tools/tiny trains it
 FULL_MODEL = "Efficient-Large-Model/Fast_dLLM_v2_7B"
@@ -150,6 +151,11 @@ class ModelConfig:
 
     def decode_settings(self, given: Mapping[str, Any], **more: Any) -> DecodeSettings:
         """Decode settings; values that are not given, or None, have the model's defaults."""
+        if given.get("threshold") is not None and given.get("reveal", THRESHOLD) != THRESHOLD:
+            raise InputError(
+                f"threshold {given['threshold']:g} and reveal {given['reveal']} must not be used together: "
+                f"a threshold is the reveal rule threshold={given['threshold']:g}"
+            )
         return DecodeSettings(
             **self.decode_defaults | {name: value for name, value in given.items() if value is not None} | more
         )

@@ -18,21 +18,10 @@ from sampler.errors import InputError, NonFiniteError
 from sampler.loading import LoadedModel
 from sampler.plan import BoundPolicy, LayerPlan, PassKind, PastPass, StepContext, compute_all, resolve
 from sampler.records import DecodeSettings, Generated, Prompt, Reveal
+from sampler.reveal import Prediction, RevealRule, Signal
 from sampler.text import StopStrings, check_stop, cut, decode
 
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The predicted token of a position, and its probability."""
-
-    token: int
-    probability: float
-
-
-def reveal(predictions: Sequence[Prediction], threshold: float) -> list[int]:
-    """Indices to reveal: all strictly above the threshold, and always the most probable one (ties: the lowest)."""
-    best = max(range(len(predictions)), key=lambda i: predictions[i].probability)
-    return [i for i, p in enumerate(predictions) if p.probability > threshold or i == best]
+TINY_PROBABILITY = 1e-30  # in place of 0, whose logarithm is not finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,41 +34,56 @@ class Predictor:
     mask_token_id: int
     temperature: float = 0.0
     top_p: float = 1.0
+    signal: Signal = Signal.NONE
+    before_RV: Tensor | None = None  # for the divergence: the last distribution that was read at each place
 
-    def pack(self, queries: Sequence[float]) -> Sequence[int]:
-        """The bits of the uniform numbers; a greedy prediction needs none."""
-        return struct.unpack(f"{len(queries)}q", struct.pack(f"{len(queries)}d", *queries)) if self.temperature else ()
+    def pack(self, queries: Sequence[float], places: Sequence[int]) -> Sequence[int]:
+        """The bits of the uniform numbers, then the places, each only if they are needed."""
+        bits = struct.unpack(f"{len(queries)}q", struct.pack(f"{len(queries)}d", *queries)) if self.temperature else ()
+        return (*bits, *places) if self.before_RV is not None else bits
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
-        """Probabilities, then tokens. Every token id is exact in float32."""
-        probability_N, token_N = self._sample(logits_PV, packed) if self.temperature else self._greedy(logits_PV)
-        return torch.cat((probability_N, token_N.to(probability_N.dtype)))
+        """Probabilities, then tokens, then signals. Every token id is exact in float32."""
+        both = self.temperature and self.before_RV is not None
+        uniforms, places = packed.chunk(2) if both else (packed, packed)
+        logits_NV = logits_PV[: len(places)] if len(packed) else logits_PV
+        probability_NV = torch.softmax(logits_NV / self.temperature if self.temperature else logits_NV, -1)
+        probability_NV[:, self.mask_token_id] = 0
+        found = self._sample(probability_NV, uniforms) if self.temperature else probability_NV.max(-1)
+        probability_N, token_N = found
+        numbers = [probability_N, token_N.to(probability_N.dtype)]
+        if self.signal is not Signal.NONE:
+            numbers.append(self._signal(probability_NV, token_N, places).to(probability_N.dtype))
+        return torch.cat(numbers)
 
     def unpack(self, numbers: Sequence[float], queries: Sequence[float]) -> list[Prediction]:
-        tokens = numbers[len(numbers) // 2 :]
-        return [Prediction(int(token), p) for token, p, _ in zip(tokens, numbers, queries, strict=False)]
+        rows = len(numbers) // (2 if self.signal is Signal.NONE else 3)
+        values = (numbers[at : at + len(queries)] for at in range(0, len(numbers), rows))
+        return [Prediction(int(token), p, *signal) for p, token, *signal in zip(*values, strict=True)]
 
-    def _greedy(self, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
-        probability_NV = self._without_mask(torch.softmax(logits_NV, -1))
-        return probability_NV.max(-1)
-
-    def _sample(self, logits_NV: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        uniform_N = uniforms.view(torch.float64)
-        logits_NV = logits_NV[: len(uniform_N)]
-        probability_NV = self._without_mask(torch.softmax(logits_NV / self.temperature, -1))
+    def _sample(self, probability_NV: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         sorted_NV, token_NV = probability_NV.sort(stable=True, dim=-1, descending=True)
         before_NV = sorted_NV.double().cumsum(-1) - sorted_NV
         nucleus_NV = torch.where(before_NV < self.top_p, sorted_NV.double(), 0.0)
         cumulative_NV = nucleus_NV.cumsum(-1)
         total_N1 = cumulative_NV[:, -1:]
-        target_N1 = uniform_N[:, None] * total_N1
+        target_N1 = uniforms.view(torch.float64)[:, None] * total_N1
         chosen_N1 = (cumulative_NV > target_N1).int().argmax(-1, keepdim=True)
         probability_N1 = nucleus_NV.gather(-1, chosen_N1) / total_N1
         return probability_N1[:, 0], token_NV.gather(-1, chosen_N1)[:, 0]
 
-    def _without_mask(self, probability_NV: Tensor) -> Tensor:
-        probability_NV[:, self.mask_token_id] = 0
-        return probability_NV
+    def _signal(self, probability_NV: Tensor, token_N: Tensor, places: Tensor) -> Tensor:
+        """What the reveal rule needs to know about the distributions, before they are cut to the nucleus."""
+        if self.signal is Signal.ENTROPY:
+            entropy_N: Tensor = torch.special.entr(probability_NV).sum(-1)
+            return entropy_N
+        if self.signal is Signal.MARGIN:
+            token_N1 = token_N[:, None]
+            return probability_NV.gather(-1, token_N1)[:, 0] - probability_NV.scatter(-1, token_N1, 0.0).amax(-1)
+        assert self.before_RV is not None
+        log_before_NV = self.before_RV[places].clamp_(min=TINY_PROBABILITY).log_()
+        self.before_RV.index_copy_(0, places, probability_NV)
+        return torch.xlogy(probability_NV, probability_NV).sub_(probability_NV * log_before_NV).sum(-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,11 +137,21 @@ def decode_prompts(
     check_prompts(prompts, settings, config)
     limits = [prompt.max_new_tokens or settings.max_new_tokens for prompt in prompts]
     longest = max((len(p.ids) + limit for p, limit in zip(prompts, limits, strict=True)), default=0)
-    predictor = Predictor(mask_token_id=config.mask_token_id, temperature=settings.temperature, top_p=settings.top_p)
+    slots = slots_needed(model.network, batch_size, len(prompts))
+    rule = settings.reveal_rule
+    predictor = Predictor(
+        mask_token_id=config.mask_token_id,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        signal=rule.signal,
+        before_RV=torch.zeros((slots * config.block_size, config.vocab_size), device=model.network.device)
+        if rule.signal is Signal.DIVERGENCE
+        else None,
+    )
     engine: Engine[_Continuation] = Engine(
         model.network,
         cache_spec=bound.cache_spec,
-        slots=slots_needed(model.network, batch_size, len(prompts)),
+        slots=slots,
         capacity=longest,
         reader=predictor,
         on_failure=on_failure,
@@ -151,6 +165,7 @@ def decode_prompts(
             config=config,
             policy=bound,
             settings=settings,
+            rule=rule,
             stop_strings=StopStrings(model.tokenizer if prompt.stop else None, prompt.stop),
             stopwatch=engine.stopwatch,
             on_step=on_step,
@@ -221,6 +236,7 @@ class _Sequence:
     config: ModelConfig
     policy: BoundPolicy
     settings: DecodeSettings
+    rule: RevealRule
     stop_strings: StopStrings
     stopwatch: Stopwatch
     on_step: Callable[[Step], None] | None
@@ -266,6 +282,7 @@ class _Sequence:
         revealed_at = [None if token == self.config.mask_token_id else -1 for token in self.tokens[start:]]
         small = self.settings.small_block
         for first in range(start, start + self.config.block_size, small):
+            traces: dict[int, list[Prediction]] = {position: [] for position in range(first, first + small)}
             while masked := self._masked(first, first + small):
                 if self._finished():
                     return
@@ -290,10 +307,17 @@ class _Sequence:
                     read=tuple(self.config.predicted_at(position) - begin for position in masked),
                     queries=self._uniforms(len(masked)),
                 )
-                done = PastPass(window=context.window, plan=executed, measured=(yield GetMeasurements()))
+                done = PastPass(
+                    window=context.window,
+                    plan=executed,
+                    measured=(yield GetMeasurements()),
+                    confidence={p - start: one.probability for p, one in zip(masked, predictions, strict=True)},
+                )
                 past += (done,)
                 self._finite(predictions, start, f"step {step} ({kind.value} pass)")
-                for i in reveal(predictions, self.settings.threshold):
+                for position, prediction in zip(masked, predictions, strict=True):
+                    traces[position].append(prediction)
+                for i in self.rule.choose([traces[position] for position in masked]):
                     self.tokens[masked[i]] = predictions[i].token
                     revealed_at[masked[i] - start] = step
                     if self.reveals is not None:

@@ -353,6 +353,7 @@ class Engine(Generic[Result]):
                     read=wanted.read,
                     queries=wanted.queries,
                     selected=wanted.plan.selected,
+                    priors=wanted.plan.priors,
                 )
             )
         plan, reuse = passes[0].plan, self._uses_reuse_cache(passes[0])
@@ -369,7 +370,8 @@ class Engine(Generic[Result]):
         counters.layers_computed += work.computed
         counters.layers_reused += work.reused
         halves = work.attention_only + work.mlp_only
-        counters.layer_positions += (work.computed - work.partial - halves) * positions + work.partial * selected
+        whole = work.computed - work.partial - work.narrowed - halves
+        counters.layer_positions += whole * positions + work.partial * selected + work.narrowed_positions
         if halves:
             attention, mlp = self.network.config.layer_weights
             weighted = (work.attention_only * attention + work.mlp_only * mlp) * positions

@@ -21,7 +21,7 @@ from sampler.decode import Predictor, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import LoadedModel, build_transformer
 from sampler.passes import PassRunner, PassSegment
-from sampler.plan import PARTIAL, WATCHED_INPUT, CacheSpec, LayerPlan, PassKind, PastPass, StepContext, compute_all
+from sampler.plan import WATCHED_INPUT, CacheSpec, LayerPlan, PassKind, PastPass, StepContext, compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import Counters, Pair, Prompt, Scored
 from sampler.scoring import score_pairs
@@ -208,7 +208,7 @@ class Bench:
 
         @torch.inference_mode()
         def run(kind: PassKind, plan: LayerPlan, of: Sequence[PassSegment]) -> None:
-            chosen = [replace(segment, selected=plan.selected) for segment in of]
+            chosen = [replace(segment, selected=plan.selected, priors=plan.priors) for segment in of]
             most = runner.sequences(kind, len(of[0].tokens)) if runner.padded else batch
             for first in range(0, batch, most):
                 runner.run(chosen[first : first + most], plan, kind, reuse=bool(runner.reuse.row_of))
@@ -249,8 +249,11 @@ class Bench:
         context = self.context(kind)
         plan = ReusePolicy.parse(policy).bind(self.config.num_layers).plan(context)
         attention, mlp = (part / sum(self.config.layer_weights) for part in self.config.layer_weights)
-        partial = len(plan.selected) / len(context.window)
-        costs = [partial if s is PARTIAL else attention * s.runs_attention + mlp * s.runs_mlp for s in plan.steps]
+        window = len(context.window)
+        costs = [
+            (attention * step.runs_attention + mlp * step.runs_mlp) * plan.positions(layer, window) / window
+            for layer, step in enumerate(plan.steps)
+        ]
         return 0.0 if plan.stale else sum(costs) / len(costs)
 
     def deciding(self, policy: str) -> float:

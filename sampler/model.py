@@ -4,16 +4,16 @@ Shapes: N positions of all rows, M features of a fused projection, F features of
 linear layer, K inputs and M outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import cosine_similarity, rms_norm, silu
 
-from sampler.attention import Backend
-from sampler.cache import FINAL_STATES, CachePool, KeyValueView, ReuseView
+from sampler.attention import Attention, Backend
+from sampler.cache import FINAL_STATES, CachePool, KeyValueView, ReuseCache, ReuseView
 from sampler.config import ModelConfig
 from sampler.plan import (
     COMPUTE,
@@ -23,6 +23,8 @@ from sampler.plan import (
     REPLAY_MLP,
     SKIP,
     WATCHED_INPUT,
+    Checkpoint,
+    CheckpointSignal,
     LayerPlan,
     LayerStep,
     Unit,
@@ -92,7 +94,9 @@ class LayerWork:
     """What a pass did for each of its rows, counted where it happens."""
 
     computed: int = 0  # layers that ran
-    partial: int = 0  # of these, layers that ran for the selected positions only
+    partial: int = 0  # of these, layers that ran for the positions that the plan selected
+    narrowed: int = 0  # of these, layers that ran for the positions that a checkpoint kept
+    narrowed_positions: int = 0  # of each row, summed over these layers
     attention_only: int = 0  # of these, layers whose MLP was replayed
     mlp_only: int = 0  # of these, layers whose attention was replayed
     reused: int = 0  # layers that did not run
@@ -150,6 +154,41 @@ class Selection:
     keys_values: KeyValueView
     reuse: ReuseView
     rows: Tensor
+    kept: int = 0  # by a checkpoint, of each row; 0: the plan selected the positions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Narrowing:
+    """What checkpoints need to select positions: S sequences of W positions each, and where each position lies."""
+
+    width: int
+    factors_N: Tensor  # rotary
+    firsts_S1: Tensor  # the first position of each sequence in the states of the pass
+    places_2N: Tensor  # rows in the flattened keys and values, and rows in the reuse cache
+    targets: Sequence[Tensor]  # the flattened keys and values of each layer
+    priors: Sequence[Tensor]  # (N,) for each checkpoint
+    attention: Callable[[int], Attention]  # over any positions of the block, as many in each sequence
+
+    def select(
+        self, number: int, checkpoint: Checkpoint, signal_N: Tensor, live: Selection | None, reuse: ReuseCache
+    ) -> Selection:
+        """The best positions of each sequence (ties: the lowest), of those that are still computed."""
+        score_N = torch.add(self.priors[number], signal_N, alpha=checkpoint.weight)
+        if live is None:
+            best_SW = torch.sort(score_N.view(-1, self.width), dim=-1, descending=True, stable=True).indices
+            rows = (best_SW[:, : checkpoint.keep] + self.firsts_S1).flatten()
+        else:
+            live_SK = torch.sort(live.rows.view(-1, live.kept)).values
+            best_SK = torch.sort(score_N[live_SK], dim=-1, descending=True, stable=True).indices
+            rows = live_SK.gather(1, best_SK[:, : checkpoint.keep]).flatten()
+        cache_rows, block_rows = self.places_2N[:, rows]
+        view = KeyValueView(
+            factors=(self.factors_N[rows],),
+            index=cache_rows,
+            targets=self.targets,
+            attention=self.attention(checkpoint.keep),
+        )
+        return Selection(view, ReuseView(reuse, block_rows), rows, checkpoint.keep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,12 +207,16 @@ class Layer:
     down: Linear
 
     def attention(self, x_ND: Tensor, keys_values: KeyValueView) -> Tensor:
+        q_NM, kv_NM = rotate(self.fused_projection(x_ND), keys_values.factors, self.qkv_pairs)
+        keys_values.write(self.index, kv_NM)
+        return self.attention_out.add_to(x_ND, keys_values.attention.attend(self.index, q_NM))
+
+    def fused_projection(self, x_ND: Tensor) -> Tensor:
+        """Queries, keys and values before the rotation."""
         qkv_NM = self.qkv(self.attention_norm(x_ND))
         if self.qk_norm is not None:
             self.qk_norm(qkv_NM)
-        q_NM, kv_NM = rotate(qkv_NM, keys_values.factors, self.qkv_pairs)
-        keys_values.write(self.index, kv_NM)
-        return self.attention_out.add_to(x_ND, keys_values.attention.attend(self.index, q_NM))
+        return qkv_NM
 
     def mlp(self, x_ND: Tensor) -> Tensor:
         gate_NF, up_NF = torch.split_with_sizes(self.gate_up(self.mlp_norm(x_ND)), self.gate_up_sizes, 1)
@@ -209,7 +252,11 @@ class Layer:
 
     def run_selected(self, x_ND: Tensor, selection: Selection, selected_ND: Tensor | None, work: LayerWork) -> Tensor:
         """Computes the selected positions, as the layer before left them, against the cached keys of all positions."""
-        work.partial += 1
+        if selection.kept:
+            work.narrowed += 1
+            work.narrowed_positions += selection.kept
+        else:
+            work.partial += 1
         before_ND = x_ND[selection.rows] if selected_ND is None else selected_ND
         return self.run(before_ND, selection.keys_values, selection.reuse, work)
 
@@ -254,22 +301,41 @@ class Transformer:
         plan: LayerPlan,
         reuse: ReuseView | None = None,
         selection: Selection | None = None,
+        narrowing: Narrowing | None = None,
     ) -> tuple[Tensor, LayerWork]:
         """The states after the last layer. Prefill and commit passes have no `reuse`: they cache no contributions.
 
         The selected positions go through adjacent partial layers on their own, while all positions replay. After the
-        last of these layers they are put back. A stale pass runs no layer and returns the states as last computed.
+        last of these layers, and before a checkpoint, they are put back. A stale pass runs no layer and returns the
+        states as last computed.
         """
         if plan.stale:
             assert reuse is not None
             return reuse.load(FINAL_STATES), LayerWork(reused=len(self.layers), replays=1)
         work = LayerWork()
+        checkpoints = {checkpoint.layer: number for number, checkpoint in enumerate(plan.checkpoints)}
+        compared = () if reuse is None else reuse.cache.spec.compared_inputs
         x_ND = self.embedding_VD[ids_N]
         selected_ND: Tensor | None = None
+        pending: list[int] = []  # layers that ran for some positions and are still to be replayed for the others
         for index, (layer, step) in enumerate(zip(self.layers, plan.steps, strict=True)):
             if reuse is not None and reuse.watches(index):
                 assert selected_ND is None
                 reuse.store(WATCHED_INPUT, x_ND)
+            number = checkpoints.get(index)
+            if number is not None or index in compared:
+                assert reuse is not None
+                if selection is not None and selected_ND is not None:
+                    x_ND = _put_back(x_ND, selection, selected_ND, reuse, pending)
+                    selected_ND = None
+                signal_N = reuse.keep_input(index, x_ND, number is not None)
+                if number is not None:
+                    assert narrowing is not None
+                    if signal_N is None:
+                        signal_N = self._signal(layer, plan.checkpoints[number], x_ND, narrowing)
+                    if selection is not None:
+                        selection.reuse.finish()
+                    selection = narrowing.select(number, plan.checkpoints[number], signal_N, selection, reuse.cache)
             if step is COMPUTE:
                 x_ND = layer.run(x_ND, keys_values, reuse, work)
                 continue
@@ -287,9 +353,12 @@ class Transformer:
                 continue
             assert selection is not None
             selected_ND = layer.run_selected(x_ND, selection, selected_ND, work)
-            x_ND = x_ND + reuse.load(index)
+            if selection.kept:
+                pending.append(index)
+            else:
+                x_ND = x_ND + reuse.load(index)
             if plan.steps[index + 1 : index + 2] != (PARTIAL,):
-                x_ND.index_copy_(0, selection.rows, selected_ND)
+                x_ND = _put_back(x_ND, selection, selected_ND, reuse, pending)
                 selected_ND = None
         if reuse is not None:
             reuse.store(FINAL_STATES, x_ND)
@@ -297,3 +366,26 @@ class Transformer:
         if selection is not None:
             selection.reuse.finish()
         return x_ND, work
+
+    def _signal(self, layer: Layer, checkpoint: Checkpoint, x_ND: Tensor, narrowing: Narrowing) -> Tensor:
+        """What a checkpoint before this layer sees of each position, but for the change of its input; in float32."""
+        qkv_NM, width = layer.fused_projection(x_ND), layer.qkv_pairs[1]
+        if checkpoint.signal is CheckpointSignal.VALUE_CHANGE:
+            held_NM = narrowing.targets[layer.index][narrowing.places_2N[0], width:]
+            return -cosine_similarity(qkv_NM[:, -width:].float(), held_NM.float(), -1)
+        assert checkpoint.signal is CheckpointSignal.ATTENTION
+        q_NM, kv_NM = rotate(qkv_NM, (narrowing.factors_N,), layer.qkv_pairs)
+        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        sequences = len(x_ND) // narrowing.width
+        q_SKQd = q_NM.view(sequences, -1, heads, head_dim).transpose(1, 2)
+        keys_SKdW = kv_NM[:, :width].view(sequences, -1, heads, head_dim).permute(0, 2, 3, 1)
+        score_SKQW = torch.matmul(q_SKQd, keys_SKdW).float()
+        return torch.softmax(score_SKQW / head_dim**0.5, -1).mean((1, 2)).flatten()
+
+
+def _put_back(x_ND: Tensor, selection: Selection, selected_ND: Tensor, reuse: ReuseView, pending: list[int]) -> Tensor:
+    """The states of all positions after partial layers; at a checkpoint's layers the others replay all at once."""
+    if pending:
+        x_ND = x_ND + reuse.load_sum(pending)
+        pending.clear()
+    return x_ND.index_copy_(0, selection.rows, selected_ND)

@@ -23,13 +23,14 @@ from torch.nn.functional import linear, silu
 
 from sampler.cache import rotary_frequencies
 from sampler.config import EMBEDDING, ModelConfig
-from sampler.decode import Prediction, Step, decode_prompts, reveal
+from sampler.decode import Step, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.errors import InputError
 from sampler.loading import LoadedModel
 from sampler.plan import CacheSpec, PassKind, compute_all
 from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings, Prompt
+from sampler.reveal import Prediction, RevealRule
 from sampler.text import encode
 
 TEXTS = (
@@ -177,7 +178,7 @@ def compare(model: LoadedModel, python: Path) -> Parity:
     ours = own_logits(model, states)
     child = run_child(model, python, states, ours)
     compared = [
-        _compare_state(state, mine, answer, model.config.mask_token_id, settings.threshold)
+        _compare_state(state, mine, answer, model.config.mask_token_id, settings.reveal_rule)
         for state, mine, answer in zip(states, ours, child.pop("answers"), strict=True)
     ]
     return Parity(
@@ -189,7 +190,7 @@ def compare(model: LoadedModel, python: Path) -> Parity:
 
 
 def _compare_state(
-    state: State, ours: Sequence[TopLogits], answer: Mapping[str, Any], mask: int, threshold: float
+    state: State, ours: Sequence[TopLogits], answer: Mapping[str, Any], mask: int, rule: RevealRule
 ) -> tuple[float, str | None]:
     """The largest difference of two logits, and what differs, if anything: a logit, or the tokens that are revealed."""
     pairs = [zip(row.logits, same, strict=True) for row, same in zip(ours, answer["ours"], strict=True)]
@@ -207,17 +208,17 @@ def _compare_state(
                 f"and {same[place]:.6g} there; the prediction is token {a.token} ({a.probability:.3f}) here and token "
                 f"{b.token} ({b.probability:.3f}) there"
             )
-    found = _revealed(state, other, threshold)
+    found = _revealed(state, other, rule)
     if found != dict(state.revealed):
         tie = f"{where}: reveals {dict(state.revealed)} here and {found} there, with the same logits (a near tie)"
         return largest, tie
     return largest, None
 
 
-def _revealed(state: State, predictions: Sequence[Prediction], threshold: float) -> dict[int, int]:
+def _revealed(state: State, predictions: Sequence[Prediction], rule: RevealRule) -> dict[int, int]:
     """Tokens by position that these predictions reveal; the first position of a block is always revealed."""
     handed = state.reads[0] < state.start
-    chosen = [n + handed for n in reveal(predictions[handed:], threshold)]
+    chosen = [n + handed for n in rule.choose([[one] for one in predictions[handed:]])]
     return {state.positions[n]: predictions[n].token for n in ([0] if handed else []) + chosen}
 
 
@@ -267,8 +268,8 @@ def decoding_states(model: LoadedModel, prompts: Sequence[Prompt], settings: Dec
 class _TopReader:
     """Reads the largest logits of each row."""
 
-    def pack(self, queries: Sequence[Any]) -> Sequence[int]:
-        del queries
+    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
+        del queries, places
         return ()
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ rounding of a row's results, do not depend on the other rows. All integers of a 
 Shapes: N positions of all rows, P positions whose logits are read, V vocabulary.
 """
 
+import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sampler.attention import Attention, Backend, SequenceAttention
 from sampler.cache import KeyValueCache, KeyValueView, ReuseCache, ReuseView, Rows, layer_views
-from sampler.model import LayerWork, Selection, Transformer
+from sampler.model import LayerWork, Narrowing, Selection, Transformer
 from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind
 
 # Positions of a padded pass by kind, for batch sizes up to `SHARED_BATCH`: about as many as a GPU computes in the time
@@ -30,8 +31,8 @@ PREFILL_POSITIONS = 1024  # of a prefill that is not padded
 class LogitReader(Protocol):
     """Answers one query per row of logits, such as "which token?" or "the log-probabilities of these tokens?"."""
 
-    def pack(self, queries: Sequence[Any]) -> Sequence[int]:
-        """What `read` needs to know about the queries, as 64-bit integers."""
+    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
+        """What `read` needs to know about the queries, as 64-bit integers. `places` are slot × block + position."""
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
         """A vector of numbers. There may be more rows of logits than queries."""
@@ -50,6 +51,7 @@ class PassSegment:
     read: Sequence[int] = ()
     queries: Sequence[Any] = ()
     selected: Sequence[int] = ()
+    priors: Sequence[Sequence[float]] = ()  # of its positions, for each checkpoint of the plan
 
 
 class PassResult(NamedTuple):
@@ -126,7 +128,7 @@ class PassRunner:
     def run(self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, *, reuse: bool) -> PassResult:
         """One forward. With `reuse`, values are cached for later passes, and the plan may replay cached values."""
         queries = [query for segment in segments for query in segment.queries]
-        packed = self.reader.pack(queries) if queries else ()
+        packed = self.reader.pack(queries, _places_read(segments, self.block)) if queries else ()
         rows = _rows(segments)
         if self.padded:
             done, numbers = self._run_padded(segments, plan, kind, packed, reuse)
@@ -158,7 +160,20 @@ class PassRunner:
             state_rows = self._tensor(_selected_states(segments, self.block))
             selection = Selection(self.keys_values.view(selected), self.reuse.view(selected), state_rows)
         ids_N = self._tensor([token for segment in segments for token in segment.tokens])
-        states_ND, work = self.network.forward(ids_N, self.keys_values.view(rows), plan, view, selection)
+        narrowing = None
+        if plan.checkpoints:
+            width = len(segments[0].tokens)
+            positions, *places = self._places(rows)[:3]
+            narrowing = Narrowing(
+                width=width,
+                firsts_S1=self._tensor(_first_states(segments))[:, None],
+                factors_N=self.keys_values.factors[positions],
+                places_2N=torch.tensor(places, device=self.network.device),
+                targets=self.keys_values.views[0],
+                priors=_as_priors(self._tensor(_prior_bits(segments, len(segments) * width)), len(plan.checkpoints)),
+                attention=self._attention_of(rows),
+            )
+        states_ND, work = self.network.forward(ids_N, self.keys_values.view(rows), plan, view, selection, narrowing)
         read = _read_rows(segments)
         logits_PV = self.network.logits(states_ND[self._tensor(read)]) if read else None
         numbers = None if logits_PV is None else self.reader.read(logits_PV, self._tensor(packed))
@@ -170,20 +185,24 @@ class PassRunner:
         bucket = self._bucket(segments, plan, kind, reuse)
         rows = _padded_rows(segments, bucket, self.block, scratch=self.keys_values.slots - 1)
         selected = _padded_selection(segments, bucket, self.block) if bucket.selected else None
-        sections = self._integers(segments, bucket, rows, selected)
+        sections = [*self._integers(segments, bucket, rows, selected), _prior_bits(segments, bucket.positions)]
         words = [word for section in sections for word in section]
         sent = torch.tensor([*words, *packed], dtype=torch.int64)
         if self.network.device.type == "cuda":  # pinned, so that the host does not wait for the transfer
             sent = sent.pin_memory().to(self.network.device, non_blocking=True)
         backend = self.network.execution.backend
         attention: list[Attention] = []
+        attention_of = None
         if backend is Backend.REFERENCE or (backend is Backend.DENSE and kind is PassKind.PREFILL):
             attention = [self.keys_values.reference_attention(one) for one in (rows, selected) if one is not None]
+            attention_of = self._attention_of(rows)
         forward = padded_forward if self._compiled is None or attention else self._compiled
-        # A graph belongs to the steps of a plan; the selected positions are among the integers.
-        steps = replace(plan, selected=plan.selected[:1])
+        # A graph belongs to the steps of a plan; the selected positions and priors are among the integers.
+        zeros = tuple(replace(one, priors=(0.0,) * len(one.priors)) for one in plan.checkpoints)
+        steps = replace(plan, selected=plan.selected[:1], checkpoints=zeros)
         sizes = tuple(map(len, sections))
-        done = forward(self.network, steps, bucket, sizes, sent[: len(words)], self.keys_values, self.reuse, attention)
+        caches = self.keys_values, self.reuse
+        done = forward(self.network, steps, bucket, sizes, sent[: len(words)], *caches, attention, attention_of)
         return done, None if done.logits_PV is None else self.reader.read(done.logits_PV, sent[len(words) :])
 
     def _bucket(self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, reuse: bool) -> Bucket:
@@ -228,6 +247,14 @@ class PassRunner:
             [row[0] // block * block + block if row else block for row in rows.positions],
         ]
 
+    def _attention_of(self, rows: Rows) -> Callable[[int], Attention]:
+        """Attention for a number of positions in each row; it does not depend on which of the block they are."""
+
+        def attention(count: int) -> Attention:
+            return self.keys_values.reference_attention(Rows(rows.slots, [row[:count] for row in rows.positions]))
+
+        return attention
+
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self.network.device) if values else self._nothing
 
@@ -241,12 +268,14 @@ def padded_forward(
     cache: KeyValueCache,
     reuse_cache: ReuseCache,
     attention: Sequence[Attention],
+    attention_of: Callable[[int], Attention] | None = None,
 ) -> ForwardResult:
     """A pass of fixed shape. `words` holds its integers, in sections of these `sizes`; see `PassRunner._integers`.
 
-    `attention` may replace the attention over sequences: for all positions, and for the selected ones.
+    `attention` may replace the attention over sequences: for all positions, and for the selected ones; `attention_of`
+    that for a number of positions in each sequence.
     """
-    ids, read, states, *places = torch.split_with_sizes(words, sizes)
+    ids, read, states, *places, prior_bits = torch.split_with_sizes(words, sizes)
     short_places = torch.split_with_sizes(words.int(), sizes)[3:]  # attention takes 32-bit integers
     group = network.config.num_heads // network.config.num_kv_heads
     compiling = torch.compiler.is_compiling()  # then keys and values must be one tensor, and complex numbers are slow
@@ -275,7 +304,27 @@ def padded_forward(
 
     keys_values_view, reuse = view(0, bucket.width)
     selection = Selection(*view(1, max(bucket.width, bucket.selected)), states) if bucket.selected else None
-    states_ND, work = network.forward(ids, keys_values_view, plan, reuse if bucket.reuse else None, selection)
+    narrowing = None
+    if plan.checkpoints:
+        sequences = keys_values_view.attention
+
+        def narrowed(count: int) -> Attention:
+            assert isinstance(sequences, SequenceAttention)
+            step = count * group
+            starts = torch.arange(0, (bucket.sequences + 1) * step, step, dtype=torch.int32, device=words.device)
+            return replace(sequences, query_starts=starts, max_queries=step)
+
+        narrowing = Narrowing(
+            width=bucket.width,
+            firsts_S1=torch.arange(0, bucket.positions, bucket.width, device=words.device)[:, None],
+            factors_N=keys_values_view.factors[0],
+            places_2N=words[sum(sizes[:4]) : sum(sizes[:6])].view(2, -1),
+            targets=targets,
+            priors=_as_priors(prior_bits, len(plan.checkpoints)),
+            attention=attention_of or narrowed,
+        )
+    used = reuse if bucket.reuse else None
+    states_ND, work = network.forward(ids, keys_values_view, plan, used, selection, narrowing)
     logits_PV = network.logits(states_ND[read]) if bucket.reads else None
     return _forward_result(logits_PV, work, reuse, selection)
 
@@ -346,6 +395,20 @@ def _selected_rows(segments: Sequence[PassSegment], block: int) -> Rows:
     )
 
 
+def _prior_bits(segments: Sequence[PassSegment], positions: int) -> list[int]:
+    """The bits of the priors at all positions of a pass, checkpoint after checkpoint; those of padding are 0."""
+    bits: list[int] = []
+    for number in range(len(segments[0].priors)):
+        priors = [prior for segment in segments for prior in segment.priors[number]]
+        priors += [0.0] * (positions - len(priors))
+        bits += struct.unpack(f"{positions}q", struct.pack(f"{positions}d", *priors))
+    return bits
+
+
+def _as_priors(bits: Tensor, checkpoints: int) -> Sequence[Tensor]:
+    return bits.view(torch.float64).float().chunk(checkpoints)
+
+
 def _first_states(segments: Sequence[PassSegment]) -> list[int]:
     """The row of each segment's first position in the states of the pass."""
     return [0, *accumulate(len(segment.tokens) for segment in segments[:-1])]
@@ -354,6 +417,10 @@ def _first_states(segments: Sequence[PassSegment]) -> list[int]:
 def _read_rows(segments: Sequence[PassSegment]) -> list[int]:
     firsts = _first_states(segments)
     return [first + i for first, segment in zip(firsts, segments, strict=True) for i in segment.read]
+
+
+def _places_read(segments: Sequence[PassSegment], block: int) -> list[int]:
+    return [s.slot * block + (s.start + i) % block for s in segments for i in s.read]
 
 
 def _selected_states(segments: Sequence[PassSegment], block: int) -> list[int]:

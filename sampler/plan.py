@@ -26,7 +26,7 @@ class LayerStep(Enum):
     REPLAY = "replay"
     REPLAY_ATTENTION = "replay attention, compute the MLP"
     REPLAY_MLP = "compute attention, replay the MLP"
-    PARTIAL = "compute the plan's selected positions, replay the others"
+    PARTIAL = "compute the positions that were selected, by the plan or at a checkpoint, and replay the others"
     SKIP = "return the input unchanged"
 
     @property
@@ -42,9 +42,39 @@ COMPUTE, REPLAY, PARTIAL, SKIP = LayerStep.COMPUTE, LayerStep.REPLAY, LayerStep.
 REPLAY_ATTENTION, REPLAY_MLP = LayerStep.REPLAY_ATTENTION, LayerStep.REPLAY_MLP
 
 
+class CheckpointSignal(Enum):
+    """What a checkpoint sees of each position that a pass forwards; none of it is known before the pass."""
+
+    INPUT_CHANGE = "relative L1 change of the layer's input since the position was last forwarded"
+    VALUE_CHANGE = "minus the cosine of the layer's values and those in the cache"
+    ATTENTION = "attention that the position receives from the pass's positions, as a share of theirs to each other"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """Before `layer`, the `keep` positions with the highest score remain; the following partial layers compute these.
+
+    A position's score is weight × signal + prior. `priors` has what the policy knows about each position of the pass;
+    inf keeps a position, -inf drops it. The selection is made on the device, and the host does not wait for it.
+    """
+
+    layer: int
+    keep: int
+    signal: CheckpointSignal
+    weight: float
+    priors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert 0 < self.keep < len(self.priors), "a checkpoint keeps some positions and drops others"
+
+    @property
+    def batch_key(self) -> tuple[object, ...]:
+        return self.layer, self.keep, self.signal, self.weight, len(self.priors)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """One step per layer. `selected` lists the positions in the block that partial layers compute.
+    """One step per layer. `selected` lists the positions in the block that partial layers compute, or checkpoints do.
 
     A `stale` plan runs no layer: each position keeps the final state of the last pass that computed it.
     """
@@ -52,18 +82,33 @@ class LayerPlan:
     steps: tuple[LayerStep, ...]
     selected: tuple[int, ...] = ()
     stale: bool = False
+    checkpoints: tuple[Checkpoint, ...] = ()  # in the order of their layers; each keeps some of what the last one kept
 
     def __post_init__(self) -> None:
-        assert (PARTIAL in self.steps) == bool(self.selected), "selected positions require partial layers"
+        chosen = bool(self.selected) + bool(self.checkpoints)
+        assert chosen == (PARTIAL in self.steps), "partial layers need selected positions or checkpoints"
+        first = self.checkpoints[0].layer if self.checkpoints else 0
+        assert PARTIAL not in self.steps[:first], "the first checkpoint comes before all partial layers"
 
     @property
     def replays(self) -> bool:
         return self.stale or self.steps.count(COMPUTE) < len(self.steps)
 
     @property
+    def priors(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(checkpoint.priors for checkpoint in self.checkpoints)
+
+    def positions(self, layer: int, window: int) -> int:
+        """How many of the `window` positions of a pass a layer computes, if it runs."""
+        if self.steps[layer] is not PARTIAL:
+            return window
+        kept = [checkpoint.keep for checkpoint in self.checkpoints if checkpoint.layer <= layer]
+        return kept[-1] if kept else len(self.selected)
+
+    @property
     def batch_key(self) -> tuple[object, ...]:
-        """Equal for plans that can run in one batch; their selected positions may differ."""
-        return self.steps, self.stale
+        """Equal for plans that can run in one batch; their selected positions and priors may differ."""
+        return self.steps, self.stale, *(checkpoint.batch_key for checkpoint in self.checkpoints)
 
 
 def compute_all(depth: int) -> LayerPlan:
@@ -92,6 +137,7 @@ class CacheSpec:
     final_states: bool = False
     watched_layer: int | None = None  # each pass measures how much the input of this layer changed
     measures_contributions: bool = False  # also measure how much the contribution of each of `layers` changed
+    compared_inputs: tuple[int, ...] = ()  # layers whose input is cached for checkpoints that see how it changed
 
 
 WATCHED_INPUT = -2  # key of the watched layer's input in `Measurements`; contributions have their layer's index
@@ -108,6 +154,7 @@ class PastPass:
     window: range
     plan: LayerPlan
     measured: Measurements = field(default_factory=dict)
+    confidence: Mapping[int, float] = field(default_factory=dict)  # of the predictions, by position in the block
 
     @property
     def input_change(self) -> float:
@@ -160,8 +207,9 @@ class BoundPolicy(Protocol):
 
 
 def resolve(requested: LayerPlan, context: StepContext, depth: int) -> LayerPlan:
-    """The plan to execute: the first pass of a block has nothing cached, so it computes every layer.
+    """The plan to execute: the first pass of a block has nothing cached, so it computes every layer or skips it.
 
     Prefill and commit passes always compute every layer and are never planned by a policy.
     """
-    return compute_all(depth) if context.step == 0 else requested
+    needs_nothing = not requested.stale and set(requested.steps) <= {COMPUTE, SKIP}
+    return requested if context.step or needs_nothing else compute_all(depth)

@@ -8,7 +8,13 @@ adaptive=0.2_middle.3    replays until the middle layers' input has drifted by 0
 trim=0.25_middle         the middle layers run for changed positions and a quarter of the others; .random: at random
 mlp=2_middle             every second pass replays the MLPs of the middle layers; attn=2_middle: their attention
 skip_middle              every pass of a block except the first skips the middle layers
+                         skip_middle.every: the first pass too
 stale=2                  every second pass repeats the last logits
+delayed=1_all            masked positions, and those revealed by the last step
+dllm=0.25_middle.8       the quarter of positions whose values changed most; every eighth pass computes all
+elastic=0.1_all.3        replays the layers before the first that drifted by 0.1, at most three times in a row
+es=0.5_middle.2          halves the positions at two checkpoints, by confidence and change
+focus=0.5_middle         the half of the positions that receives most attention, among those that may be decoded
 """
 
 import re
@@ -24,7 +30,8 @@ DEFAULT_SUBSET_SIZE = 12
 SUBSETS = ("first", "middle", "last", "all")
 GRAMMAR = (
     "a policy is rule_layers[.option], such as k1, k2_middle, k3_last.output, k2_4-9+20.small, adaptive=0.2_middle.3, "
-    "trim=0.25_middle, trim=0.25_middle.random, mlp=2_middle, attn=2_middle, skip_middle or stale=2; "
+    "trim=0.25_middle, trim=0.25_middle.random, mlp=2_middle, attn=2_middle, skip_middle, stale=2, "
+    "delayed=1_all, dllm=0.25_middle, elastic=0.1_all, es=0.5_middle or focus=0.5_middle; "
     f"layers are {', '.join(SUBSETS)} or indices"
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from sampler.errors import InputError
+from sampler.reveal import THRESHOLD, RevealRule, ThresholdReveal, parse_reveal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,10 +19,13 @@ class DecodeSettings:
     max_new_tokens: int = 256
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0
+    reveal: str = THRESHOLD  # the reveal rule; its name alone stands for threshold=X with the threshold above
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise InputError(f"threshold must be above 0 and at most 1 (got {self.threshold})")
+        rule = self.reveal_rule
+        if isinstance(rule, ThresholdReveal):
+            object.__setattr__(self, "threshold", rule.value)
+        object.__setattr__(self, "reveal", THRESHOLD if isinstance(rule, ThresholdReveal) else str(rule))
         if self.small_block < 1:
             raise InputError(f"small block must be a divisor of the model's block size (got {self.small_block})")
         if self.max_new_tokens < 1:
@@ -30,6 +34,10 @@ class DecodeSettings:
             raise InputError(f"temperature must be 0 (greedy) or a positive number (got {self.temperature})")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top-p must be above 0 and at most 1 (got {self.top_p})")
+
+    @property
+    def reveal_rule(self) -> RevealRule:
+        return ThresholdReveal(self.threshold) if self.reveal == THRESHOLD else parse_reveal(self.reveal)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,8 +120,9 @@ class LogProbabilities:
 
     mask_token_id: int
 
-    def pack(self, queries: Sequence[tuple[int, ...]]) -> Sequence[int]:
+    def pack(self, queries: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[int]:
         """The row of each queried token, then the tokens."""
+        del places
         rows = [row for row, tokens in enumerate(queries) for _ in tokens]
         return [*rows, *(token for tokens in queries for token in tokens)]
 

@@ -28,6 +28,7 @@ class ReuseLM(LM):  # type: ignore[misc]
         *,
         threshold: float | None = None,
         small_block: int | None = None,
+        reveal: str = DEFAULTS.reveal,
         block_cache: bool = DEFAULTS.block_cache,
         max_new_tokens: int = 2048,
         batch_size: int | str = 1,
@@ -43,7 +44,7 @@ class ReuseLM(LM):  # type: ignore[misc]
             if not str(batch_size).isdigit():
                 raise InputError(f"batch_size must be a whole number (got {batch_size!r})")
             loaded = load_model(model, dtype=dtype, device=device or "auto")
-            given = {"threshold": threshold, "small_block": small_block}
+            given = {"threshold": threshold, "small_block": small_block, "reveal": reveal}
             decoder = ModelDecoder(
                 policy=ReusePolicy.parse(policy),
                 model=loaded,

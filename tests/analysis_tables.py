@@ -122,6 +122,7 @@ def _run(s: _Shared, policy: str, truth: Truth, repeat: int, rng: np.random.Gene
         "threshold": world.threshold,
         "small_block": 8,
         "block_cache": True,
+        "reveal": "threshold",
         "batch_size": world.batch,
         "dtype": "float32",
         "doc_id": np.array([f"{world.task}/{i}" for i in range(n)]),

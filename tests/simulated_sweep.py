@@ -243,6 +243,7 @@ def columns_of(
     return {
         **{name: trial[name] for name in ("trial_id", "task", "shard", "policy", "threshold", "small_block", "repeat")},
         "block_cache": trial["block_cache"],
+        "reveal": "threshold",
         "subtask": shard["subtask"].combine_chunks(),
         "doc_id": shard["doc_id"].combine_chunks(),
         "doc_hash": shard["doc_hash"].combine_chunks(),

@@ -308,4 +308,4 @@ def test_the_command_ends_with_one_if_a_check_failed(
 def test_every_rule_has_an_example() -> None:
     rules = {type(ReusePolicy.parse(name).rule) for name in policy_examples()}
     assert len(policy_examples()) == len(set(policy_examples())) >= len(RULES) + 3
-    assert len(rules) == 6
+    assert len(rules) == 11

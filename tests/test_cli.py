@@ -89,7 +89,9 @@ def test_every_decode_setting_is_declared_once_and_is_a_flag_of_commands_that_de
     for name in DECODE_SETTINGS:
         assert settings_of(SweepSettings)[name].many
     _, decode = parse_decoding(Parser(prog="x", description="", examples=""), PolicyGrid, ["--no-block-cache"])
-    assert decode == {"threshold": None, "small_block": None, "block_cache": False}, "None: the model family's default"
+    assert decode == {"threshold": None, "small_block": None, "block_cache": False, "reveal": "threshold"}, (
+        "None: the model family's default"
+    )
 
 
 def test_a_declaration_gives_a_flag_its_checks_and_its_help(capsys: pytest.CaptureFixture[str]) -> None:

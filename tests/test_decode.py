@@ -14,9 +14,10 @@ from oracle.decoder import ReferenceGenerated, reference_generate
 from small_models import DEPTH, golden_model, shallow, shallow_oracle
 
 from sampler import DecodeSettings, Generated, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
-from sampler.decode import Prediction, Predictor, Step, reveal
+from sampler.decode import Predictor, Step
 from sampler.engine import Engine, Pass
 from sampler.plan import REPLAY_ATTENTION, REPLAY_MLP, SKIP, CacheSpec, PassKind, compute_all
+from sampler.reveal import Prediction
 
 torch.set_num_threads(1)
 
@@ -367,20 +368,9 @@ def test_bad_requests_are_rejected_before_anything_runs() -> None:
 # Revealing
 
 
-def test_reveal_takes_all_above_the_threshold_and_always_the_best() -> None:
-    def at(*probabilities: float) -> list[Prediction]:
-        return [Prediction(token, p) for token, p in enumerate(probabilities)]
-
-    assert reveal(at(0.2, 0.96, 0.97), 0.95) == [1, 2]
-    assert reveal(at(0.2, 0.4, 0.3), 0.95) == [1]
-    assert reveal(at(0.4, 0.4), 0.95) == [0]
-    assert reveal(at(0.95, 0.5), 0.95) == [0]
-    assert reveal(at(1.0, 1.0), 1.0) == [0]
-
-
 def test_the_mask_is_never_predicted_but_stays_in_the_softmax() -> None:
     def predict(predictor: Predictor, logits: torch.Tensor, uniforms: Sequence[float]) -> list[Prediction]:
-        packed = torch.tensor(predictor.pack(uniforms), dtype=torch.int64)
+        packed = torch.tensor(predictor.pack(uniforms, range(len(uniforms))), dtype=torch.int64)
         return predictor.unpack(predictor.read(logits, packed).tolist(), uniforms)
 
     [greedy] = predict(Predictor(mask_token_id=2), torch.tensor([[1.0, 2.0, 9.0]]), [0.0])

@@ -13,21 +13,29 @@ from orchestrator.store import Store
 
 ROOT = Path(__file__).parent.parent
 MAX_FILES = 4
-POLICY = '''"""`rest_layers`: skips the layers from the third pass of a block on."""
+POLICY = '''"""`rest=R_layers`: the share R of the positions whose state changed most goes through the layers."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from sampler.plan import SKIP, LayerPlan, StepContext, in_layers
-from sampler.policies.periodic import SkipRule
+from sampler.plan import CheckpointSignal, LayerPlan, StepContext, compute_all
+from sampler.policies.base import NarrowingRule, Rule, format_decimal, parse_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RestRule(SkipRule):
+class RestRule(NarrowingRule):
+    mode: ClassVar[str] = "rest"
+    signal: ClassVar[CheckpointSignal] = CheckpointSignal.INPUT_CHANGE
+
+    @classmethod
+    def parse(cls, value: str, options: list[str]) -> Rule:
+        return cls(share=parse_share(value, "rest"))
+
     def __str__(self) -> str:
-        return "rest"
+        return f"rest={format_decimal(self.share)}"
 
     def plan(self, context: StepContext) -> LayerPlan:
-        return in_layers(SKIP, self.layers if context.step > 1 else (), self.depth)
+        return self.narrow(context, {}) if context.past else compute_all(self.depth)
 '''
 EXTENSIONS = {  # what is added: per file, the text to find and what replaces it
     "policy": {
@@ -122,7 +130,7 @@ def test_the_extended_project_runs_reports_and_reads_older_sweeps(tmp_path: Path
         "--tasks",
         "gsm8k",
         "--policies",
-        "k1,k2_middle,rest_middle",
+        "k1,k2_middle,rest=0.5_middle",
         "--no-replicate",
         "--temperature",
         "0,0.7",
@@ -133,7 +141,7 @@ def test_the_extended_project_runs_reports_and_reads_older_sweeps(tmp_path: Path
     folder = tmp_path / "results" / "extended"
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "letters" in page
-    assert "rest_middle temperature 0.7" in page
+    assert "rest=0.5_middle temperature 0.7" in page
     assert "temperature 0.7" in command(tmp_path, "status", str(folder))
     rows = Store(folder).rows()  # this version ignores the columns it does not know
     assert len(rows) == 3 * 2 * 2

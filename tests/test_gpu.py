@@ -11,7 +11,15 @@ from fake_cuda import SEVEN_B, CheckedCounter, fake_cuda, fake_model, load_guard
 from sampler import DecodeSettings, Prompt, ReusePolicy, decode_prompts, score_pairs
 from sampler.decode import Predictor
 from sampler.passes import PassRunner, PassSegment
-from sampler.plan import WATCHED_INPUT, LayerPlan, PassKind, PastPass, StepContext, compute_all
+from sampler.plan import (
+    WATCHED_INPUT,
+    CheckpointSignal,
+    LayerPlan,
+    PassKind,
+    PastPass,
+    StepContext,
+    compute_all,
+)
 from sampler.records import Pair
 
 SHALLOW = replace(SEVEN_B, num_layers=3)
@@ -23,6 +31,7 @@ DEVICES = {
 POLICIES = (
     *("k1", "k2_middle", "k3_first.output", "k2_last.small", "adaptive=0.2_middle", "trim=0.25_middle"),
     *("trim=0.5_all.random", "mlp=2_middle", "attn=2_middle", "skip_middle", "stale=2"),
+    *("delayed=1_all", "dllm=0.25_middle", "elastic=0.5_all", "es=0.5_1-2.2", "focus=0.5_middle"),
 )
 MAX_KERNELS_PER_LAYER = 16
 Device = tuple[CheckedCounter, torch.dtype, str]  # with the name of its attention kernel
@@ -80,12 +89,31 @@ def test_every_policy_decodes(device: Device, policy: str, monkeypatch: pytest.M
     for one in recorder.passes:
         running = 0 if one["plan"].stale else sum(step.runs_attention for step in one["plan"].steps)
         assert one["attention"] == ({attention: running} if running else {})
-        assert not {"bmm", "baddbmm", "index_put_", "nonzero"} & set(one["names"])
+        forbidden = {"bmm", "baddbmm", "index_put_", "nonzero"}
+        if any(checkpoint.signal is CheckpointSignal.ATTENTION for checkpoint in one["plan"].checkpoints):
+            forbidden -= {"bmm"}  # it weighs the pass's positions among each other, not against all keys
+        assert not forbidden & set(one["names"])
         sent, received = one["transfers"]
         assert sent == 1
         assert received <= 1
     assert {one["kind"] for one in recorder.passes} == set(PassKind)
     assert max(one["rows"] for one in recorder.passes if one["kind"] is PassKind.PREFILL) > 1
+
+
+@pytest.mark.parametrize("reveal", ["margin=0.5", "entropy=0.5", "klass=0.9", "credit=0.9", "topk=2", "factor=1"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_every_reveal_rule_is_decided_from_one_transfer(
+    device: Device, reveal: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter, dtype, _ = device
+    recorder = Recorder(counter, monkeypatch)
+    settings = DecodeSettings(reveal=reveal, temperature=temperature, max_new_tokens=10)
+    prompts = [Prompt(ids=(7,) * length) for length in (60, 64)]
+    k1 = ReusePolicy.parse("k1")
+    list(
+        decode_prompts(fake_model(SHALLOW, dtype), prompts, policy=k1, settings=settings, batch_size=2, with_text=False)
+    )
+    assert all(sent == 1 and received <= 1 for sent, received in (one["transfers"] for one in recorder.passes))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +141,7 @@ def test_every_policy_scores(device: Device, policy: str, method: str, monkeypat
     [
         *((policy, batch) for policy in ("k1", "trim=0.5_all") for batch in (1, 8, 32)),
         *(("k2_middle", 8), ("adaptive=0.2_middle", 32), ("trim=0.25_middle", 8), ("mlp=2_all", 1)),
+        *(("es=0.5_4-27.2", 8), ("dllm=0.25_all", 32), ("focus=0.5_2-27", 1)),
     ],
 )
 def test_kernels_do_not_grow_with_the_batch(device: Device, policy: str, batch: int) -> None:
@@ -136,6 +165,7 @@ def test_kernels_do_not_grow_with_the_batch(device: Device, policy: str, batch: 
                     read=(3, 4, 5),
                     queries=(0.0,) * 3,
                     selected=plan.selected,
+                    priors=plan.priors,
                 )
                 for slot in range(min(batch, runner.sequences(kind, len(window))))
             ]

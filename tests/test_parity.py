@@ -195,7 +195,7 @@ def test_own_logits_reveal_what_was_decoded(name: str) -> None:
     assert len({(state.prompt, state.block) for state in states}) > 3
     for state, rows in zip(states, own_logits(model, states), strict=True):
         predictions = [row.prediction(model.config.mask_token_id) for row in rows]
-        assert _revealed(state, predictions, settings.threshold) == dict(state.revealed)
+        assert _revealed(state, predictions, settings.reveal_rule) == dict(state.revealed)
 
 
 def test_a_checkpoint_without_code_is_refused(tmp_path: Path) -> None:

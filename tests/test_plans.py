@@ -36,7 +36,8 @@ class States:
     def __init__(self) -> None:
         self.forwards: list[int] = []
 
-    def pack(self, queries: Sequence[Any]) -> Sequence[int]:
+    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
+        del places
         self.forwards.append(len(queries))
         return ()
 

@@ -33,7 +33,7 @@ from sampler.plan import (
     computed_at,
     input_changes,
 )
-from sampler.policies import adaptive, periodic
+from sampler.policies import adaptive, delayed, dllm, elastic, es, focus, periodic
 
 torch.set_num_threads(1)
 
@@ -121,8 +121,8 @@ def test_names_have_one_spelling() -> None:
         ("skip=2_middle", "skip takes no number"),
         ("stale=2_middle", "stale=2 takes no layers"),
         ("stale", "K in stale=K must be a whole number"),
-        ("k=2_middle", "unknown policy 'k=2_middle': a policy is"),
-        ("tea=2_middle", "unknown policy 'tea=2_middle': a policy is"),
+        ("k=2_middle", "unknown policy 'k=2_middle': did you mean k2_middle?"),
+        ("xyz=2_middle", "unknown policy 'xyz=2_middle': a policy is"),
     ],
 )
 def test_invalid_names_are_explained(name: str, complaint: str) -> None:
@@ -309,7 +309,7 @@ def test_trim_runs_fewer_positions_the_less_it_refreshes() -> None:
     assert positions("trim=0.1_all") < positions("trim=0.5_all") < positions("trim=0.9_all") <= 1
 
 
-@pytest.mark.parametrize("module", [adaptive, periodic])
+@pytest.mark.parametrize("module", [adaptive, periodic, delayed, dllm, elastic, es, focus])
 def test_a_policy_file_is_short_and_cites_its_source(module: ModuleType) -> None:
     assert "Source:" in str(module.__doc__)
     assert len(Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()) < 200

@@ -184,6 +184,7 @@ def test_tune_knows_the_grid_and_hears_from_running_trials(watched: Watched) -> 
         "threshold": 0.95,
         "small_block": 8,
         "block_cache": True,
+        "reveal": "threshold",
         "repeat": 0,
         "shard": 1,
     }

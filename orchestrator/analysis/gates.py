@@ -203,9 +203,10 @@ def settings(evidence: Evidence) -> Iterator[Finding]:
 
 def _requested_setting(rows: TaskRuns, name: str, requested: Any) -> Iterator[Finding]:
     values = requested if isinstance(requested, list | tuple) else [requested]
-    other = [i for i, one in enumerate(rows.configurations) if getattr(one.configuration, name) not in values]
+    found = [one.configuration for one in rows.configurations]
+    other = [i for i, one in enumerate(found) if one.uses(name) and getattr(one, name) not in values]
     if other:
-        text = f"rows ran with {rows.configurations[other[0]].configuration.settings_label([name])}, not as requested"
+        text = f"rows ran with {found[other[0]].settings_label([name])}, not as requested"
         places = np.flatnonzero(np.isin(rows.owner[rows.run], other))
         yield _failed(rows, places, text, withholds_verdict=True)
 

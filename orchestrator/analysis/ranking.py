@@ -21,7 +21,20 @@ AXES = (SPEED, EXECUTIONS, POSITIONS)
 REFERENCE = "k=1"
 SEVERAL_SETTINGS = "several decode settings"
 GRID, OUTPUT = "fixed grid", "output mode"
-RULES = ("adaptive", "trim", "trim, random", "mlp", "attn", "skip", "stale")
+RULES = (
+    "adaptive",
+    "trim",
+    "trim, random",
+    "mlp",
+    "attn",
+    "skip",
+    "stale",
+    "delayed",
+    "dllm",
+    "elastic",
+    "es",
+    "focus",
+)
 SETTING_FAMILIES = tuple(name.replace("_", " ") for name in DECODE_SETTINGS)
 FAMILIES = (REFERENCE, *SETTING_FAMILIES, SEVERAL_SETTINGS, GRID, OUTPUT, *RULES)
 

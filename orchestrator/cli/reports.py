@@ -35,8 +35,8 @@ keys of --json (more may be added, none will be removed):
                   not running), failed, pending (not begun), skipped (a race
                   does not need them any more)
   failures        trial_id, label, attempts, reason, documents (reasons by id)
-  configurations  task, policy, threshold, small_block, block_cache; documents,
-                  wanted, missing; scored, correct, accuracy, accuracy_low,
+  configurations  task, policy, threshold, small_block, block_cache, reveal;
+                  documents, wanted, missing; scored, correct, accuracy, accuracy_low,
                   accuracy_high (Wilson, 95 %); tokens, seconds (of batches),
                   tokens_per_s, calibration (tokens/s); against the pooled k=1:
                   speedup (each side by its calibration), layer_positions

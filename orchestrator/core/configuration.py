@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from sampler.records import DecodeSettings
+from sampler.reveal import THRESHOLD
 
 DEFAULTS = DecodeSettings()
 
@@ -31,6 +32,11 @@ class Configuration:
     threshold: float = _decode_setting(DEFAULTS.threshold, slug="t{:g}", in_every_id=True)
     small_block: int = _decode_setting(DEFAULTS.small_block, slug="b{}", in_every_id=True)
     block_cache: bool = _decode_setting(DEFAULTS.block_cache, slug=("nocache", "cache"), in_every_id=True)
+    reveal: str = _decode_setting(DEFAULTS.reveal, slug="{}")
+
+    def __post_init__(self) -> None:
+        if not self.uses("threshold"):  # one value for all, so that equal configurations have one identity
+            object.__setattr__(self, "threshold", DEFAULTS.threshold)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Configuration":
@@ -57,7 +63,12 @@ class Configuration:
     def changed_from(self, reference: "Configuration | None" = None) -> tuple[str, ...]:
         """Decode settings that differ from those of `reference`, or from the defaults."""
         expected = reference or Configuration(policy=self.policy)
-        return tuple(name for name in DECODE_SETTINGS if getattr(self, name) != getattr(expected, name))
+        changed = [name for name in DECODE_SETTINGS if getattr(self, name) != getattr(expected, name)]
+        return tuple(name for name in changed if name != "threshold" or self.reveal == expected.reveal)
+
+    def uses(self, setting: str) -> bool:
+        """False for the threshold under another reveal rule."""
+        return setting != "threshold" or self.reveal == THRESHOLD
 
     def label(self, shown: Collection[str] | None = None) -> str:
         """For people: the policy and the settings in `shown` (default: those changed): k2_middle threshold 0.9."""
@@ -69,11 +80,18 @@ class Configuration:
 
     def slug(self, shown: Collection[str] | None = None) -> str:
         """For file names and trial names: `label` in short, k2_middle_t0.9."""
-        names = self.changed_from() if shown is None else shown
-        return "_".join([self.policy, *(self._short(name) for name in DECODE_SETTINGS if name in names)])
+        names = self._named(self.changed_from() if shown is None else shown)
+        return "_".join([self.policy, *(self._short(name) for name in names)])
 
     def _setting_labels(self, shown: Collection[str]) -> list[str]:
-        return [f"{name.replace('_', ' ')} {_value(getattr(self, name))}" for name in DECODE_SETTINGS if name in shown]
+        return [f"{name.replace('_', ' ')} {_value(getattr(self, name))}" for name in self._named(shown)]
+
+    def _named(self, shown: Collection[str]) -> list[str]:
+        """The settings in `shown`. The threshold stands for the reveal rule of its name, and that rule for it."""
+        rule = {"threshold", "reveal"}
+        wanted = {*shown, *rule} if rule & set(shown) else shown
+        hidden = "reveal" if self.uses("threshold") else "threshold"
+        return [name for name in DECODE_SETTINGS if name in wanted and name != hidden]
 
     def _short(self, name: str) -> str:
         form, value = _SLUGS[name], getattr(self, name)
@@ -95,10 +113,11 @@ def grid(settings: Mapping[str, Any], *, decoded: bool = True) -> list[Configura
     """
     axes = [settings.get(name) or [default_of(name)] for name in DECODE_SETTINGS] if decoded else []
     names = DECODE_SETTINGS if decoded else ()
-    return [
+    found = (
         Configuration(policy=policy, **dict(zip(names, values, strict=True)))
         for policy, *values in product(settings["policies"], *axes)
-    ]
+    )
+    return list(dict.fromkeys(found))  # a rule that uses no threshold is there once, not for every threshold
 
 
 def default_of(setting: str) -> Any:

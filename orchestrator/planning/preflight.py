@@ -33,6 +33,7 @@ from sampler.device import BFLOAT16_CAPABILITY, bfloat16_problem
 from sampler.errors import Problems
 from sampler.loading import FILES, ModelFiles, find_model
 from sampler.policy import resolve_subset_size
+from sampler.reveal import THRESHOLD
 from tasks.catalog import GENERATE
 from tasks.evaluate import chat_renderer, to_pairs, to_prompt
 from tasks.sources import resolve_data
@@ -145,6 +146,8 @@ def with_model_defaults(settings: SweepSettings, config: ModelConfig) -> SweepSe
     missing: dict[str, Any] = {
         name: (value,) for name, value in config.decode_defaults.items() if getattr(settings, name) is None
     }
+    if THRESHOLD not in settings.reveal:
+        missing.pop("threshold", None)
     return replace(settings, **missing)
 
 

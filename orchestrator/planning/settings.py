@@ -24,6 +24,7 @@ from orchestrator.planning.fields import (
 from sampler.config import FAMILY_NAMES
 from sampler.errors import InputError, InputErrors
 from sampler.policy import ReusePolicy
+from sampler.reveal import THRESHOLD, parse_reveal
 
 GRID, MODEL, MACHINE, RUN = "Grid", "Model and data", "Machine", "Run"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -39,10 +40,10 @@ TASKS_EXAMPLE = "give names such as gsm8k,minerva_math (`reuse-sweep tasks` list
 
 
 def _check_layers(layers: str) -> str | None:
-    return _policy_error(lambda: ReusePolicy.grid(k=1, layers=layers))
+    return _input_error(lambda: ReusePolicy.grid(k=1, layers=layers))
 
 
-def _policy_error(make: Callable[[], ReusePolicy]) -> str | None:
+def _input_error(make: Callable[[], object]) -> str | None:
     try:
         make()
     except InputError as error:
@@ -100,7 +101,11 @@ def _model_axis(name: str, **declaration: Any) -> Any:
 
 
 def check_policy(name: str) -> str | None:
-    return _policy_error(lambda: ReusePolicy.parse(name))
+    return _input_error(lambda: ReusePolicy.parse(name))
+
+
+def _check_reveal(name: str) -> str | None:
+    return None if name == THRESHOLD else _input_error(lambda: parse_reveal(name))
 
 
 def _check_gpus(gpus: float) -> str | None:
@@ -194,6 +199,12 @@ class SweepSettings:
         "small_block", metavar="N,N", minimum=1, help="positions that are denoised together; must divide the block size"
     )
     block_cache: tuple[bool, ...] = _decode_axis("block_cache", help="run passes on a small block alone where possible")
+    reveal: tuple[str, ...] = _decode_axis(
+        "reveal",
+        metavar="R,R",
+        check=_check_reveal,
+        help="reveal rules, such as margin=0.5,topk=2; --threshold 0.9 is short for --reveal threshold=0.9",
+    )
     replicate: bool = setting(True, help="run k1 twice if it is named once: this measures the noise between runs")
 
     model: str = setting(
@@ -341,8 +352,22 @@ class SweepSettings:
         object.__setattr__(self, "policies", canonical)
         if self.race and len({ReusePolicy.parse(name).k == 1 for name in canonical}) < 2:
             raise InputError(f"--race needs k1 and a policy to compare with it (got {', '.join(canonical)})")
-        if self.threshold is not None:
-            object.__setattr__(self, "threshold", tuple(float(value) for value in self.threshold))
+        self._separate_thresholds()
+
+    def _separate_thresholds(self) -> None:
+        """Moves threshold=X from the reveal rules to the thresholds, and lists the rule of thresholds if there are any.
+
+        Without that rule there is no threshold, not even the model's default.
+        """
+        parsed = [None if name == THRESHOLD else parse_reveal(name) for name in self.reveal]
+        named = [rule.value for rule in parsed if rule is not None and rule.word == THRESHOLD]
+        thresholds = tuple(dict.fromkeys(float(value) for value in (*(self.threshold or ()), *named)))
+        names = [THRESHOLD if rule is None or rule.word == THRESHOLD else str(rule) for rule in parsed]
+        if (twice := repeated([name for name in names if name != THRESHOLD])) is not None:
+            raise InputError(f"--reveal must not contain {twice} twice")
+        first = [THRESHOLD] if thresholds and THRESHOLD not in names else []
+        object.__setattr__(self, "threshold", thresholds or None)
+        object.__setattr__(self, "reveal", tuple(dict.fromkeys([*first, *names])))
 
     def _conflicts(self) -> Iterator[str]:
         if self.limit is not None and self.sample is not None:

@@ -11,6 +11,7 @@ from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import SCHEMA_VERSION
 from sampler.config import BUNDLED_MODEL
 from sampler.errors import InputError
+from sampler.reveal import THRESHOLD
 
 SweepRecord = Mapping[str, Any]  # the content of sweep.json
 REQUIRED_SETTINGS = ("tasks", "policies", "model", "data", "limit", "repeats")
@@ -118,7 +119,7 @@ def combine(stored: SweepRecord | None, new: SweepRecord, *, folder: str = "the 
     before, now = stored["settings"], new["settings"]
     kept = {name: before[name] for name in ("model", "data", "dtype", "name", "seed") if name in before}
     settings = {**before, **now, **kept}
-    settings |= {name: _union(_values(before, name), _values(now, name)) for name in EXTENDABLE}
+    settings |= {name: _union(_values(before, name), _values(now, name)) or None for name in EXTENDABLE}
     settings["repeats"] = max(before["repeats"], now["repeats"])
     settings["limit"] = larger_limit(before["limit"], now["limit"])
     by_task = {
@@ -139,7 +140,7 @@ def describe_extension(stored: SweepRecord, combined: SweepRecord) -> list[str]:
     before, now = stored["settings"], combined["settings"]
     more = []
     for name in EXTENDABLE:
-        added = [_show(value) for value in now[name] if value not in _values(before, name)]
+        added = [_show(value) for value in _values(now, name) if value not in _values(before, name)]
         more += [f"{name.replace('_', ' ')} {', '.join(added)}"] if added else []
     more += [f"limit {now['limit'] or 'all'}"] if now["limit"] != before["limit"] else []
     more += [f"repeats {now['repeats']}"] if now["repeats"] != before["repeats"] else []
@@ -196,6 +197,8 @@ def _task(stored: Mapping[str, Any], name: str, new: SweepRecord) -> dict[str, A
 
 def _values(settings: Mapping[str, Any], name: str) -> Sequence[Any]:
     """A list of the settings. A sweep made before a decode setting existed has its default."""
+    if name == "threshold" and THRESHOLD not in _values(settings, "reveal"):
+        return []  # no rule of the sweep uses one
     return settings.get(name) or [default_of(name)]
 
 

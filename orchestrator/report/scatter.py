@@ -38,6 +38,7 @@ FAMILY_MARKERS = {  # color and shape; decode settings are hollow and connected 
     "threshold": ("#4d4d4d", "o"),
     "small block": ("#4d4d4d", "s"),
     "block cache": ("#4d4d4d", "^"),
+    "reveal": ("#4d4d4d", "v"),
     "several decode settings": ("#4d4d4d", "D"),
     "fixed grid": ("#0072b2", "s"),
     "output mode": ("#56b4e9", "s"),
@@ -48,10 +49,15 @@ FAMILY_MARKERS = {  # color and shape; decode settings are hollow and connected 
     "attn": ("#882255", "X"),
     "skip": ("#aa4499", "v"),
     "stale": ("#56b4e9", "*"),
+    "delayed": ("#999933", "p"),
+    "dllm": ("#44aa99", "<"),
+    "elastic": ("#332288", "H"),
+    "es": ("#ddcc77", ">"),
+    "focus": ("#cc6677", "d"),
 }
 OTHER_FAMILY_MARKER = ("#117733", "h")
 CONNECTED_FAMILIES = ("threshold", "small block")
-HOLLOW_FAMILIES = (*CONNECTED_FAMILIES, "block cache", "several decode settings")
+HOLLOW_FAMILIES = (*CONNECTED_FAMILIES, "block cache", "reveal", "several decode settings")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

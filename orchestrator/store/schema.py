@@ -169,6 +169,7 @@ ROWS = pa.schema(
         _required("threshold", pa.float64()),
         _required("small_block", pa.int32()),
         _required("block_cache", pa.bool_()),
+        pa.field("reveal", pa.string()),  # null or "threshold": the threshold
         _required("batch_size", pa.int32()),
         _required("dtype", pa.string()),
         _required("doc_id", pa.string()),

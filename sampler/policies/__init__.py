@@ -4,6 +4,11 @@ from collections.abc import Callable
 
 from sampler.policies.adaptive import AdaptiveRule, TrimRule
 from sampler.policies.base import Rule
+from sampler.policies.delayed import DelayedRule
+from sampler.policies.dllm import DllmRule
+from sampler.policies.elastic import ElasticRule
+from sampler.policies.es import EarlySkipRule
+from sampler.policies.focus import FocusRule
 from sampler.policies.periodic import HalfRule, PeriodicRule, SkipRule, StaleRule
 
 RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # functions of the value and the options in the name
@@ -14,4 +19,9 @@ RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # functions of the value
     "attn": HalfRule.parser("attn"),
     "skip": SkipRule.parse,
     "stale": StaleRule.parse,
+    "delayed": DelayedRule.parse,
+    "dllm": DllmRule.parse,
+    "elastic": ElasticRule.parse,
+    "es": EarlySkipRule.parse,
+    "focus": FocusRule.parse,
 }

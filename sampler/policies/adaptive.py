@@ -17,14 +17,21 @@ Source: token-level reuse, called TRIM in the original experiment; dLLM-Cache (L
 whose values changed most.
 """
 
-import math
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
 from sampler.errors import InputError
 from sampler.plan import PARTIAL, REPLAY, LayerPlan, StepContext, compute_all, computed_at, in_layers, input_changes
-from sampler.policies.base import PlanningRule, Rule, format_decimal, parse_decimal, parse_integer
+from sampler.policies.base import (
+    PlanningRule,
+    Rule,
+    count_of,
+    format_decimal,
+    parse_decimal,
+    parse_integer,
+    parse_share,
+)
 
 DEFAULT_MAX_REPLAYS = 3
 
@@ -85,10 +92,7 @@ class TrimRule(PlanningRule):
     def parse(cls, value: str, options: list[str]) -> Rule:
         if options not in ([], ["random"]):
             raise InputError(f"unknown option .{options[0]}; trim takes .random")
-        share = parse_decimal(value, "R in trim=R")
-        if not share <= 1:
-            raise InputError(f"R in trim=R must be between 0 and 1 (got {format_decimal(share)})")
-        return cls(share=share, random=bool(options))
+        return cls(share=parse_share(value, "trim"), random=bool(options))
 
     def __str__(self) -> str:
         return f"trim={format_decimal(self.share)}"
@@ -118,5 +122,5 @@ class TrimRule(PlanningRule):
 
     def _most_changed(self, context: StepContext) -> set[int]:
         change = input_changes(context.past)
-        count = math.ceil(self.share * len(context.window) - 1e-9)
+        count = count_of(self.share, len(context.window))
         return set(sorted(context.window, key=lambda p: (-change.get(p, 0.0), p))[:count])

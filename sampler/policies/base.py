@@ -3,11 +3,24 @@
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sampler.errors import InputError
-from sampler.plan import BoundPolicy, CacheSpec, LayerPlan, StepContext
+from sampler.plan import (
+    COMPUTE,
+    PARTIAL,
+    REPLAY,
+    BoundPolicy,
+    CacheSpec,
+    Checkpoint,
+    CheckpointSignal,
+    LayerPlan,
+    StepContext,
+    compute_all,
+    in_layers,
+)
 
 
 class Rule(ABC):
@@ -58,6 +71,57 @@ class PlanningRule(Rule):
     @abstractmethod
     def plan(self, context: StepContext) -> LayerPlan:
         """What each layer does in this pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NarrowingRule(PlanningRule):
+    """A rule that decides within a pass: a checkpoint before its first layer keeps a share of the pass's positions.
+
+    Share 1 computes every position, share 0 replays the layers; no checkpoint is needed for either.
+    """
+
+    signal: ClassVar[CheckpointSignal]
+    no_scoring_reason: ClassVar[str | None] = (
+        "it selects positions by how they changed since an earlier pass of the block, and a scored state has only one"
+    )
+    share: float
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        compared = self.checkpoint_layers if self.signal is CheckpointSignal.INPUT_CHANGE else ()
+        return CacheSpec(self.layers, compared_inputs=compared)
+
+    @property
+    def checkpoint_layers(self) -> tuple[int, ...]:
+        return self.layers[:1]
+
+    def narrow(self, context: StepContext, priors: Mapping[int, float], weight: float = 1.0) -> LayerPlan:
+        """Each checkpoint keeps the share of the positions that the one before kept; a missing prior is 0."""
+        kept, checkpoints = len(context.window), list[Checkpoint]()
+        for layer in self.checkpoint_layers:
+            keep = count_of(self.share, kept)
+            if keep == 0:
+                return in_layers(REPLAY, self.layers, self.depth)
+            if keep < kept:
+                known = tuple(priors.get(position, 0.0) for position in context.window)
+                checkpoints.append(Checkpoint(layer=layer, keep=keep, signal=self.signal, weight=weight, priors=known))
+            kept = keep
+        if not checkpoints:
+            return compute_all(self.depth)
+        steps = tuple(PARTIAL if layer in self.layers else COMPUTE for layer in range(self.depth))
+        return LayerPlan(steps, checkpoints=tuple(checkpoints))
+
+
+def count_of(share: float, positions: int) -> int:
+    """So many of these positions, rounded up."""
+    return math.ceil(share * positions - 1e-9)
+
+
+def parse_share(text: str, word: str) -> float:
+    share = parse_decimal(text, f"R in {word}=R")
+    if not share <= 1:
+        raise InputError(f"R in {word}=R must be between 0 and 1 (got {format_decimal(share)})")
+    return share
 
 
 def refuse_options(options: list[str]) -> None:

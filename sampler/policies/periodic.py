@@ -16,7 +16,8 @@ output hides everything before it, so the pass only reveals one more token from 
 It is a control: a policy that is no better than revealing more tokens per pass gains nothing from its layers.
 Source: the same experiment, whose accuracy did not depend on the span (73.69 / 73.62 / 73.77 %).
 
-`skip_layers` leaves the layers out on every pass of a block except the first and passes their input on unchanged.
+`skip_layers` leaves the layers out on every pass of a block except the first and passes their input on unchanged. With
+`.every` the first pass leaves them out too (static layer skip); prefill and commit passes compute them.
 Idea: a lower bound. It saves as much as the most aggressive replay of the same layers and uses nothing cached. A replay
 that is no better carries no information, and layers that can be skipped need no policy.
 Source: layer pruning, for example "The Unreasonable Ineffectiveness of the Deeper Layers" (Gromov et al., 2024).
@@ -168,20 +169,26 @@ class StaleRule(Rule):
 class SkipRule(PlanningRule):
     mode: ClassVar[str] = "skip"
     period: ClassVar[int | None] = 2  # all passes after the first are alike, so scoring needs two passes at most
+    every: bool = False
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
         if value:
             raise InputError(f"skip takes no number (got {value!r}); write skip_middle")
-        refuse_options(options)
-        return cls()
+        if options not in ([], ["every"]):
+            raise InputError(f"unknown option .{options[0]}; skip takes .every")
+        return cls(every=bool(options))
 
     def __str__(self) -> str:
         return "skip"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("every",) if self.every else ()
 
     @property
     def cache_spec(self) -> CacheSpec:
         return CacheSpec()
 
     def plan(self, context: StepContext) -> LayerPlan:
-        return in_layers(SKIP, self.layers if context.step else (), self.depth)
+        return in_layers(SKIP, self.layers if context.step or self.every else (), self.depth)

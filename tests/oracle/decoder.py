@@ -3,10 +3,10 @@
 There is no prefix cache: every pass recomputes the prefix, and prefill and commit return only their last logits.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import floor
+from math import floor, inf, log
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from oracle.model import BlockState, Cached, ReferenceModel, forward
 from sampler.plan import (
+    COMPUTE,
     REPLAY,
     WATCHED_INPUT,
+    LayerPlan,
     Measurements,
     PassKind,
     PastPass,
@@ -29,6 +31,7 @@ from sampler.records import DecodeSettings
 
 __all__ = ["ReferenceGenerated", "ReferenceModel", "ReferenceScored", "reference_generate", "reference_score"]
 
+SCORE_DISTANCE = 10  # scores of checkpoints are more exact than probabilities
 REVEALED_PER_STEP = 2  # r in the definition of rewind and replay
 
 
@@ -43,7 +46,7 @@ class Passes:
         self.model, self.literal = model, literal
         self.policy = policy.bind(model.depth, subset_size)
         self.literal_plan = in_layers(REPLAY, span, model.depth)
-        self.last_step, self.past = -1, list[PastPass]()
+        self.last_step, self.past, self.gap = -1, list[PastPass](), inf
         self.counts = {kind.value: 0 for kind in PassKind}
         self.layers = {"computed": 0, "reused": 0, "positions": 0}
 
@@ -74,16 +77,36 @@ class Passes:
         plan = resolve(self.policy.plan(context), context, self.model.depth)
         if plan.stale and self.literal:
             plan = self.literal_plan
-        before = dict(self.state.inputs)
+        before, deltas = dict(self.state.inputs), (dict(self.state.attention), dict(self.state.mlp))
         if plan.stale:
             self._count(kind, [0] * self.model.depth)
         else:
             self._count(kind, forward(self.model, tokens, window, plan, self.state, literal=self.literal))
-        self.past.append(PastPass(window=context.window, plan=plan, measured=self._measured(before, window)))
+        self.gap = min(self.gap, self.state.gap)
+        self.past.append(
+            PastPass(window=context.window, plan=plan, measured=self._measured(before, deltas, plan, window))
+        )
 
-    def _measured(self, before: Cached, window: range) -> Measurements:
-        """How much the watched layer's input changed at each position since its last forward pass."""
-        watched = self.policy.cache_spec.watched_layer
+    def read(self, guesses: Mapping[int, "Guess"]) -> None:
+        """Later plans of the block may depend on how confident the guesses at these positions were."""
+        start = min(self.state.final) // self.model.block * self.model.block
+        confidence = {position - start: each.confidence for position, each in guesses.items()}
+        self.past[-1] = replace(self.past[-1], confidence=confidence)
+
+    def _measured(self, before: Cached, deltas: tuple[Cached, Cached], plan: LayerPlan, window: range) -> Measurements:
+        """How much the watched layer's input, or what each computed layer adds, changed at each position."""
+        spec = self.policy.cache_spec
+        watched = spec.watched_layer
+        if spec.measures_contributions and before:
+            computed = [layer for layer in spec.layers if plan.steps[layer] is COMPUTE]
+            now, then = (self.state.attention, self.state.mlp), deltas
+            added = {
+                (layer, p): [attention[layer, p] + mlp[layer, p] for attention, mlp in (now, then)]
+                for layer in computed
+                for p in window
+            }
+            norms = {at: (float((new - old).abs().sum()), float(old.abs().sum())) for at, (new, old) in added.items()}
+            return {layer: [norms[layer, p] for p in window] for layer in computed}
         if watched is None or not before:
             return {}
         pairs = [(self.state.inputs[watched, p], before[watched, p]) for p in window]
@@ -107,41 +130,108 @@ class Guess:
     token: int
     confidence: float
     margin: float
+    p_V: Tensor  # the softmax, in which the mask has no probability
 
 
 def guess(logits_V: Tensor, mask: int, settings: DecodeSettings, u: float) -> Guess:
     """The most probable token, or the one that `u` in [0, 1) selects from the nucleus. Never the mask."""
-    if settings.temperature == 0:
-        p_V = logits_V.softmax(-1)
-        p_V[mask] = -1
-        token = int(p_V.argmax())
-        best, second = p_V.topk(2).values.tolist()
-        return Guess(token, best, best - second)
-    p_V = (logits_V.float() / settings.temperature).softmax(-1)
+    p_V = (logits_V.float() / settings.temperature if settings.temperature else logits_V).softmax(-1)
     p_V[mask] = 0
-    p_V, tokens_V = p_V.sort(descending=True, stable=True)
-    before_V = F.pad(p_V.double().cumsum(-1)[:-1], (1, 0))
-    kept = p_V.double()[before_V < settings.top_p]
+    if settings.temperature == 0:
+        best, second = p_V.topk(2).values.tolist()
+        return Guess(int(p_V.argmax()), best, best - second, p_V)
+    sorted_V, tokens_V = p_V.sort(descending=True, stable=True)
+    before_V = F.pad(sorted_V.double().cumsum(-1)[:-1], (1, 0))
+    kept = sorted_V.double()[before_V < settings.top_p]
     reach = kept.cumsum(-1)
     total = float(reach[-1])
     rank = int((reach > u * total).nonzero()[0])
-    return Guess(int(tokens_V[rank]), float(kept[rank]) / total, float((reach / total - u).abs().min()))
+    return Guess(int(tokens_V[rank]), float(kept[rank]) / total, float((reach / total - u).abs().min()), p_V)
 
 
-def reveal(tokens: list[int], masked: list[int], guesses: list[Guess], settings: DecodeSettings) -> float:
-    """Writes the guesses above the threshold and the most confident one; returns the smallest margin."""
-    confidences = [each.confidence for each in guesses]
-    best = confidences.index(max(confidences))
-    accepted = [i for i, value in enumerate(confidences) if value > settings.threshold or i == best]
+Choice = tuple[list[int], list[float]]  # the indices to reveal, and distances to other choices
+
+
+def reveal(tokens: list[int], masked: list[int], history: dict[int, list[Guess]], settings: DecodeSettings) -> float:
+    """Writes the guesses that the reveal rule accepts; returns the smallest distance to another decision.
+
+    `history` has the guesses of every step at each masked position, the last ones being those of this step.
+    """
+    traces = [history[position] for position in masked]
+    accepted, margins = choose(traces, settings)
+    guesses = [trace[-1] for trace in traces]
     for i in accepted:
         tokens[masked[i]] = guesses[i].token
     # A sampled token determines its own confidence, so every sample matters, even if it is not revealed.
-    margins = [guesses[i].margin for i in (accepted if settings.temperature == 0 else range(len(guesses)))]
-    if settings.threshold < 1:
-        margins += [abs(value - settings.threshold) for value in confidences]
-    if confidences[best] <= settings.threshold:
-        margins += [confidences[best] - value for i, value in enumerate(confidences) if i != best]
-    return min(margins)
+    every = settings.temperature > 0 or settings.reveal != "threshold"
+    return min(margins + [guesses[i].margin for i in (range(len(guesses)) if every else accepted)])
+
+
+def choose(traces: list[list[Guess]], settings: DecodeSettings) -> Choice:
+    rule, _, value = settings.reveal.partition("=")
+    guesses = [trace[-1] for trace in traces]
+    confidences = [each.confidence for each in guesses]
+    if rule == "threshold":
+        return above(confidences, settings.threshold)
+    if rule == "margin":
+        others = [torch.cat([g.p_V[: g.token], g.p_V[g.token + 1 :]]).max() for g in guesses]
+        return above([float(g.p_V[g.token] - other) for g, other in zip(guesses, others, strict=True)], float(value))
+    if rule == "credit":
+        return above([credited(trace) for trace in traces], float(value))
+    if rule == "klass":
+        return stable(traces, *(float(part) for part in value.split("+")))
+    if rule == "entropy":
+        entropies = [-sum(p * log(p) for p in each.p_V.tolist() if p > 0) for each in guesses]
+        return longest(sorted(entropies), entropies, lambda first: sum(first) - max(first), float(value), strict=False)
+    order = sorted(confidences, reverse=True)
+    if rule == "topk":
+        return longest(order, confidences, len, int(value), strict=False)
+    assert rule == "factor", rule
+    return longest(order, confidences, lambda first: (len(first) + 1) * (1 - first[-1]), float(value), strict=True)
+
+
+def above(scores: list[float], bound: float) -> Choice:
+    best = scores.index(max(scores))
+    margins = [abs(score - bound) for score in scores] if bound < 1 else []
+    if scores[best] <= bound:
+        margins += [scores[best] - score for i, score in enumerate(scores) if i != best]
+    return [i for i, score in enumerate(scores) if score > bound or i == best], margins
+
+
+def longest(
+    order: list[float], scores: list[float], cost: Callable[[list[float]], float], bound: float, *, strict: bool
+) -> Choice:
+    """The largest number of scores, in this order, whose cost is within the bound; at least one."""
+    costs = [cost(order[:count]) for count in range(1, len(order) + 1)]
+    count = max([1, *(n for n, c in enumerate(costs, 1) if c < bound or (c == bound and not strict))])
+    descending = order[0] > order[-1]
+    left = sorted(range(len(scores)), key=lambda i: (-scores[i] if descending else scores[i], i))[:count]
+    border = [abs(order[count - 1] - order[count])] if count < len(order) else []
+    return sorted(left), [1.0, *border, *(abs(c - bound) for c in costs[1:] if cost is not len)]
+
+
+def credited(trace: list[Guess]) -> float:
+    """The confidence after its odds grew by the credit of the run of steps that guessed the same token until now."""
+    now, run = trace[-1], []
+    for earlier in reversed(trace[:-1]):
+        if earlier.token != now.token:
+            break
+        run.append(earlier.confidence)
+    credit = sum(confidence * 0.7**age for age, confidence in enumerate(run))
+    return 1 / (1 + (1 - now.confidence) / (now.confidence * (1 + credit)))
+
+
+def stable(traces: list[list[Guess]], confidence: float, divergence: float = 0.01) -> Choice:
+    accepted, margins = above([trace[-1].confidence for trace in traces], 1.0)
+    margins = margins or [1.0]
+    for i, trace in enumerate(traces):
+        if len(trace) > 1:
+            pairs = zip(trace[-1].p_V.tolist(), trace[-2].p_V.tolist(), strict=True)
+            moved = sum(p * log(p / max(q, 1e-30)) for p, q in pairs if p > 0)
+            margins += [abs(trace[-1].confidence - confidence), abs(moved - divergence)]
+            if trace[-1].confidence > confidence and moved < divergence:
+                accepted.append(i)
+    return sorted(set(accepted)), margins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +275,7 @@ def reference_generate(
     generator = torch.Generator().manual_seed(seed)
     tokens, trace, margins = list(prompt_ids), list[ReferenceStep](), list[float]()
     revealed: dict[int, tuple[int, int, float]] = {}
+    history: dict[int, list[Guess]] = {}
 
     def read(logits: list[Tensor]) -> list[Guess]:
         draws = torch.rand(len(logits), generator=generator, dtype=torch.float64).tolist()
@@ -220,9 +311,12 @@ def reference_generate(
                 full = not settings.block_cache or step == 0 or (model.shift == 1 and tokens[first] == model.mask)
                 kind, window = (PassKind.FULL, block) if full else (PassKind.SMALL, small)
                 passes.denoise(tokens, window, kind, step)
-                guesses = read([passes.logits(p) for p in masked])
-                margin = reveal(tokens, masked, guesses, settings)
-                for p, each in zip(masked, guesses, strict=True):
+                guesses = dict(zip(masked, read([passes.logits(p) for p in masked]), strict=True))
+                passes.read(guesses)
+                for position, one in guesses.items():
+                    history.setdefault(position, []).append(one)
+                margin = reveal(tokens, masked, history, settings)
+                for p, each in guesses.items():
                     if tokens[p] != model.mask:
                         revealed[p] = start // model.block, step, each.confidence
                 done = ReferenceStep(
@@ -244,7 +338,7 @@ def reference_generate(
         passes=passes.counts,
         layers=passes.layers,
         trace=trace,
-        margin=min(margins + [step.margin for step in trace]),
+        margin=min([*margins, *(step.margin for step in trace), SCORE_DISTANCE * passes.gap]),
         reveals=[revealed[position] for position in range(len(prompt_ids), len(prompt_ids) + len(ids))],
     )
 

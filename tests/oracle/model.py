@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sampler.plan import PARTIAL, SKIP, LayerPlan
+from sampler.plan import PARTIAL, SKIP, Checkpoint, CheckpointSignal, LayerPlan
 
 HALVES = ([f"self_attn.{n}" for n in "qkvo"], [f"mlp.{n}" for n in ("gate", "up", "down")])
 
@@ -37,6 +37,7 @@ class BlockState:
     mlp: Cached = field(default_factory=dict)  # last output of the MLP
     outputs: Cached = field(default_factory=dict)  # last output of the layer, for literal replay
     final: dict[int, Tensor] = field(default_factory=dict)  # by position: output of the last layer
+    gap: float = torch.inf  # smallest distance between the scores of two positions that a checkpoint kept and dropped
 
 
 class ReferenceModel:
@@ -87,23 +88,30 @@ class ReferenceModel:
 
         The block attends to all of itself; positions not computed now use the keys and values kept in `state`.
         """
-        name, N = f"model.layers.{layer}.self_attn", len(positions)
-        at_N = torch.tensor(positions)
-        x_ND = self.norm(f"model.layers.{layer}.input_layernorm", h_ND)
-        q_NHE = self.rotate(self.head_norm(f"{name}.q_norm", self.linear(f"{name}.q_proj", x_ND), self.heads), at_N)
-        k_NGE = self.rotate(self.head_norm(f"{name}.k_norm", self.linear(f"{name}.k_proj", x_ND), self.kv_heads), at_N)
-        v_NGE = self.linear(f"{name}.v_proj", x_ND).view(N, self.kv_heads, -1)
+        name, at_N = f"model.layers.{layer}.self_attn", torch.tensor(positions)
+        q_NHE, k_NGE, v_NGE = self.projected(layer, h_ND, positions)
         _store(state.keys, layer, positions[start:], k_NGE[start:])
         _store(state.values, layer, positions[start:], v_NGE[start:])
-        block = range(start, start + self.block)
-        k_TGE = torch.cat([k_NGE[:start], _fetch(state.keys, layer, block)])
-        v_TGE = torch.cat([v_NGE[:start], _fetch(state.values, layer, block)])
+        k_TGE, v_TGE = k_NGE[:start], v_NGE[:start]
+        if positions[start:]:  # the prefix sees nothing of the block, which a skipped layer may never have computed
+            block = range(start, start + self.block)
+            k_TGE = torch.cat([k_TGE, _fetch(state.keys, layer, block)])
+            v_TGE = torch.cat([v_TGE, _fetch(state.values, layer, block)])
         k_THE = k_TGE.repeat_interleave(self.heads // self.kv_heads, dim=1)
         v_THE = v_TGE.repeat_interleave(self.heads // self.kv_heads, dim=1)
         later_NT = torch.arange(len(k_THE)) // self.block > (at_N // self.block)[:, None]
         scores_HNT = torch.einsum("nhe,the->hnt", q_NHE, k_THE) / k_THE.shape[-1] ** 0.5
         weights_HNT = scores_HNT.masked_fill(later_NT, -torch.inf).softmax(-1)
         return self.linear(f"{name}.o_proj", torch.einsum("hnt,the->nhe", weights_HNT, v_THE).flatten(1))
+
+    def projected(self, layer: int, h_ND: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values."""
+        name, at_N = f"model.layers.{layer}.self_attn", torch.tensor(positions)
+        x_ND = self.norm(f"model.layers.{layer}.input_layernorm", h_ND)
+        q_NHE = self.rotate(self.head_norm(f"{name}.q_norm", self.linear(f"{name}.q_proj", x_ND), self.heads), at_N)
+        k_NGE = self.rotate(self.head_norm(f"{name}.k_norm", self.linear(f"{name}.k_proj", x_ND), self.kv_heads), at_N)
+        v_NGE = self.linear(f"{name}.v_proj", x_ND).view(len(positions), self.kv_heads, -1)
+        return q_NHE, k_NGE, v_NGE
 
     def mlp(self, layer: int, h_ND: Tensor) -> Tensor:
         name = f"model.layers.{layer}.mlp"
@@ -121,6 +129,31 @@ def _store(cached: Cached, layer: int, positions: Sequence[int], rows: Tensor) -
 
 def _fetch(cached: Cached, layer: int, positions: Sequence[int]) -> Tensor:
     return torch.stack([cached[layer, position] for position in positions])
+
+
+def narrow(
+    model: ReferenceModel, checkpoint: Checkpoint, h_WD: Tensor, window: range, live: list[int], state: BlockState
+) -> list[int]:
+    """The positions of `live` that a checkpoint keeps: those with the highest scores, and of equals the lowest."""
+    layer, signal = checkpoint.layer, {}
+    q_WHE, k_WGE, v_WGE = model.projected(layer, h_WD, window)
+    k_WHE = k_WGE.repeat_interleave(model.heads // model.kv_heads, dim=1)
+    weights_HWW = (torch.einsum("nhe,the->hnt", q_WHE, k_WHE) / q_WHE.shape[-1] ** 0.5).softmax(-1)
+    for row, position in enumerate(window):
+        before_D = state.inputs[layer, position]
+        now, held = v_WGE[row].flatten(), state.values[layer, position].flatten()
+        signal[position] = {
+            CheckpointSignal.INPUT_CHANGE: (h_WD[row] - before_D).abs().sum() / before_D.abs().sum(),
+            CheckpointSignal.VALUE_CHANGE: -now @ held / (now.norm() * held.norm()),
+            CheckpointSignal.ATTENTION: weights_HWW[:, :, row].mean(),
+        }[checkpoint.signal]
+    priors = dict(zip(window, checkpoint.priors, strict=True))
+    score = {position: checkpoint.weight * float(signal[position]) + priors[position] for position in live}
+    order = sorted(live, key=lambda position: (-score[position], position))
+    kept, dropped = order[: checkpoint.keep], order[checkpoint.keep :]
+    if score[kept[-1]] != score[dropped[0]]:  # equal infinities, or exactly the same values: no rounding matters
+        state.gap = min(state.gap, score[kept[-1]] - score[dropped[0]])
+    return sorted(kept)
 
 
 def forward(
@@ -141,9 +174,13 @@ def forward(
     row = {position: i for i, position in enumerate(positions)}
     h_PD = model.weights["model.embed_tokens.weight"][[tokens[position] for position in positions]]
     ran = []
+    live = [start + offset for offset in plan.selected] if plan.selected else [*window]
     for layer, step in enumerate(plan.steps):
+        for checkpoint in plan.checkpoints:
+            if checkpoint.layer == layer:
+                live = narrow(model, checkpoint, h_PD[start:], window, live, state)
         _store(state.inputs, layer, window, h_PD[start:])
-        chosen = [start + offset for offset in plan.selected] if step is PARTIAL else [*window]
+        chosen = live if step is PARTIAL else [*window]
         for runs, cached in ((step.runs_attention, state.attention), (step.runs_mlp, state.mlp)):
             computed = [*range(start), *(chosen if runs else [])]
             delta_ND = h_ND = h_PD[[row[position] for position in computed]]
@@ -152,8 +189,10 @@ def forward(
             elif computed:
                 delta_ND = model.mlp(layer, h_ND)
             _store(cached, layer, computed[start:], delta_ND[start:])
-            replayed_WD = _fetch(cached, layer, window) * (step is not SKIP)
-            h_PD = h_PD + torch.cat([delta_ND[:start], replayed_WD])
+            if step is SKIP:  # it may have never run
+                h_PD = torch.cat([h_PD[:start] + delta_ND[:start], h_PD[start:]])
+            else:
+                h_PD = h_PD + torch.cat([delta_ND[:start], _fetch(cached, layer, window)])
         if literal:
             _store(state.outputs, layer, computed[start:], h_PD[start : len(computed)])
             h_PD = torch.cat([h_PD[:start], _fetch(state.outputs, layer, window)])

@@ -1,0 +1,48 @@
+"""`dllm=R_layers[.K]`: between computed passes the layers run for the positions whose values changed most.
+
+Idea: how much a position's value vector changed says how much the rest of its layer would change. Before the first of
+its layers a checkpoint computes the values of all positions of the pass and compares them with those in the cache; the
+share R with the lowest cosine similarity goes through the layers, the others replay. Every K-th pass of a block
+(default 8) computes everything. Tokens that the last step revealed are always kept.
+Source: dLLM-Cache (Liu et al., 2025, arXiv 2506.06295): adaptive partial updates with ratio 0.25.
+What differs: dLLM-Cache selects in every layer and caches a prompt with full attention, which it refreshes at longer
+intervals. Here one selection holds for all of the layers, so that its positions stay together in a batch, and the
+prompt needs no refresh, because finished blocks never see later ones.
+Limits: R = 1 is k1; R = 0 is kK with the same layers; K = 1 is k1.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sampler.errors import InputError
+from sampler.plan import CheckpointSignal, LayerPlan, StepContext, compute_all
+from sampler.policies.base import NarrowingRule, Rule, format_decimal, parse_period, parse_share
+
+DEFAULT_INTERVAL = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DllmRule(NarrowingRule):
+    mode: ClassVar[str] = "dllm"
+    signal: ClassVar[CheckpointSignal] = CheckpointSignal.VALUE_CHANGE
+    interval: int = DEFAULT_INTERVAL
+
+    @classmethod
+    def parse(cls, value: str, options: list[str]) -> Rule:
+        if len(options) > 1:
+            raise InputError("dllm takes one option, the passes from one refresh to the next, as in dllm=0.25_middle.8")
+        interval = parse_period(options[0], "dllm=R_layers.K, where K") if options else DEFAULT_INTERVAL
+        return cls(share=parse_share(value, "dllm"), interval=interval)
+
+    def __str__(self) -> str:
+        return f"dllm={format_decimal(self.share)}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return () if self.interval == DEFAULT_INTERVAL else (str(self.interval),)
+
+    def plan(self, context: StepContext) -> LayerPlan:
+        if context.step % self.interval == 0:
+            return compute_all(self.depth)
+        just_revealed = {p: float("inf") for p, at in enumerate(context.revealed_at) if at == context.step - 1}
+        return self.narrow(context, just_revealed)
