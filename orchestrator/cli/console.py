@@ -211,6 +211,8 @@ def open_closed_descriptors() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - which is /dev/null by now
 
 
 def say(*words: object, sep: str = " ", error: bool = False) -> None:
@@ -229,7 +231,7 @@ def sub_command(command: str, arguments: Sequence[str], known: Sequence[str]) ->
 
 def announce(text: str) -> None:
     """Prints at a terminal what a command begins to do: importing torch or reading a model takes seconds."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr.isatty():
         say(text, error=True)
 
 

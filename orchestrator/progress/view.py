@@ -30,6 +30,12 @@ PAGE_SECONDS = 6.0  # for which a page of a long table is shown
 LINE_SECONDS = 15.0  # between plain lines at first; later a fiftieth of the elapsed time
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the command, where rich would exit with code 1."""
+        raise BrokenPipeError
+
+
 class SweepView:
     """Displays one sweep on one stream. Nothing is printed before the first update; the cursor is always restored."""
 
@@ -42,7 +48,7 @@ class SweepView:
     ) -> None:
         stream = sys.stdout if stream is None else stream
         self._terminal = stream.isatty()
-        self._console = Console(file=stream, highlight=False, width=None if self._terminal else DEFAULT_WIDTH)
+        self._console = _Console(file=stream, highlight=False, width=None if self._terminal else DEFAULT_WIDTH)
         self._glyphs = Glyphs() if _can_write(stream, Glyphs()) else ASCII
         self._quiet, self._clock, self._pace = quiet, clock, Pace()
         self._live_display = self._terminal and not self._console.is_dumb_terminal and not quiet
