@@ -227,8 +227,10 @@ def export(arguments: Sequence[str]) -> None:
         raise InputError("--out must not be used with --hub, which writes no files here")
     announce("reading the rows")
     from orchestrator.progress.status import read_status
-    from orchestrator.report.exports import export_csv, export_hub, export_lm_eval
+    from orchestrator.report.exports import check_repository, export_csv, export_hub, export_lm_eval
 
+    if options.hub is not None:
+        check_repository(options.hub)
     found = read_status(options.lm_eval or options.csv or options.from_ or Path())
     if options.lm_eval is not None:
         for folder in export_lm_eval(options.lm_eval, options.out, found.record):

@@ -362,6 +362,11 @@ def export_csv(folder: Path, out: Path | None = None, record: Mapping[str, Any] 
     return target
 
 
+def check_repository(repository: str) -> None:
+    if not REPOSITORY.fullmatch(repository):
+        raise InputError(f"--hub must be OWNER/NAME, of letters, digits and -_. (got {repository})")
+
+
 def export_hub(
     folder: Path,
     repository: str,
@@ -371,8 +376,7 @@ def export_hub(
     dry_run: bool = False,
 ) -> list[str]:
     """Pushes rows, documents and a generated card to a dataset repository; returns what to tell the user."""
-    if not REPOSITORY.fullmatch(repository):
-        raise InputError(f"--hub must be OWNER/NAME, of letters, digits and -_. (got {repository})")
+    check_repository(repository)
     store, request = open_sweep(folder, record)
     tasks = [task for task in request["tasks"] if not (task in CATALOG and CATALOG[task].gated)]
     with tempfile.TemporaryDirectory(prefix="reuse-hub-") as staging:
