@@ -123,8 +123,9 @@ def _suggestion(name: str) -> str:
             return f"did you mean {ReusePolicy.parse(rule + rest, suggest=False)}?"
         except InputError:
             continue
-    grid = [f"k{k}_{layers}" for k in (2, 3) for layers in SUBSETS]
-    return did_you_mean(name, [*grid, *policy_examples()], cutoff=0.7)
+    known = [*(f"k{k}_{layers}" for k in (2, 3) for layers in SUBSETS), *policy_examples()]
+    same_numbers = [other for other in known if re.findall("[0-9]", other) == re.findall("[0-9]", name)]
+    return did_you_mean(name, same_numbers, cutoff=0.7)
 
 
 def _ignores_options(word: str, value: str) -> bool:

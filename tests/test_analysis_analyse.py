@@ -292,7 +292,7 @@ def test_what_cannot_be_analysed_is_refused() -> None:
     refused(table.filter(pa.array(policy == "k1_first")), "only rows of k1_first")
     nan = changed(table, "correct", np.arange(table.num_rows) == 7, None)
     nan = changed(nan, "metrics", np.arange(table.num_rows) == 7, '{"exact_match": NaN}')
-    refused(nan, r"1 row without finite score \(first: gsm8k/7\)")
+    refused(nan, r"1 row with no finite score \(first: gsm8k/7\)")
     refused(table, "margin must be .*got -1", margin=-1.0)
     refused(table, "speed-up must be .*got nan", speedup=float("nan"))
     refused(table, "margin must be .*got 'five'", request={**asked(WORLD), "margin": "five"})

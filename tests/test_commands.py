@@ -199,7 +199,9 @@ def test_output_is_utf8_whatever_the_terminal(run: Run) -> None:
     assert '"é😀"' in outcome.out
 
 
-COMMON = "--model --family --block-size --threads --compile --policy --subset-size --batch-size --dtype --device --ids"
+COMMON = (
+    "--model --family --block-size --threads --compile --policies --subset-size --batch-size --dtype --device --ids"
+)
 BLOCKS = "--threshold --small-block --block-cache --no-block-cache --max-new-tokens --stop"
 DRAWING = "--temperature --top-p --seed --trace"
 

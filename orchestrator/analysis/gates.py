@@ -425,7 +425,7 @@ def metrics(evidence: Evidence) -> Iterator[Finding]:
             places = np.flatnonzero(wrong | ~np.isfinite(columns[column]))
             if len(places):
                 first = rows.doc_ids[columns["doc_id"][places[0]]]
-                text = f"{counted(len(places), 'row')} without {name} (first: {first})"
+                text = f"{counted(len(places), 'row')} with no {name} (first: {first})"
                 yield _failed(rows, places, text, withholds_verdict=True)
 
 

@@ -114,7 +114,14 @@ def parse_flags(
         flag, equals, value = argument.partition("=")
         key = flag[2:].replace("_", "-")
         words.append(f"--{names.get(key, key)}{equals}{value}" if argument.startswith("--") else argument)
-    found, unknown = parser.parse_known_args(words)
+    try:
+        found, unknown = parser.parse_known_args(words)
+    except InputError as error:
+        message = str(error)
+        for setting in as_typed(settings, arguments).values():
+            key = names.get(setting.typed_as, setting.key)
+            message = message.replace(f"argument --{key}:", f"argument {setting.flag}:")
+        raise InputError(message) from None
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
         hints = [did_you_mean(word, flags, cutoff=0.6) for word in unknown if word.startswith("--")]
