@@ -207,7 +207,8 @@ DRAWING = "--temperature --top-p --seed --trace"
 
 
 @pytest.mark.parametrize(
-    ("command", "flags"), [("generate", f"{COMMON} --help {BLOCKS} {DRAWING}"), ("score", f"{COMMON} --help --scoring")]
+    ("command", "flags"),
+    [("generate", f"{COMMON} --ids --help {BLOCKS} {DRAWING}"), ("score", f"{COMMON} --ids --help --scoring")],
 )
 def test_help_names_every_flag(run: Run, command: str, flags: str) -> None:
     shown = run(command, "", "--help")

@@ -311,7 +311,7 @@ def test_mistakes_of_all_kinds_are_reported_at_once(tmp_path: Path) -> None:
     reported = "\n".join(error.value.sentences)
     for part in (
         "--limt 5", "unknown setting 'batch-sise'", "(got high)", "--speedup must be above 1", "(got perhaps)",
-        "--limit must be a whole number (got x)", "--k must be at least 1 (got 0)", "unknown layers 'early'", "--reuse must be",
+        "--limit must be a whole number (got x)", "--k must be at least 1", "unknown layers 'early'", "--reuse must be",
         "--threshold must be above 0 and at most 1 (got 7)", "--name must be a valid", "--tasks is required",
     ):  # fmt: skip
         assert part in reported, part
