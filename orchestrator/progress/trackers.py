@@ -330,9 +330,11 @@ class MlflowTracker:
         self._experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
 
     def _run(self, run: str) -> str:
-        if run not in self.ids:
-            created = self._client.create_run(self._experiment, run_name=run)
-            self.ids[run] = created.info.run_id
+        if run not in self.ids:  # it may exist: the process may have ended before it could note the id
+            runs = self._client.search_runs([self._experiment])
+            found = next((one for one in runs if one.info.run_name == run), None)
+            found = found or self._client.create_run(self._experiment, run_name=run)
+            self.ids[run] = found.info.run_id
             for name, value in _configuration(self._record, run).items():
                 self._client.log_param(self.ids[run], name, value)
         return self.ids[run]
