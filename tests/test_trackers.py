@@ -195,7 +195,7 @@ def test_a_tracker_that_hangs_is_ended(finished: Path, monkeypatch: pytest.Monke
 def test_mistakes_are_sentences(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="--to must be tensorboard, wandb, mlflow or trackio"):
         dispatch(["track", str(finished), "--to", "excel"])
-    with pytest.raises(InputError, match="is not a directory"):
+    with pytest.raises(InputError, match="does not exist; pass a sweep directory"):
         dispatch(["track", str(tmp_path / "nowhere"), "--to", "tensorboard"])
     monkeypatch.setattr(trackers, "find_spec", lambda _: None)
     with pytest.raises(InputError, match="the tracker wandb is not installed; install it with: pip install wandb"):
