@@ -16,7 +16,7 @@ import yaml
 from orchestrator.cli.console import Parser, add_settings, aliases, announce, as_typed, parse_flags, say
 from orchestrator.core.system import GPU_PROFILES, DeviceProfile
 from orchestrator.planning.fields import Setting, display, read_bool
-from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
+from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url, search_space
 from sampler.errors import InputError, InputErrors, Problems, counted, did_you_mean
 from sampler.policy import ReusePolicy
 
@@ -72,8 +72,10 @@ def sweep(arguments: Sequence[str]) -> None:
         else:
             check_listening(address)
             environment.prepare(local=only_on_loopback(address), token=is_this_machine(address))
-        from orchestrator.cli.run_sweep import run  # imports torch and Ray: not before the flags are checked
-
+        if command.settings.search is None:  # these import torch and Ray: not before the flags are checked
+            from orchestrator.cli.run_sweep import run
+        else:
+            from orchestrator.cli.search import search as run
         failed = run(command, list(arguments), stop)
     except KeyboardInterrupt:  # Interrupted, or what Ray turns it into
         stop.exit_now()
@@ -167,6 +169,8 @@ def combine(
                 raise InputErrors(wrong)
     with problems.collect():
         _replace_grid(values)
+    if "search" in values:
+        values.setdefault("policies", search_space())
     if "tasks" not in filed and "tasks" not in typed:
         problems.sentences.append(ALL_SETTINGS["tasks"].missing)
     out = values.get("out", "")

@@ -47,6 +47,11 @@ def race_position(seed: int, task: str, doc_id: str) -> bytes:
     return hashlib.sha256(f"{seed}\n{task}\n{doc_id}".encode()).digest()
 
 
+def half_of(seed: int, task: str, doc_id: str) -> str:
+    """The half of a task that a document belongs to."""
+    return "second" if race_position(seed, f"{task}/half", doc_id)[0] % 2 else "first"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
     """The evidence on a configuration after its first `shards` shards. Speed-ups are None before the burn-in."""

@@ -19,7 +19,7 @@ SUBJECT_RUN_LENGTH = 8  # consecutive documents of one subject: they share few-s
 Cut = tuple[int | None, int]  # documents below this index of their subject (None: all) fill this many shards in total
 
 # Not in format version 1: part of a trial's id only if set, so that the trials of existing sweeps keep their ids.
-LATER_IDENTITY = ("family", "block_size", "thinking", "race")
+LATER_IDENTITY = ("family", "block_size", "thinking", "race", "half")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +48,14 @@ class SweepIdentity:
     block_size: int | None = None
     thinking: bool = False
     race: bool = False  # documents are in a random order that depends on the seed
+    half: str | None = None  # of the documents, which depends on the seed
 
     def as_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values["datasets"] = {task: dict(revisions) for task, revisions in self.datasets.items()}
-        if not self.race:
-            del values["race"]  # an older version can continue the sweep
+        for name in ("race", "half"):
+            if not values[name]:
+                del values[name]  # an older version can continue the sweep
         if self.cuts is None:
             del values["cuts"]
         else:
@@ -68,7 +70,7 @@ class SweepIdentity:
         """What can change the rows of every trial of a task."""
         leave_out = {"depth", "datasets", "cuts"} | (set() if self.cuts is None else {"shard_size"})
         common = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in leave_out}
-        if self.sample is None and not self.race:
+        if self.sample is None and not self.race and self.half is None:
             del common["seed"]
         for name in LATER_IDENTITY:
             if not common[name]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.race import race_position
+from orchestrator.core.race import half_of, race_position
 from orchestrator.core.system import Device, DeviceProfile
 from orchestrator.core.trial import Trial
 from orchestrator.planning.estimate import disk_needed, documents_per_trial, format_bytes, memory_remedy
@@ -225,11 +225,12 @@ def _open(
             planned = machine.profile is not None and options.data == "hub"
             task = (published_task(name, options) if planned else None) or open_task(name, options)
             size = shard_size(task)
-            own = (
-                None if cuts is None else extend_cuts(cuts.get(name, ()), task.documents, limit=limit, shard_size=size)
-            )
+            chosen = [
+                one for one in task.documents if settings.half in (None, half_of(settings.seed, name, one.doc_id))
+            ]
+            own = None if cuts is None else extend_cuts(cuts.get(name, ()), chosen, limit=limit, shard_size=size)
             position = partial(race_position, settings.seed, name) if settings.race else None
-            shards = assign_shards(task.documents, own, shard_size=size, position=position)
+            shards = assign_shards(chosen, own, shard_size=size, position=position)
             opened[name] = PreparedTask(task=task, shards=shards, cuts=own, shard_size=size, limit=settings.limit)
         except InputError as error:
             unavailable += error.sentences
@@ -263,6 +264,7 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
         block_size=settings.block_size,
         thinking=settings.thinking,
         race=settings.race,
+        half=settings.half,
     )
 
 

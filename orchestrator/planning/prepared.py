@@ -54,7 +54,7 @@ class PreparedTask:
 
     @cached_property
     def wanted(self) -> tuple[Document, ...]:
-        """The first `limit` of each subject, in the task's order."""
+        """The first `limit` of each subject (of a half of them, with --half), in the task's order."""
         return tuple(self.within(self.limit))
 
     @cached_property
@@ -64,7 +64,8 @@ class PreparedTask:
         return documents_by_shard((doc_id, shard) for doc_id, shard in self.shards.items() if doc_id in wanted)
 
     def within(self, limit: int | None) -> list[Document]:
-        return [document for document in self.task.documents if limit is None or document.index < limit]
+        own = (document for document in self.task.documents if document.doc_id in self.shards)
+        return [document for document in own if limit is None or document.index < limit]
 
     def table(self, limit: int | None) -> pa.Table:
         """The documents within a limit, for documents/<task>.parquet."""

@@ -27,6 +27,8 @@ from sampler.policy import ReusePolicy
 from sampler.reveal import THRESHOLD, parse_reveal
 
 GRID, MODEL, MACHINE, RUN = "Grid", "Model and data", "Machine", "Run"
+SEARCHED_RULES = {"adaptive": (0.1, 0.2, 0.4), "trim": (0.1, 0.25, 0.5), "mlp": (2, 3), "attn": (2, 3)}
+HALVES = ("first", "second")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SMALLEST_SHARE = 0.01  # of a GPU or core that an actor can reserve
 WEEK_SECONDS = 604_800
@@ -88,6 +90,13 @@ class PolicyGrid:
             for layers in self.subsets
             for mode in (self.reuse if k > 1 else self.reuse[:1])
         )
+
+
+def search_space() -> tuple[str, ...]:
+    """The policies that --search chooses from if none are listed."""
+    rules = [f"k{k}_{{}}{option}" for k in (2, 3, 4) for option in ("", ".small")]
+    rules += [f"{rule}={value}_{{}}" for rule, values in SEARCHED_RULES.items() for value in values]
+    return tuple(rule.format(subset) for rule in (*rules, "skip_{}") for subset in ("first", "middle", "last", "all"))
 
 
 def _decode_axis(name: str, **declaration: Any) -> Any:
@@ -221,6 +230,12 @@ class SweepSettings:
         None, minimum=1, cap=10**9, default_text="all", help="first N documents of each subtask"
     )
     sample: int | None = setting(None, minimum=1, cap=10**9, help="N random documents spread over the subtasks")
+    half: str | None = setting(
+        None,
+        choices=HALVES,
+        default_text="both",
+        help="random half of these documents: choose on one, confirm on the other",
+    )
     fewshot: int | None = setting(
         None,
         minimum=0,
@@ -340,6 +355,12 @@ class SweepSettings:
     race_alpha: float = setting(
         0.05, above=0, maximum=0.5, help="with --race: chance of any wrong verdict on a task, declared in advance"
     )
+    search: int | None = setting(
+        None,
+        minimum=1,
+        cap=1000,
+        help="with --race: try N policies of those listed, chosen by Optuna, and confirm the best",
+    )
     quiet: bool = setting(False, help="no live view")
 
     def __post_init__(self) -> None:
@@ -350,7 +371,7 @@ class SweepSettings:
         if (twice := repeated(canonical)) is not None:
             raise InputError(f"--policies must not contain {twice} twice")
         object.__setattr__(self, "policies", canonical)
-        if self.race and len({ReusePolicy.parse(name).k == 1 for name in canonical}) < 2:
+        if self.race and self.search is None and len({ReusePolicy.parse(name).k == 1 for name in canonical}) < 2:
             raise InputError(f"--race needs k1 and a policy to compare with it (got {', '.join(canonical)})")
         self._separate_thresholds()
 
@@ -374,6 +395,10 @@ class SweepSettings:
             yield "--limit and --sample must not be used together: choose the first N documents or N random ones"
         if self.gpus_per_actor == 0 and self.accelerator_type is not None:
             yield f"--accelerator-type {self.accelerator_type} needs --gpus-per-actor above 0 (got 0)"
+        if self.search is not None and not self.race:
+            yield "--search needs --race, which stops proposals that are certainly worse"
+        if self.search is not None and self.half is not None:
+            yield "--search and --half must not be used together: a search uses both halves"
         if self.race and self.repeats > 1:
             yield f"--race needs --repeats 1 (got {self.repeats}): it measures until each verdict is certain"
 

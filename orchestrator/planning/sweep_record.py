@@ -35,6 +35,7 @@ FIXED = {  # identity values that a later command must repeat, and what a person
     "block_size": "--block-size",
     "thinking": "--thinking",
     "race": "--race",
+    "half": "--half",
 }
 
 
@@ -150,7 +151,8 @@ def describe_extension(stored: SweepRecord, combined: SweepRecord) -> list[str]:
 def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
     before, now = stored["identity"], new["identity"]
     raced = bool(before.get("race") and now.get("race"))
-    random_order = raced or (before["sample"] is not None and now["sample"] is not None)
+    halved = bool(before.get("half") and now.get("half"))
+    random_order = raced or halved or (before["sample"] is not None and now["sample"] is not None)
     free = {"shard_size"} if "cuts" in before else set()  # it then only concerns documents without a trial
     for key, name in FIXED.items():
         old, current = (identity.get(key, _absent(key)) for identity in (before, now))

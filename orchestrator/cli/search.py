@@ -1,0 +1,295 @@
+"""`sweep --race --search N`: proposes policies with Optuna, races them in rounds, and confirms the best one.
+
+The policies of the flags are the space. A random half of the documents is for the search: each round races a few
+proposals against k=1, and what it measured tells Optuna what to propose next. Once a policy is confirmed, later ones
+must also be faster than the lower bound of its speed-up. The best policy then runs on the other half, to the end and
+alone: it was chosen because its estimates looked good, and only documents that had no part in that give fair ones.
+
+Each round, and the confirmation, is a sweep of its own in the folder of the search; search.json lists them.
+"""
+
+import json
+import math
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from orchestrator.analysis.verdicts import CONFIRMED, REJECTED, UNDECIDED
+from orchestrator.cli.console import say
+from orchestrator.cli.run_sweep import run
+from orchestrator.cli.sweep import SweepCommand
+from orchestrator.planning.settings import SweepSettings
+from orchestrator.report.section import build_section
+from orchestrator.report.sweeps import read_sweeps
+from orchestrator.running.stop import StopSignals
+from orchestrator.store.files import DISK, make_folders, write_file
+from sampler.errors import InputError
+from sampler.policy import ReusePolicy
+
+ROUND_POLICIES = 4  # raced together; fewer would learn more from each, and run k=1 more often
+RANDOM_POLICIES = 6  # proposed before Optuna has a model
+ATTEMPTS = 30  # of Optuna to propose a policy that was not tried
+BASELINES = ("k1_first", "k1_last")  # replicates, which show how much measurements vary
+CONFIRMATION = "confirmation"
+OBJECTIVES = ("difference", "speedup")
+RULE = re.compile("([a-z]+)=?([0-9.]*)")  # and its number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A policy after its round: means over the tasks. Created by `_measured`; read by Optuna and stored."""
+
+    policy: str
+    outcome: str  # confirmed if all tasks are, rejected if one is
+    difference: float  # in accuracy, in points
+    speedup: float  # geometric mean over tasks
+    speedup_low: float  # the lowest bound of any task
+    documents: int
+
+
+class Proposer:
+    """Optuna, by way of Ray Tune. The same results lead to the same proposals."""
+
+    def __init__(self, policies: Sequence[str], seed: int) -> None:
+        import optuna
+        from ray import tune
+        from ray.tune.search.optuna import OptunaSearch
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._policies, self._random = policies, random.Random(seed)
+        self._coordinates = _coordinates(policies)
+        space: dict[str, Any] = {
+            name: tune.choice(sorted({getattr(one, name) for one in self._coordinates})) for name in ("rule", "layers")
+        }
+        space["strength"] = tune.randint(0, 1 + max(one.strength for one in self._coordinates))
+        sampler = optuna.samplers.GPSampler(
+            seed=seed, n_startup_trials=min(RANDOM_POLICIES, len(policies)), deterministic_objective=False
+        )
+        self._optuna = OptunaSearch(
+            space=space, metric=list(OBJECTIVES), mode=["max"] * len(OBJECTIVES), sampler=sampler
+        )
+        self._asked = 0
+        self._waiting: dict[str, str] = {}  # by policy: what Optuna calls it
+        self._known: dict[str, Proposal] = {}
+
+    def propose(self, number: int) -> list[str]:
+        """Up to this many policies that were not proposed before."""
+        chosen: list[str] = []
+        for _ in range(number):
+            left = [one for one in self._policies if one not in self._known and one not in chosen]
+            if left:
+                chosen.append(self._ask(chosen) or self._random.choice(left))
+        return chosen
+
+    def _ask(self, chosen: Sequence[str]) -> str | None:
+        for _ in range(ATTEMPTS):
+            self._asked += 1
+            name = str(self._asked)
+            policy = self._nearest(**self._optuna.suggest(name))
+            if policy in self._known:
+                self._optuna.on_trial_complete(name, asdict(self._known[policy]))
+            elif policy is None or policy in chosen:
+                self._optuna.on_trial_complete(name, error=True)
+            else:
+                self._waiting[policy] = name
+                return policy
+        return None
+
+    def _nearest(self, rule: str, layers: str, strength: int) -> str | None:
+        """The policy with this rule, these layers, and a strength as near as there is."""
+        all_of_them = zip(self._policies, self._coordinates, strict=True)
+        possible = {policy: own for policy, own in all_of_them if (own.rule, own.layers) == (rule, layers)}
+        return min(possible, key=lambda policy: abs(possible[policy].strength - strength), default=None)
+
+    def tell(self, results: Iterable[Proposal]) -> None:
+        for result in results:
+            self._known[result.policy] = result
+            if (name := self._waiting.pop(result.policy, None)) is not None:
+                self._optuna.on_trial_complete(name, asdict(result))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Coordinates:
+    """Where a policy lies in the space."""
+
+    rule: str  # with its options
+    strength: int  # rank of the rule's number among the listed ones
+    layers: str
+
+
+def _coordinates(policies: Sequence[str]) -> list[_Coordinates]:
+    parsed = [ReusePolicy.parse(name) for name in policies]
+    words = [RULE.fullmatch(str(one.rule)) for one in parsed]
+    rules = [".".join([word[1], *one.rule.options]) for word, one in zip(words, parsed, strict=True) if word]
+    numbers = [float(word[2] or 0) for word in words if word]
+    listed = {rule: sorted({n for r, n in zip(rules, numbers, strict=True) if r == rule}) for rule in rules}
+    return [
+        _Coordinates(rule=rule, strength=listed[rule].index(number), layers=one.layers or "")
+        for rule, number, one in zip(rules, numbers, parsed, strict=True)
+    ]
+
+
+def best_of(proposals: Iterable[Proposal], margin: float) -> Proposal | None:
+    """The fastest confirmed policy, else the fastest that was not rejected and lies within the margin."""
+    possible = [one for one in proposals if one.outcome != REJECTED and one.difference >= -margin]
+    return max(possible, key=lambda one: (one.outcome == CONFIRMED, one.speedup), default=None)
+
+
+def search(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
+    """Returns the number of failed trials. The same command continues an interrupted search."""
+    settings = command.settings
+    if find_spec("optuna") is None:
+        raise InputError("--search needs Optuna; install it with: pip install 'reuse-sweep[search]'")
+    if command.force is not None:
+        raise InputError("--force must not be used with --search: its proposals follow from the rows that it has")
+    space = [name for name in settings.policies if ReusePolicy.parse(name).k != 1]
+    assert settings.search is not None
+    wanted = min(settings.search, len(space))
+    folder = Path(settings.out) / (settings.name or "search")
+    declared = {name: getattr(settings, name) for name in ("search", "seed", "margin", "speedup", "race_alpha")}
+    state = _State(folder, {**declared, "policies": space, "tasks": list(settings.tasks)})
+    proposer = Proposer(space, settings.seed)
+    tried: list[Proposal] = []
+    while len(tried) < wanted:
+        proposed = proposer.propose(min(ROUND_POLICIES, wanted - len(tried)))
+        number, best = len(tried) // ROUND_POLICIES + 1, best_of(tried, settings.margin)
+        faster = best is not None and best.outcome == CONFIRMED and best.speedup_low > settings.speedup
+        goal = best.speedup_low if best is not None and faster else settings.speedup
+        results = state.results(number, proposed)
+        if results is None:
+            say(f"round {number}: {', '.join(proposed)}; {len(tried)} of {wanted} policies tried")
+            name = f"round-{number}"
+            part = replace(
+                settings,
+                name=name,
+                policies=(*BASELINES, *proposed),
+                half="first",
+                speedup=goal,
+                race_alpha=settings.race_alpha * len(proposed) / wanted,
+            )
+            failed = _run(part, command, arguments, stop, folder)
+            if failed or command.dry_run:
+                return failed
+            results = _measured(folder / name, proposed)
+            state.add(number, proposed, results)
+        proposer.tell(results)
+        tried += results
+    return _confirm(tried, state, command, arguments, stop, folder)
+
+
+def _confirm(
+    tried: Sequence[Proposal],
+    state: "_State",
+    command: SweepCommand,
+    arguments: list[str],
+    stop: StopSignals,
+    folder: Path,
+) -> int:
+    settings, best = command.settings, best_of(tried, command.settings.margin)
+    documents = sum(one.documents for one in tried)
+    say(*_table(tried), sep="\n")
+    if best is None:
+        say(f"no policy of {len(tried)} is within {settings.margin:g} points of k=1: there is nothing to confirm")
+        return 0
+    say(f"best of {len(tried)}: {best.policy}, now on the other half of the documents")
+    part = replace(settings, name=CONFIRMATION, policies=(*BASELINES, best.policy), half="second", race=False)
+    failed = _run(part, command, arguments, stop, folder)
+    if failed:
+        return failed
+    (confirmed,) = _measured(folder / CONFIRMATION, [best.policy])
+    state.finish(confirmed)
+    say(
+        f"{best.policy} is {confirmed.outcome} on documents that it was not chosen on: {_shown(confirmed)}",
+        f"the search ran {documents:,} documents of {len(tried)} policies, the confirmation {confirmed.documents:,}",
+        folder,
+        sep="\n",
+    )
+    return 0
+
+
+def _run(settings: SweepSettings, command: SweepCommand, arguments: list[str], stop: StopSignals, folder: Path) -> int:
+    upload = None if settings.upload is None else f"{settings.upload.rstrip('/')}/{settings.name}"
+    part = replace(settings, out=str(folder), search=None, upload=upload)
+    return run(replace(command, settings=part), arguments, stop)
+
+
+def _measured(folder: Path, policies: Sequence[str]) -> list[Proposal]:
+    """What a finished sweep says about its policies."""
+    (data,) = read_sweeps([folder])
+    tasks = build_section(data, figures=False).analysis.tasks
+    found = []
+    for policy in policies:
+        results = [one for task in tasks for one in task.configurations if one.configuration.policy == policy]
+        compared = [one.comparison for one in results if one.comparison is not None]
+        speeds = [one.speedup.tokens for one in compared if one.speedup is not None and one.speedup.tokens is not None]
+        outcomes = {one.verdict.outcome for one in compared}
+        found.append(
+            Proposal(
+                policy=policy,
+                outcome=REJECTED if REJECTED in outcomes else CONFIRMED if outcomes == {CONFIRMED} else UNDECIDED,
+                difference=sum(one.difference.points.value for one in compared) / len(compared),
+                speedup=math.exp(sum(math.log(one.value) for one in speeds) / len(speeds)) if speeds else 1.0,
+                speedup_low=min((one.low for one in speeds), default=1.0),
+                documents=sum(one.documents for one in results),
+            )
+        )
+    return found
+
+
+def _shown(one: Proposal) -> str:
+    return f"{one.difference:+.1f} points, {one.speedup:.2f}× (at least {one.speedup_low:.2f}×)"
+
+
+def _table(tried: Sequence[Proposal]) -> list[str]:
+    width = max(len(one.policy) for one in tried)
+    ordered = sorted(tried, key=lambda one: -one.speedup)
+    return [f"{one.policy:{width}}  {one.outcome:9}  {one.documents:>6,} documents  {_shown(one)}" for one in ordered]
+
+
+class _State:
+    """search.json: what was declared, each round with its proposals and results, and the confirmation."""
+
+    def __init__(self, folder: Path, declared: Mapping[str, Any]) -> None:
+        self._path = folder / "search.json"
+        self._content: dict[str, Any] = {"declared": dict(declared), "rounds": {}, "confirmation": None}
+        if self._path.exists():
+            try:
+                self._content = json.loads(self._path.read_bytes())
+                before = self._content["declared"]
+                changed = [name for name in declared if before[name] != json.loads(json.dumps(declared[name]))]
+            except (OSError, ValueError, KeyError, TypeError):
+                raise InputError(f"{self._path} cannot be read; choose another --name") from None
+            if changed:
+                raise InputError(
+                    f"{folder} was searched with another {', '.join(changed)}: repeat the old values, or choose "
+                    "another --name"
+                )
+
+    def results(self, number: int, proposed: Sequence[str]) -> list[Proposal] | None:
+        """Of a round that has finished; None if it has not."""
+        stored = self._content["rounds"].get(str(number))
+        if stored is None:
+            return None
+        if [one["policy"] for one in stored] != list(proposed):
+            raise InputError(
+                f"{self._path}: round {number} had other proposals, made by another version of Optuna; choose "
+                "another --name"
+            )
+        return [Proposal(**one) for one in stored]
+
+    def add(self, number: int, proposed: Sequence[str], results: Sequence[Proposal]) -> None:
+        assert [one.policy for one in results] == list(proposed)
+        self._content["rounds"][str(number)] = [asdict(one) for one in results]
+        self._write()
+
+    def finish(self, confirmed: Proposal) -> None:
+        self._content["confirmation"] = asdict(confirmed)
+        self._write()
+
+    def _write(self) -> None:
+        make_folders(DISK, self._path.parent)
+        write_file(DISK, self._path, json.dumps(self._content, indent=1).encode())
