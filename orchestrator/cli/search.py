@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from orchestrator.analysis.results import Comparison
 from orchestrator.analysis.verdicts import CONFIRMED, REJECTED, UNDECIDED
 from orchestrator.cli.console import say
 from orchestrator.cli.run_sweep import run
@@ -49,6 +50,7 @@ class Proposal:
     speedup: float  # geometric mean over tasks
     speedup_low: float  # the lowest bound of any task
     documents: int
+    intervals: tuple[str, ...] = ()  # for people: both differences by task
 
 
 class Proposer:
@@ -70,7 +72,10 @@ class Proposer:
             seed=seed, n_startup_trials=min(RANDOM_POLICIES, len(policies)), deterministic_objective=False
         )
         self._optuna = OptunaSearch(
-            space=space, metric=list(OBJECTIVES), mode=["max"] * len(OBJECTIVES), sampler=sampler
+            space=OptunaSearch.convert_search_space(space),
+            metric=list(OBJECTIVES),
+            mode=["max"] * len(OBJECTIVES),
+            sampler=sampler,
         )
         self._asked = 0
         self._waiting: dict[str, str] = {}  # by policy: what Optuna calls it
@@ -168,6 +173,7 @@ def search(command: SweepCommand, arguments: list[str], stop: StopSignals) -> in
                 name=name,
                 policies=(*BASELINES, *proposed),
                 half="first",
+                search=None,
                 speedup=goal,
                 race_alpha=settings.race_alpha * len(proposed) / wanted,
             )
@@ -196,14 +202,16 @@ def _confirm(
         say(f"no policy of {len(tried)} is within {settings.margin:g} points of k=1: there is nothing to confirm")
         return 0
     say(f"best of {len(tried)}: {best.policy}, now on the other half of the documents")
-    part = replace(settings, name=CONFIRMATION, policies=(*BASELINES, best.policy), half="second", race=False)
+    part = replace(
+        settings, name=CONFIRMATION, policies=(*BASELINES, best.policy), half="second", race=False, search=None
+    )
     failed = _run(part, command, arguments, stop, folder)
     if failed:
         return failed
     (confirmed,) = _measured(folder / CONFIRMATION, [best.policy])
     state.finish(confirmed)
     say(
-        f"{best.policy} is {confirmed.outcome} on documents that it was not chosen on: {_shown(confirmed)}",
+        f"{best.policy} is {confirmed.outcome} on documents that it was not chosen on: {'; '.join(confirmed.intervals)}",
         f"the search ran {documents:,} documents of {len(tried)} policies, the confirmation {confirmed.documents:,}",
         folder,
         sep="\n",
@@ -213,7 +221,7 @@ def _confirm(
 
 def _run(settings: SweepSettings, command: SweepCommand, arguments: list[str], stop: StopSignals, folder: Path) -> int:
     upload = None if settings.upload is None else f"{settings.upload.rstrip('/')}/{settings.name}"
-    part = replace(settings, out=str(folder), search=None, upload=upload)
+    part = replace(settings, out=str(folder), upload=upload)
     return run(replace(command, settings=part), arguments, stop)
 
 
@@ -223,31 +231,36 @@ def _measured(folder: Path, policies: Sequence[str]) -> list[Proposal]:
     tasks = build_section(data, figures=False).analysis.tasks
     found = []
     for policy in policies:
-        results = [one for task in tasks for one in task.configurations if one.configuration.policy == policy]
-        compared = [one.comparison for one in results if one.comparison is not None]
-        speeds = [one.speedup.tokens for one in compared if one.speedup is not None and one.speedup.tokens is not None]
-        outcomes = {one.verdict.outcome for one in compared}
+        results = {task.task: one for task in tasks for one in task.configurations if one.resolved.policy == policy}
+        compared = {task: one.comparison for task, one in results.items() if one.comparison is not None}
+        speeds = [one.speedup.tokens for one in compared.values() if one.speedup and one.speedup.tokens]
+        outcomes = {one.verdict.outcome for one in compared.values()}
         found.append(
             Proposal(
                 policy=policy,
                 outcome=REJECTED if REJECTED in outcomes else CONFIRMED if outcomes == {CONFIRMED} else UNDECIDED,
-                difference=sum(one.difference.points.value for one in compared) / len(compared),
+                difference=sum(one.difference.points.value for one in compared.values()) / len(compared),
                 speedup=math.exp(sum(math.log(one.value) for one in speeds) / len(speeds)) if speeds else 1.0,
                 speedup_low=min((one.low for one in speeds), default=1.0),
-                documents=sum(one.documents for one in results),
+                documents=sum(one.documents for one in results.values()),
+                intervals=tuple(_intervals(task, one) for task, one in compared.items()),
             )
         )
     return found
 
 
-def _shown(one: Proposal) -> str:
-    return f"{one.difference:+.1f} points, {one.speedup:.2f}× (at least {one.speedup_low:.2f}×)"
+def _intervals(task: str, one: Comparison) -> str:
+    points, speed = one.difference.points, one.speedup.tokens if one.speedup else None
+    shown = f"{task} {points.value:+.1f} points ({points.low:+.1f} to {points.high:+.1f})"
+    return shown if speed is None else f"{shown}, {speed.value:.2f}× ({speed.low:.2f} to {speed.high:.2f})"
 
 
 def _table(tried: Sequence[Proposal]) -> list[str]:
     width = max(len(one.policy) for one in tried)
-    ordered = sorted(tried, key=lambda one: -one.speedup)
-    return [f"{one.policy:{width}}  {one.outcome:9}  {one.documents:>6,} documents  {_shown(one)}" for one in ordered]
+    return [
+        f"{one.policy:{width}}  {one.outcome:9}  {one.documents:>6,} documents  {'; '.join(one.intervals)}"
+        for one in sorted(tried, key=lambda one: -one.speedup)
+    ]
 
 
 class _State:
@@ -279,7 +292,7 @@ class _State:
                 f"{self._path}: round {number} had other proposals, made by another version of Optuna; choose "
                 "another --name"
             )
-        return [Proposal(**one) for one in stored]
+        return [Proposal(**{**one, "intervals": tuple(one["intervals"])}) for one in stored]
 
     def add(self, number: int, proposed: Sequence[str], results: Sequence[Proposal]) -> None:
         assert [one.policy for one in results] == list(proposed)
