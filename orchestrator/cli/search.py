@@ -211,7 +211,7 @@ def _confirm(
     (confirmed,) = _measured(folder / CONFIRMATION, [best.policy])
     state.finish(confirmed)
     say(
-        f"{best.policy} is {confirmed.outcome} on documents that it was not chosen on: {'; '.join(confirmed.intervals)}",
+        f"{best.policy} is {confirmed.outcome} on documents it was not chosen on: {'; '.join(confirmed.intervals)}",
         f"the search ran {documents:,} documents of {len(tried)} policies, the confirmation {confirmed.documents:,}",
         folder,
         sep="\n",
