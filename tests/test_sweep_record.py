@@ -30,6 +30,7 @@ OTHER = {
     "family": "sdar",
     "block_size": 4,
     "thinking": True,
+    "half": "first",
 }
 
 
