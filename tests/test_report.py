@@ -403,7 +403,7 @@ def _bad_margin(folder: Path) -> list[str]:
     ("make", "message"),
     [
         (_empty, "is not a sweep directory"),
-        (lambda folder: [str(folder / "absent")], "is not a directory"),
+        (lambda folder: [str(folder / "absent")], "does not exist"),
         (_one_policy, "another policy"),
         (_no_baseline, "no rows at k=1"),
         (_nan, "without finite score"),
