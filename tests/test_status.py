@@ -70,7 +70,7 @@ def test_a_sweep_that_is_being_prepared(tmp_path: Path) -> None:
     prepares = f"process {os.getpid()} on .* is preparing a sweep there; try again"
     with StoreWriter(tmp_path / "new"), pytest.raises(InputError, match=prepares):
         read_status(tmp_path / "new")
-    with pytest.raises(InputError, match="has no sweep.json"):
+    with pytest.raises(InputError, match=r"has no sweep\.json"):
         read_status(tmp_path / "new")
 
 
