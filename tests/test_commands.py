@@ -203,7 +203,7 @@ COMMON = (
     "--model --family --block-size --threads --compile --policies --subset-size --batch-size --dtype --device --ids"
 )
 BLOCKS = "--threshold --small-block --block-cache --no-block-cache --max-new-tokens --stop"
-DRAWING = "--temperature --top-p --seed --trace"
+DRAWING = "--temperature --top-p --seed --trace --reveal"
 
 
 @pytest.mark.parametrize(
