@@ -122,7 +122,7 @@ def test_names_have_one_spelling() -> None:
         ("stale=2_middle", "stale=2 takes no layers"),
         ("stale", "K in stale=K must be a whole number"),
         ("k=2_middle", "unknown policy 'k=2_middle': did you mean k2_middle?"),
-        ("xyz=2_middle", "unknown policy 'xyz=2_middle': a policy is"),
+        ("fox=2", "unknown policy 'fox=2': a policy is"),
     ],
 )
 def test_invalid_names_are_explained(name: str, complaint: str) -> None:
