@@ -66,7 +66,7 @@ policies: $(VENV)/installed
 # LIMIT=20 takes the first 20 documents of each task.
 LIMIT ?=
 METHODS := k1_first,k1_middle,k1_last,k2_first,k2_middle,k3_first,skip_middle,skip_middle.every,stale=2,trim=0.25_all,$\
-delayed=0_all,delayed=1_all,delayed=3_all,dllm=0.1_all,dllm=0.25_all,dllm=0.5_all,elastic=0.1_all,elastic=0.3_all,$\
+delayed=0_all,delayed=1_all,delayed=3_all,dllm=0.1_2-35,dllm=0.25_2-35,dllm=0.5_2-35,elastic=0.1_all,elastic=0.3_all,$\
 elastic=1_all,es=0.25_4-35,es=0.5_4-35,es=0.75_4-35,focus=0.25_2-35,focus=0.5_2-35,focus=0.75_2-35
 REVEAL := threshold=0.95,threshold=0.9,threshold=0.7,threshold=0.5,margin=0.9,margin=0.5,entropy=0.1,entropy=0.5,$\
 klass=0.9,klass=0.7,credit=0.95,credit=0.9,topk=1,topk=2,topk=3,factor=0.5,factor=1

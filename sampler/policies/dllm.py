@@ -8,6 +8,7 @@ Source: dLLM-Cache (Liu et al., 2025, arXiv 2506.06295): adaptive partial update
 What differs: dLLM-Cache selects in every layer and caches a prompt with full attention, which it refreshes at longer
 intervals. Here one selection holds for all of the layers, so that its positions stay together in a batch, and the
 prompt needs no refresh, because finished blocks never see later ones.
+Name layers from 1 on: in layer 0 values depend on the token alone, so that most positions would tie.
 Limits: R = 1 is k1; R = 0 is kK with the same layers; K = 1 is k1.
 """
 
