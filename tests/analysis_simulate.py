@@ -29,7 +29,7 @@ from orchestrator.analysis.verdicts import (
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.speed import TrialTimes, calibrate
 
-SETTINGS = (0.95, 8, True)
+SETTINGS = Configuration(policy="k1").settings
 CRITERIA = Criteria(margin=5.0, speedup=1.2)
 K1 = ("k1_first", "k1_middle", "k1_last")
 SIX = tuple(f"k{k}_{subset}" for k in (2, 3) for subset in ("first", "middle", "last"))

@@ -17,9 +17,10 @@ from orchestrator.analysis.speedups import (
     speedup,
     throughput,
 )
+from orchestrator.core.configuration import Configuration
 
 K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
-SETTINGS = (0.95, 8, True)
+SETTINGS = Configuration(policy="k1").settings
 
 
 def rows_of(table: pa.Table) -> TaskRuns:

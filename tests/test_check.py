@@ -301,7 +301,7 @@ def test_the_command_ends_with_one_if_a_check_failed(
     assert torch.get_num_threads() == 1, "threads that wait for each other would make it last for minutes"
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "FAIL  layers           layer 3 computes NaN"
-    assert lines[-1].startswith("1 failed check: layers")
+    assert lines[-1].startswith("1 of 1 check failed: layers")
     assert json.loads(out.read_text())["passed"] is False
 
 

@@ -30,7 +30,14 @@ from tools import settings_page
 
 ELSEWHERE = ("Efficient-Large-Model", "original-grid", "slurm status", "--device cuda")  # need what is not here
 LONG = ("reuse-sweep bench", "tools.")  # take minutes, or change the project's files
-SET_UP = ("python3 -m venv", "uv ", ".venv/bin/pip", "export ", "hf ")  # install packages, as `.ci/run` does, or files
+SET_UP = (
+    "python3 -m venv",
+    "uv ",
+    "pip ",
+    ".venv/bin/pip",
+    "export ",
+    "hf ",
+)  # install packages, as `.ci/run` does, or files
 RAY_WITH_TOKEN = "RAY_AUTH_MODE=token ray "  # tests/test_dashboard.py runs these during a sweep
 CONTAINERS = ("docker ", "kubectl ")  # programs that may not be installed here
 OTHERS = {"--tmux", "--generate", "--working-dir", "--follow"}  # flags of Ray's commands
@@ -77,6 +84,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_runs(command: str, place: Path) -> None:
     """As written, but with --dry-run for jobs and sweeps; test_documentation_sweeps runs the sweeps."""
+    if "--search" in command:
+        pytest.importorskip("optuna", reason="--search needs Optuna, an optional package")
     shortened = command.replace("--requeue -- ", "--requeue --dry-run -- ")
     if programs(command)[0] == "sweep" and "--dry-run" not in command:
         shortened += " --dry-run"

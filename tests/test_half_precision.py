@@ -43,8 +43,8 @@ def load(folder: Path, dtype: torch.dtype, backend: Backend = Backend.VARLEN) ->
 class Logits:
     """A reader that returns the logits."""
 
-    def pack(self, queries: Sequence[Any]) -> Sequence[int]:
-        del queries
+    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
+        del queries, places
         return ()
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The oracle against the reference implementation's answers, and the properties that define layer reuse."""
 
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -168,7 +169,7 @@ def test_replayed_layers_and_positions_keep_what_they_last_left() -> None:
     oracle = shallow()
     state = BlockState()
     forward(oracle, BLOCK, range(32, 64), compute_all(DEPTH), state)
-    before = BlockState(**{name: dict(getattr(state, name)) for name in BlockState.__slots__})
+    before = BlockState(**{name: copy(getattr(state, name)) for name in BlockState.__slots__})
     changed = [*BLOCK[:45], 77, *BLOCK[46:]]
     plan = LayerPlan((COMPUTE, REPLAY, REPLAY_ATTENTION, REPLAY_MLP) + (PARTIAL,) * 4, selected=(13,))
     forward(oracle, changed, range(40, 48), plan, state)

@@ -16,13 +16,13 @@ from orchestrator.planning.settings import ALL_SETTINGS, SweepSettings
 from sampler import InputError
 
 FROZEN = {
-    "Grid": "tasks k subsets reuse policies threshold small-block block-cache replicate no-replicate",
-    "Model and data": "model family block-size data limit sample fewshot chat-template no-chat-template thinking "
+    "Grid": "tasks k subsets reuse policies threshold small-block block-cache reveal replicate no-replicate",
+    "Model and data": "model family block-size data limit sample half fewshot chat-template no-chat-template thinking "
     "subset-size dtype batch-size max-new-tokens repeats seed shard-size",
     "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
     "compile wait-for-nodes dashboard no-dashboard worker-timeout callback",
-    "Run": "out name upload track skip-unavailable allow-code-execution unsafe-code-execution margin speedup "
-    "race race-alpha quiet config save-config dry-run device-profile force",
+    "Run": "out name upload track store-steps skip-unavailable allow-code-execution unsafe-code-execution margin speedup "
+    "race race-alpha search quiet config save-config dry-run device-profile force",
 }
 OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typed and as read
     "tasks": ("mmlu, gsm8k", ("mmlu", "gsm8k")),

@@ -197,8 +197,8 @@ def test_the_list_command(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: A
     out, _ = capsys.readouterr()
     assert ended.value.code == 0
     table = {line.split()[0]: line.split() for line in out.splitlines()[1:7]}
-    assert table["gsm8k"][1:] == ["1319", "generate", "exact_match,flexible-extract", "yes"]
-    assert table["mmlu"][1:] == ["14042", "loglikelihood", "acc", "yes"]
+    assert table["gsm8k"][1:] == ["1319", "generate", "exact_match,flexible-extract", "yes", "yes"]
+    assert table["mmlu"][1:] == ["14042", "loglikelihood", "acc", "yes", "yes"]
     assert table["humaneval"][-1] == "no"
     assert "humaneval: task humaneval runs model-generated programs" in out
     with pytest.raises(SystemExit):

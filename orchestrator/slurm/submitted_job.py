@@ -144,7 +144,7 @@ def _state(job: SubmittedJob, known: Mapping[str, str] | None) -> str:
     if job.job not in known:
         return "no longer in the queue"
     state, time, limit, nodes, why = (known[job.job].split("|", 4) + [""] * 5)[:5]
-    return f"{state.lower()}, {time} of {limit}, nodes: {nodes} {why}".rstrip()
+    return f"{state.lower()}, {time} of {limit}, {nodes} node{'s' * (nodes != '1')} {why}".rstrip()
 
 
 def _last_line(log: Path) -> str:

@@ -38,7 +38,7 @@ COMMAND_TIMEOUT_SECONDS = 600.0
 MOST_REPEATS = 8  # of the command, until a sweep must have finished
 LOADING_SECONDS = 12.0  # in which a fault may hit a command that has no rows yet
 MOST_ROWS_BETWEEN_FAULTS = 4
-TRIALS_ANNOUNCED = "trials to run"  # printed once a command has checked the folder
+TRIALS_ANNOUNCED = " to run on "  # printed once a command has checked the folder
 SWITCHES = ("--no-dashboard", "--no-replicate")
 POLL_SECONDS = 0.2  # reading the folder takes time from the sweeps
 
