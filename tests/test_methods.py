@@ -146,6 +146,9 @@ def test_a_narrowing_rule_declares_its_checkpoints() -> None:
     [checkpoint] = dllm.checkpoints
     assert (checkpoint.layer, checkpoint.keep, checkpoint.signal) == (2, 2, CheckpointSignal.VALUE_CHANGE)
     assert checkpoint.priors == (0, 0, 0, float("inf"), 0, 0, 0, 0)
+    from_start = plan("dllm=0.25_0-2", facts)
+    assert (from_start.steps[:4], from_start.checkpoints[0].layer) == ((COMPUTE, PARTIAL, PARTIAL, COMPUTE), 1)
+    assert plan("dllm=0.25_0", facts) == compute_all(6)
     early = plan("es=0.5_1-4.2", facts)
     assert [(c.layer, c.keep, c.weight) for c in early.checkpoints] == [(1, 4, 0.5), (3, 2, 0.5)]
     assert early.checkpoints[0].priors == (0, 0.2, 0.2, 0, 0, 0, 0, 0), "position 3 is revealed, 1 may predict 2"

@@ -96,19 +96,24 @@ class NarrowingRule(PlanningRule):
         return self.layers[:1]
 
     def narrow(self, context: StepContext, priors: Mapping[int, float], weight: float = 1.0) -> LayerPlan:
-        """Each checkpoint keeps the share of the positions that the one before kept; a missing prior is 0."""
+        """Each checkpoint keeps the share of the positions that the one before kept; a missing prior is 0.
+
+        Layers before the first checkpoint are computed.
+        """
         kept, checkpoints = len(context.window), list[Checkpoint]()
+        if self.share == 0:
+            return in_layers(REPLAY, self.layers, self.depth)
         for layer in self.checkpoint_layers:
             keep = count_of(self.share, kept)
-            if keep == 0:
-                return in_layers(REPLAY, self.layers, self.depth)
             if keep < kept:
                 known = tuple(priors.get(position, 0.0) for position in context.window)
                 checkpoints.append(Checkpoint(layer=layer, keep=keep, signal=self.signal, weight=weight, priors=known))
             kept = keep
         if not checkpoints:
             return compute_all(self.depth)
-        steps = tuple(PARTIAL if layer in self.layers else COMPUTE for layer in range(self.depth))
+        first = checkpoints[0].layer
+        narrowed = [layer for layer in self.layers if layer >= first]
+        steps = tuple(PARTIAL if layer in narrowed else COMPUTE for layer in range(self.depth))
         return LayerPlan(steps, checkpoints=tuple(checkpoints))
 
 

@@ -8,7 +8,7 @@ Source: dLLM-Cache (Liu et al., 2025, arXiv 2506.06295): adaptive partial update
 What differs: dLLM-Cache selects in every layer and caches a prompt with full attention, which it refreshes at longer
 intervals. Here one selection holds for all of the layers, so that its positions stay together in a batch, and the
 prompt needs no refresh, because finished blocks never see later ones.
-Name layers from 1 on: in layer 0 values depend on the token alone, so that most positions would tie.
+Layer 0 is always computed, unless it replays: its values depend on the token alone, so that most positions would tie.
 Limits: R = 1 is k1; R = 0 is kK with the same layers; K = 1 is k1.
 """
 
@@ -41,6 +41,10 @@ class DllmRule(NarrowingRule):
     @property
     def options(self) -> tuple[str, ...]:
         return () if self.interval == DEFAULT_INTERVAL else (str(self.interval),)
+
+    @property
+    def checkpoint_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer in self.layers if layer)[:1]
 
     def plan(self, context: StepContext) -> LayerPlan:
         if context.step % self.interval == 0:
