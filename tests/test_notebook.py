@@ -94,7 +94,7 @@ def test_to_pandas(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda sweep: load_sweep(sweep.folder / "nowhere"), "nowhere is not a directory"),
+        (lambda sweep: load_sweep(sweep.folder / "nowhere"), "nowhere does not exist"),
         (lambda sweep: sweep.rows(["colour"]), "unknown column 'colour'; columns are sweep, trial_id"),
         (lambda sweep: sweep.figure("portrait"), "no figure 'portrait'; there are gsm8k-tradeoff, "),
         (lambda sweep: sweep.figure("tradeoff", "arc"), "no figure 'tradeoff' of arc"),

@@ -406,7 +406,7 @@ def _bad_margin(folder: Path) -> list[str]:
         (lambda folder: [str(folder / "absent")], "does not exist"),
         (_one_policy, "another policy"),
         (_no_baseline, "no rows at k=1"),
-        (_nan, "without finite score"),
+        (_nan, "with no finite score"),
         (_no_documents, "does not exist"),
         (_no_rows_file, "rows.parquet is missing"),
         (_no_request, "has no sweep.json"),

@@ -21,8 +21,8 @@ FROZEN = {
     "subset-size dtype batch-size max-new-tokens repeats seed shard-size",
     "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
     "compile wait-for-nodes dashboard no-dashboard worker-timeout callback",
-    "Run": "out name upload track store-steps skip-unavailable allow-code-execution unsafe-code-execution margin speedup "
-    "race race-alpha search quiet config save-config dry-run device-profile force",
+    "Run": "out name upload track store-steps skip-unavailable allow-code-execution unsafe-code-execution "
+    "margin speedup race race-alpha search quiet config save-config dry-run device-profile force",
 }
 OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typed and as read
     "tasks": ("mmlu, gsm8k", ("mmlu", "gsm8k")),
