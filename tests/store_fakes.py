@@ -38,7 +38,7 @@ def _constant(name: str, rows: int) -> pa.Array:
 
 
 def spec(trial_id: str = TRIAL) -> dict[str, object]:
-    names = ("task", "policy", "threshold", "small_block", "block_cache", "reveal", "repeat", "shard")
+    names = ("task", "policy", "threshold", "small_block", "block_cache", "repeat", "shard")
     return {"trial_id": trial_id, **{name: VALUES[ROWS.field(name).type] for name in names}}
 
 
