@@ -216,6 +216,7 @@ def test_on_cuda_torch_itself_forbids_synchronisation(monkeypatch: pytest.Monkey
     assert modes == ["error", 1], "the caller's mode is back"
 
 
+@pytest.mark.slow
 def test_a_slow_device_fails(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "TIMED_PASSES", 3)
     passed, detail, values = check_speed(small)

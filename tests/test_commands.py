@@ -538,7 +538,9 @@ def test_interrupted_by_the_keyboard() -> None:
         ["generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "1"],
         ["tasks"],
         ["sweep", "--help"],
-        ["sweep", "--tasks", "gsm8k", "--model", "tiny", "--data", "bundled", "--dry-run"],
+        pytest.param(
+            ["sweep", "--tasks", "gsm8k", "--model", "tiny", "--data", "bundled", "--dry-run"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_lost_output_is_an_error(words: list[str]) -> None:

@@ -124,6 +124,7 @@ def test_an_extension_touches_few_files_and_the_docs_name_them(extension: str) -
         assert named in page, f"docs/architecture.md does not name {named}"
 
 
+@pytest.mark.slow
 def test_the_extended_project_runs_reports_and_reads_older_sweeps(tmp_path: Path) -> None:
     extend(tmp_path)
     flags = [

@@ -296,6 +296,7 @@ def check_continues(url: str, folder: Path, expected: dict[tuple[str, str], dict
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_an_upload_killed_20_times_is_complete_in_the_end(url: str, tmp_path: Path) -> None:
     complete = small_sweep(tmp_path / "complete", documents=30)
     run_trials(complete)
