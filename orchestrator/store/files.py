@@ -32,7 +32,7 @@ CHECKSUM_PLACEHOLDER = CHECKSUM_MARKER + CHECKSUM_ZEROS
 MAX_JSON_NUMBER = 2.0**63
 JSON_CHECKSUM_KEY = "check"  # the last key of the file
 # Half a surrogate pair cannot be written again, and a number beyond a float's range cannot be computed with.
-UNUSABLE_JSON = re.compile(rb"\\u[dD][89a-fA-F]|(?<![.0-9])[0-9]{16}|[eE]\+?[0-9]{3}")
+UNUSABLE_JSON = re.compile(rb"\\u[dD][89a-fA-F]|[\s:,\[-][0-9]{16}|[0-9][eE]\+?[0-9]{3,}+(?![0-9a-fA-F\"])")
 
 PARQUET_CHECKSUM_KEY = "reuse_sweep_check"
 PARQUET_MAGIC = b"PAR1"
