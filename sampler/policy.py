@@ -62,6 +62,8 @@ class ReusePolicy:
 
     @classmethod
     def parse(cls, name: str, *, suggest: bool = True) -> "ReusePolicy":
+        if "," in name:
+            raise InputError(f"{name!r} lists several policies where one is expected")
         head, underscore, tail = name.partition("_")
         layers, *options = tail.split(".")
         if not underscore and "=" not in head:  # a number after = may have a decimal point

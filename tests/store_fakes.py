@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,15 +32,18 @@ VALUES = {
 TRIAL = "0123456789ab"
 
 
+def _value(name: str) -> Any:
+    return "threshold" if name == "reveal" else VALUES[ROWS.field(name).type]  # other rules have no threshold
+
+
 @functools.cache
 def _constant(name: str, rows: int) -> pa.Array:
-    kind = ROWS.field(name).type
-    return pa.array([VALUES[kind]] * rows, kind)
+    return pa.array([_value(name)] * rows, ROWS.field(name).type)
 
 
 def spec(trial_id: str = TRIAL) -> dict[str, object]:
-    names = ("task", "policy", "threshold", "small_block", "block_cache", "repeat", "shard")
-    return {"trial_id": trial_id, **{name: VALUES[ROWS.field(name).type] for name in names}}
+    names = ("task", "policy", "threshold", "small_block", "block_cache", "reveal", "repeat", "shard")
+    return {"trial_id": trial_id, **{name: _value(name) for name in names}}
 
 
 def make_rows(

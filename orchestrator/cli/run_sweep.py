@@ -70,7 +70,7 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
             plan = plan_run(prepared, writer, stored, force=command.force)
             if plan.remaining:
                 for problem in undecidable(prepared):
-                    SweepView().note(f"warning: {problem}")
+                    SweepView().paragraph(f"warning: {problem}")
                 if stored is not None:
                     check_capacity(prepared, machine, plan.remaining)
                 if settings.address is None:
@@ -192,7 +192,7 @@ def _print_results(plan: RunPlan) -> None:
         try:
             written = write_report([folder], records={folder: record})
             for sentence in (*written.problems, *written.verdicts):
-                view.verdict(sentence)
+                view.paragraph(sentence)
             say(f"report: {written.page}")
         except InputError as error:  # for instance, a single policy has nothing to compare with
             say(f"no report: {error}")

@@ -80,8 +80,8 @@ class SweepView:
         if not self._quiet:
             self._console.print(Text(printable(sentence)), soft_wrap=not self._terminal)
 
-    def verdict(self, sentence: str) -> None:
-        """Wrapped even in a file, like the table above it."""
+    def paragraph(self, sentence: str) -> None:
+        """A long sentence, wrapped even in a file."""
         self._console.print(Text(printable(sentence)))
 
     def finish(self, progress: Progress) -> None:
