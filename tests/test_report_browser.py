@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Page, browse, find_browser
 from simulated_sweep import Simulation, write_sweep
 
 from orchestrator.report import write_report
+from tools.browser import Page, browse, find_browser
 
 Check = Callable[[Page], Awaitable[None]]
 COLUMN = "[...document.querySelectorAll('#results table tbody')[0].rows].map(r => r.cells[{}].textContent.trim())"

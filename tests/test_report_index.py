@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from browser import find_browser
 from simulated_sweep import Simulation, write_sweep
 from test_report_browser import opened
 
@@ -16,6 +15,7 @@ from orchestrator.cli.__main__ import dispatch
 from orchestrator.report.exports import export_lm_eval
 from orchestrator.report.lm_eval_import import import_lm_eval
 from sampler.errors import InputError
+from tools.browser import find_browser
 
 ROWS = "[...document.querySelector('table').tBodies[0].rows].map(row => row.cells[{}].textContent.trim())"
 CLICK = "document.querySelectorAll('th button')[{}].click()"

@@ -280,6 +280,6 @@ def test_status_of_a_million_rows_takes_two_seconds(tmp_path: Path) -> None:
     output = [measure_command("orchestrator.status", [str(made.folder), "--json"]) for _ in range(3)]
     spent = min(output, key=lambda each: each.cpu_seconds)
     print(spent)
-    assert spent.cpu_seconds < 2.5  # the start of Python included; others may use the machine too
+    assert spent.cpu_seconds < 2  # the start of Python included
     assert spent.memory_mb < 200
     assert as_json(made.folder)["documents"] == {"done": 1_003_500, "wanted": 1_003_500, "missing": 0}

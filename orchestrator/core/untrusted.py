@@ -145,9 +145,7 @@ def shape_problem(value: Any, shape: Mapping[str, Shape], required: tuple[str, .
         if key not in value:
             continue
         item = value[key]
-        if isinstance(part, dict):
-            if not isinstance(item, dict):
-                return f"has {shown(item)} as {key!r}, which must be an object"
+        if isinstance(part, dict) and isinstance(item, dict):
             if (wrong := shape_problem(item, part)) is not None:
                 return f"{wrong} (in {key!r})"
         elif (expected := _problem(item, part)) is not None:
@@ -157,11 +155,11 @@ def shape_problem(value: Any, shape: Mapping[str, Shape], required: tuple[str, .
 
 def _problem(value: Any, shape: Shape) -> str | None:
     """What the value must be; None if it is that."""
+    if callable(shape):
+        expected: str | None = shape(value)
+        return expected
     if isinstance(shape, list):
         if not isinstance(value, list):
             return "a list"
         return next((f"a list of {wrong}" for item in value if (wrong := _problem(item, shape[0])) is not None), None)
-    if isinstance(shape, dict):
-        return "an object" if not isinstance(value, dict) else shape_problem(value, shape)
-    expected: str | None = shape(value)
-    return expected
+    return "an object" if not isinstance(value, dict) else shape_problem(value, shape)

@@ -203,6 +203,8 @@ class _StatusReader:
 
     def _add_compacted(self, trials: pa.Table, totals: RunningTotals, states: Counter[str]) -> None:
         """Compacted trials are finished. Their totals are columns: 100,000 trials take a fraction of a second."""
+        if not len(trials):
+            return  # grouping would import pandas, which takes longer than everything else in a small sweep
         add_compacted(totals, self._store, trials)
         with suppress(ValueError, TypeError):  # none, or not a time
             last = datetime.fromisoformat(pc.max(trials["ended_at"]).as_py())  # all are in UTC, in one format

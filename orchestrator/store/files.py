@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import stat
 import struct
 import uuid
@@ -31,8 +30,6 @@ CHECKSUM_PLACEHOLDER = CHECKSUM_MARKER + CHECKSUM_ZEROS
 
 MAX_JSON_NUMBER = 2.0**63
 JSON_CHECKSUM_KEY = "check"  # the last key of the file
-# Half a surrogate pair cannot be written again, and a number beyond a float's range cannot be computed with.
-UNUSABLE_JSON = re.compile(rb"\\u[dD][89a-fA-F]|[\s:,\[-][0-9]{16}|[0-9][eE]\+?[0-9]{3,}+(?![0-9a-fA-F\"])")
 
 PARQUET_CHECKSUM_KEY = "reuse_sweep_check"
 PARQUET_MAGIC = b"PAR1"
@@ -265,9 +262,9 @@ def decode_json(data: bytes, *, checksum_required: bool = True) -> dict[str, Any
     if not checksum_matches(data) and (checksum_required or not by_hand):
         raise CorruptedFile("does not match its own checksum: it was corrupted or edited")
     try:
-        value = json.loads(data, parse_constant=_refuse_constant)
-        if UNUSABLE_JSON.search(data):
-            _require_usable(value)
+        value = _JSON.decode(data.decode())
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair cannot be written again
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
         raise CorruptedFile(f"is not readable JSON ({error})") from error
     if not isinstance(value, dict):
@@ -280,16 +277,17 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"it contains {name}")
 
 
-def _require_usable(value: Any) -> None:
-    if isinstance(value, dict):
-        _require_usable([*value, *value.values()])
-    elif isinstance(value, list):
-        for item in value:
-            _require_usable(item)
-    elif isinstance(value, str):
-        value.encode()  # raises an error for half a surrogate pair
-    elif isinstance(value, int | float) and not abs(value) < MAX_JSON_NUMBER:
+def _within_limit(number: Any) -> Any:
+    if not abs(number) < MAX_JSON_NUMBER:
         raise ValueError("a number is too large")
+    return number
+
+
+_JSON = json.JSONDecoder(
+    parse_constant=_refuse_constant,
+    parse_int=lambda digits: _within_limit(int(digits)),
+    parse_float=lambda digits: _within_limit(float(digits)),
+)
 
 
 def write_json(disk: Disk, path: Path, value: Mapping[str, Any]) -> None:

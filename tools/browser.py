@@ -1,11 +1,12 @@
 """Drives a headless Chromium through its debugging protocol: opens a page, runs script in it, takes pictures of it.
 
-Keeps what a page must not do: messages on the console, and requests for anything but the page itself.
+A page keeps its console messages and the addresses it requested. `open_trials` logs in to the Ray dashboard of a sweep.
 """
 
 import asyncio
 import base64
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -30,6 +31,24 @@ FLAGS = (
     "--hide-scrollbars",
 )
 PATIENCE = 120  # seconds, on a busy machine
+JOB = "#/jobs/01000000"  # the driver's
+ENTER_TOKEN = """(token => {
+    const field = document.querySelector('[role=dialog] input');
+    if (!field) return false;
+    Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(field, token);
+    field.dispatchEvent(new Event('input', {bubbles: true}));
+    setTimeout(() => [...document.querySelectorAll('[role=dialog] button')].at(-1).click(), 200);
+    return true;
+})"""
+RETRY = "/Query Error/.test(document.body.innerText) && location.reload()"  # a busy head answers late
+# Opens the progress bar, by the arrow in front of its "3 / 20". A second click would close it again.
+EXPAND = """(() => {
+    const counts = [...document.querySelectorAll('*')].filter(
+        e => e.children.length === 0 && /^[0-9]+ \\/ [0-9]+$/.test(e.textContent.trim()));
+    let row = counts.at(-1);
+    while (!row.querySelector('svg')) row = row.parentElement;
+    row.querySelector('svg').dispatchEvent(new MouseEvent('click', {bubbles: true}));
+})()"""
 
 
 def find_browser() -> str | None:
@@ -40,7 +59,8 @@ class Page:
     """One tab. `messages` and `requests` fill while it is used."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket, self._next, self._answers = socket, 0, {}  # type: ignore[var-annotated]
+        self._socket, self._next = socket, 0
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._loaded = asyncio.Event()
         self.messages: list[str] = []
         self.requests: list[str] = []
@@ -84,6 +104,17 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    async def until(self, pattern: str, action: str = "0") -> str:
+        """The page's text once it matches; `action` is a script to run before each look."""
+        text = ""
+        for _ in range(PATIENCE):
+            await self.run(action)
+            await asyncio.sleep(1)
+            text = str(await self.run("document.body.innerText"))
+            if re.search(pattern, text):
+                return text
+        raise AssertionError(f"no {pattern!r} on the page: {text}")
+
     async def resize(self, width: int, height: int, scale: float = 1.0) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
         await self.send("Emulation.setDeviceMetricsOverride", **metrics)
@@ -91,6 +122,21 @@ class Page:
     async def picture(self, path: Path, *, whole: bool = False) -> None:
         answer = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
+
+
+async def open_trials(page: Page, dashboard: str, configuration: str) -> str:
+    """Opens the trials of a running sweep in the Ray dashboard; the page's text once it shows this configuration."""
+    token = (Path.home() / ".ray" / "auth_token").read_text().strip()
+    await page.open(dashboard)
+    for _ in range(PATIENCE):
+        if await page.run(f"{ENTER_TOKEN}({token!r})"):
+            break
+        await asyncio.sleep(1)
+    await page.until("Node Status")
+    await page.run(f"location.hash = {JOB!r}")
+    await page.until(r"Total: [0-9]+", RETRY)
+    await page.run(EXPAND)
+    return await page.until(configuration)
 
 
 @asynccontextmanager
