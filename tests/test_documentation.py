@@ -84,8 +84,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_runs(command: str, place: Path) -> None:
     """As written, but with --dry-run for jobs and sweeps; test_documentation_sweeps runs the sweeps."""
-    if "--search" in command:
-        pytest.importorskip("optuna", reason="--search needs Optuna, an optional package")
     shortened = command.replace("--requeue -- ", "--requeue --dry-run -- ")
     if programs(command)[0] == "sweep" and "--dry-run" not in command:
         shortened += " --dry-run"

@@ -19,8 +19,6 @@ from orchestrator.store import Store
 from sampler.errors import InputErrors
 from sampler.policy import ReusePolicy
 
-pytest.importorskip("optuna", reason="--search needs Optuna, an optional package")
-
 MARGIN = 5.0
 
 
