@@ -20,6 +20,12 @@ SECONDS = 900  # a sweep of these tests takes twenty on a machine with nothing e
 SECRET = "hf_a-secret-that-nobody-may-see"  # stands in the environment of every run
 
 
+def grid_flags(policies: str = "k1,k2_middle,k3_last", *, max_new_tokens: int, shard_size: int) -> tuple[str, ...]:
+    """A sweep of gsm8k that runs each of these policies once."""
+    size = ("--max-new-tokens", str(max_new_tokens), "--shard-size", str(shard_size))
+    return ("--tasks", "gsm8k", "--policies", policies, "--no-replicate", *size)
+
+
 class Run:
     """One `python -m orchestrator.sweep`, in a session of its own like that of a terminal."""
 

@@ -14,23 +14,13 @@ from node_hub import MODEL
 from node_namespaces import Machines, Node, machines, reason_against_nodes
 from ray_nodes import NodeSweep, hosts_at_work, start_head, start_worker
 from sweep_cases import write_case
-from sweep_runs import outcome
+from sweep_runs import grid_flags, outcome
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 HUB_PORT = 8900
 HUB = {"HF_ENDPOINT": f"http://127.0.0.1:{HUB_PORT}", "HF_HUB_DISABLE_XET": "1"}
-GRID = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_middle,k3_last",
-    "--no-replicate",
-    "--max-new-tokens",
-    "40",
-    "--shard-size",
-    "2",
-)
+GRID = grid_flags(max_new_tokens=40, shard_size=2)
 Rows = dict[tuple[str, str], dict[str, Any]]
 
 

@@ -18,21 +18,11 @@ from node_namespaces import ROOT, Machines, machines, reason_against_nodes
 from ray.autoscaler._private.util import prepare_config
 from ray_nodes import PORT, NodeSweep, attempts, hosts_at_work, model_loads, start_head
 from sweep_cases import write_case
-from sweep_runs import Run, outcome
+from sweep_runs import Run, grid_flags, outcome
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
-FLAGS = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_middle,k3_last",
-    "--no-replicate",
-    "--max-new-tokens",
-    "200",
-    "--shard-size",
-    "2",
-)
+FLAGS = grid_flags(max_new_tokens=200, shard_size=2)
 HEAD = "f" * 51 + "00000"  # id of the head in Ray's provider for tests
 SWITCHES = {
     "RAY_FAKE_CLUSTER": "1",

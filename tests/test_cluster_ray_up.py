@@ -17,21 +17,11 @@ from cluster_variants import MACHINES, elsewhere
 from node_namespaces import ROOT, Node, machines, reason_against_services
 from ray_nodes import RAY, attempts, hosts_at_work, model_loads
 from sweep_cases import write_case
-from sweep_runs import Run, outcome
+from sweep_runs import Run, grid_flags, outcome
 
 REASON = reason_against_services(("sshd", "rsync", "ssh-keygen", "tmux"))
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
-FLAGS = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_middle,k3_last",
-    "--no-replicate",
-    "--max-new-tokens",
-    "40",
-    "--shard-size",
-    "3",
-)
+FLAGS = grid_flags(max_new_tokens=40, shard_size=3)
 SSHD = """
 ListenAddress {address}:22
 HostKey /run/sshd/host_key

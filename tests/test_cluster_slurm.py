@@ -13,13 +13,13 @@ import pytest
 from node_namespaces import machines, reason_against_services
 from ray_nodes import attempts, hosts_at_work, model_loads
 from sweep_cases import write_case
-from sweep_runs import SECRET, Run, outcome, rows_there
+from sweep_runs import SECRET, Run, grid_flags, outcome, rows_there
 from two_node_slurm import NODES, PROGRAMS, TwoNodeSlurm
 
 REASON = reason_against_services(PROGRAMS)
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 POLICIES = "k1,k2_first,k2_middle,k2_last,k3_middle,k3_last"
-FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--no-replicate", "--max-new-tokens", "200", "--shard-size", "2")
+FLAGS = grid_flags(POLICIES, max_new_tokens=200, shard_size=2)
 WAIT_SECONDS = 900.0
 Rows = dict[tuple[str, str], dict[str, object]]
 

@@ -9,22 +9,12 @@ from pathlib import Path
 import pytest
 from ray_head import RayHead
 from sweep_cases import write_case
-from sweep_runs import Run, outcome
+from sweep_runs import Run, grid_flags, outcome
 
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
-FLAGS = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_middle,k3_last",
-    "--no-replicate",
-    "--max-new-tokens",
-    "200",
-    "--shard-size",
-    "2",
-)
+FLAGS = grid_flags(max_new_tokens=200, shard_size=2)
 SMALL = {"CPU": 1, "GPU": 1, "object_store_memory": 80 * 2**20}
 TYPES = {"gpu": {"resources": SMALL, "node_config": {}, "min_workers": 0, "max_workers": 2}}
 

@@ -9,20 +9,10 @@ from pathlib import Path
 import pytest
 from ray_head import RAY, SECONDS, RayHead
 from sweep_cases import write_case
-from sweep_runs import ROOT, Run, outcome
+from sweep_runs import ROOT, Run, grid_flags, outcome
 
 pytestmark = pytest.mark.slow
-FLAGS = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_first",
-    "--no-replicate",
-    "--max-new-tokens",
-    "40",
-    "--shard-size",
-    "6",
-)
+FLAGS = grid_flags("k1,k2_first", max_new_tokens=40, shard_size=6)
 
 
 @pytest.fixture(scope="module")

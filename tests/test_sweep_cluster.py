@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from sweep_cases import write_case
-from sweep_runs import Run
+from sweep_runs import Run, grid_flags
 
 from orchestrator.core import system
 from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
 POLICIES = "k1,k2_middle,k3_last,k2_first"
-FLAGS = ("--tasks", "gsm8k", "--policies", POLICIES, "--no-replicate", "--max-new-tokens", "40", "--shard-size", "2")
+FLAGS = grid_flags(POLICIES, max_new_tokens=40, shard_size=2)
 HEAD = """
 import sys
 from orchestrator.running.environment import prepare

@@ -13,24 +13,14 @@ from pathlib import Path
 
 import pytest
 from sweep_cases import write_case
-from sweep_runs import Run, outcome, processes, rows_there
+from sweep_runs import Run, grid_flags, outcome, processes, rows_there
 from test_tasks_sources import gsm8k_row, write_dataset
 
 from orchestrator.store import Store
 from tools.faults.disk import SmallDisk
 
 pytestmark = pytest.mark.slow
-FLAGS = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_middle,k3_last",
-    "--no-replicate",
-    "--max-new-tokens",
-    "200",
-    "--shard-size",
-    "6",
-)
+FLAGS = grid_flags(max_new_tokens=200, shard_size=6)
 HERE = ("--actors", "2", "--no-dashboard")
 GONE = 90.0  # seconds: Ray's agents take about a minute to notice that their node was killed
 
@@ -222,17 +212,7 @@ def test_a_trial_that_cannot_be_run_fails_alone(case: Path, tmp_path: Path) -> N
 
 def test_a_trial_whose_workers_die_fails_alone_and_is_tried_again(case: Path, tmp_path: Path) -> None:
     """Whoever works on one of the trials is killed, each time; the others finish."""
-    flags = (
-        "--tasks",
-        "gsm8k",
-        "--policies",
-        "k1,k2_middle",
-        "--no-replicate",
-        "--max-new-tokens",
-        "200",
-        "--shard-size",
-        "12",
-    )
+    flags = grid_flags("k1,k2_middle", max_new_tokens=200, shard_size=12)
     run = Run(case, tmp_path / "results", *flags, "--actors", "1", "--no-dashboard")
 
     def unlucky() -> dict[str, object]:

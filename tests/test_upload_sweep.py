@@ -10,7 +10,7 @@ import pytest
 from pyarrow import fs
 from s3_server import CREDENTIALS, S3Server, s3_server
 from sweep_cases import write_case
-from sweep_runs import Run, outcome
+from sweep_runs import Run, grid_flags, outcome
 from test_sweep_faults import gone
 from test_upload import local_files, remote_files
 
@@ -18,17 +18,7 @@ from orchestrator.store import Store
 from orchestrator.store.remote_folder import RemoteFolder
 
 pytestmark = pytest.mark.slow
-FLAGS = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_middle,k3_last",
-    "--no-replicate",
-    "--max-new-tokens",
-    "200",
-    "--shard-size",
-    "3",
-)
+FLAGS = grid_flags(max_new_tokens=200, shard_size=3)
 HERE = ("--actors", "2", "--no-dashboard")
 
 
