@@ -122,21 +122,13 @@ def test_the_dashboard_is_whole(dashboard: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Path]]:
-    """A sweep that lasts longer than the tests, and the directory in which its Ray keeps its sessions."""
+    """A race that lasts longer than the tests, and the directory in which its Ray keeps its sessions."""
     out = tmp_path_factory.mktemp("out")
-    flags = [
-        "--model",
-        "tiny",
-        "--data",
-        "bundled",
-        "--tasks",
-        "gsm8k",
-        "--policies",
-        "k1,k2_last,k2_first,k3_last",
-        "--no-replicate",
-    ]
+    policies = ("--policies", "k1,k2_last,k2_first,k3_last", "--no-replicate", "--shard-size", "4", "--actors", "1")
+    race = ("--race", "--speedup", "1.05", "--margin", "20")  # near what the policies reach: it is not soon decided
+    flags = ("--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", *policies, *race)
     with tempfile.TemporaryDirectory(prefix="m-", dir="/tmp") as temporary:  # Ray's sockets need a short path
-        run = Run(out, out, *flags, "--shard-size", "4", "--repeats", "5", "--actors", "1", TMPDIR=temporary)
+        run = Run(out, out, *flags, TMPDIR=temporary)
         try:
             yield run, Path(temporary)
         finally:
