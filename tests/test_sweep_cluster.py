@@ -86,7 +86,7 @@ def test_a_fraction_of_a_gpu_is_in_the_report(case: Path, tmp_path: Path, addres
     run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "0.5", "--actors", "2")
     run.wait()
     report = (run.folder / "results.md").read_text()
-    assert "each actor had 0.5 of a GPU, and neighbours share the device: speeds are not comparable." in report
+    assert "Each actor had 0.5 of a GPU and shared the device with others: speeds are not comparable." in report
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_what_the_cluster_cannot_bring_is_refused_at_once(
 def test_ray_client_is_refused_before_ray_is_imported(case: Path, tmp_path: Path) -> None:
     run = Run(case, tmp_path / "results", *FLAGS, "--address", "ray://127.0.0.1:10001")
     assert run.wait(2) == (
-        "error: --address ray://127.0.0.1:10001: Ray Client is not supported; run the sweep on the cluster with "
-        "`ray job submit`, or give the address of its head, such as HOST:6379\n"
+        "error: --address must be the address of the cluster's head, such as HOST:6379 (got ray://127.0.0.1:10001): "
+        "Ray Client is not supported; `ray job submit` runs the sweep on the cluster\n"
     )
 
 
