@@ -50,6 +50,7 @@ PROGRAMS = {
     *(
         "tools.cold",
         "tools.faults",
+        "tools.pictures",
         "tools.race_seeds",
         "tools.scale",
         "tools.tiny.train",

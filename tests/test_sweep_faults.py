@@ -118,7 +118,7 @@ def test_a_result_actor_that_comes_back_to_a_full_disk_says_so(
     try:
         if not disk.can_be_full:
             pytest.skip("nothing can be mounted here")
-        run = Run(case, disk.folder / "results", *FLAGS, *HERE)
+        run = Run(case, disk.folder / "results", *FLAGS, *HERE, output=tmp_path / "output")
         run.until_rows(4)
         pid = run.named("ray::Results")
         os.kill(pid, signal.SIGSTOP)  # so that it cannot say so itself
