@@ -17,20 +17,23 @@ torch.set_num_threads(1)
 
 TIE = 1e-4  # decisions closer than this may fall either way
 LENGTHS = (7, 32, 40)
+MORE_LENGTHS = (*LENGTHS, 1, 12, 31, 33, 50)  # for a batch of eight
 RULES = [
     *("margin=0.05", "margin=0.3", "entropy=0", "entropy=6", "klass=0.02+2", "klass=0.05", "credit=0.1", "credit=0.6"),
     *("topk=1", "topk=3", "factor=2.5", "factor=6"),
 ]
 
 
-def prompts() -> list[Prompt]:
+def prompts(lengths: tuple[int, ...] = LENGTHS) -> list[Prompt]:
     generator = random.Random(3)
-    return [Prompt(ids=tuple(generator.randrange(157) for _ in range(length)), seed=length) for length in LENGTHS]
+    return [Prompt(ids=tuple(generator.randrange(157) for _ in range(length)), seed=length) for length in lengths]
 
 
-def decode(settings: DecodeSettings, policy: str = "k1", batch_size: int = 1) -> list[Generated]:
+def decode(
+    settings: DecodeSettings, policy: str = "k1", batch_size: int = 1, lengths: tuple[int, ...] = LENGTHS
+) -> list[Generated]:
     options: dict[str, Any] = {"policy": ReusePolicy.parse(policy), "settings": settings, "batch_size": batch_size}
-    found = dict(decode_prompts(shallow(), prompts(), **options))
+    found = dict(decode_prompts(shallow(), prompts(lengths), **options))
     return [found[index] for index in range(len(found))]
 
 
@@ -151,6 +154,15 @@ def test_a_rule_equals_the_oracle_in_any_batch(rule: str) -> None:
                 continue
             assert (one.ids, one.finish) == (want.ids, want.finish)
             assert one.counters.as_json()["passes"] == want.passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_a_batch_of_eight_equals_single_prompts(rule: str) -> None:
+    for policy in ("k1", "k2_middle"):
+        alone = decode(settings(rule), policy, lengths=MORE_LENGTHS)
+        together = decode(settings(rule), policy, batch_size=8, lengths=MORE_LENGTHS)
+        assert [(one.ids, one.counters) for one in together] == [(one.ids, one.counters) for one in alone]
 
 
 def test_sampled_tokens_are_revealed_by_rules_as_by_the_oracle() -> None:

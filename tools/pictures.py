@@ -25,7 +25,8 @@ COMMAND = ("sweep", "--tasks", "gsm8k,minerva_math", "--limit", "100")
 COLUMNS, LINES = 80, 40
 REDRAWN = re.compile(r"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)+")  # how rich goes back to the first line of its display
 SHARE = 1 / 3  # of the documents, when the sweep's pictures are taken
-TO_PANEL = "[...document.querySelectorAll('*')].findLast(e => /^Ray Core Overview/.test(e.innerText)).scrollIntoView()"
+TO_PANEL = """[...document.querySelectorAll('*')].find(e => /^Ray Core Overview/.test(e.innerText))
+    .scrollIntoView({block: 'end'})"""
 
 
 def main() -> None:
@@ -62,20 +63,23 @@ async def _take(browser: str, out: Path, results: Path, name: str) -> None:
     if process.returncode is not None or address is None:
         sys.exit(f"the sweep ended early:\n{written.decode()}")
     async with browse(browser) as page:
-        await page.resize(1400, 1130)
+        await page.resize(1400, 1250)
         await open_trials(page, address[1].decode(), "minerva_math")
         await page.run(TO_PANEL)
         await page.picture(out / "dashboard.png")
     await process.wait()
     await reading
-    folder = results / name
+    await _of_report(browser, out, results / name)
+    print(written.decode().rpartition("\x1b[2K")[2])
+
+
+async def _of_report(browser: str, out: Path, folder: Path) -> None:
     shutil.copyfile(folder / "figures" / "minerva_math-tradeoff.svg", out / "tradeoff.svg")
     async with browse(browser) as page:
-        await page.resize(1360, 860, 1.25)
+        await page.resize(1100, 860, 1.25)
         await page.open((folder / "report.html").resolve().as_uri())
-        await page.run("document.getElementById('verdict').scrollIntoView()")
+        await page.run("document.getElementById('verdict').scrollIntoView({behavior: 'instant'})")
         await page.picture(out / "report.png")
-    print(written.decode().rpartition("\x1b[2K")[2])
 
 
 def _read(terminal: int, written: bytearray) -> None:
@@ -89,7 +93,7 @@ def _read(terminal: int, written: bytearray) -> None:
 
 def _display(written: bytearray) -> str:
     """The last complete live display."""
-    frames = REDRAWN.split(written.decode(errors="replace"))
+    frames = REDRAWN.split(written.decode(errors="replace").replace("\r\n", "\n"))
     return frames[-2] if len(frames) > 2 else ""
 
 
@@ -100,7 +104,7 @@ def _share(display: str) -> float:
 
 def _terminal(display: str, path: Path) -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    console.print(Text.from_ansi(display.strip("\r\n")))
+    console.print(Text.from_ansi(display.strip("\n")))
     title = "reuse-sweep " + " ".join(COMMAND)
     svg = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME, unique_id="terminal")
     path.write_text(re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")  # no web fonts

@@ -93,9 +93,10 @@ def _pooled(section: Section) -> Iterator[str]:
     pooled = section.analysis.pooled
     if pooled is None:
         return
+    sentence = _escape(pooled.verdict.sentence)
     yield from _paragraphs(
         "### All tasks together",
-        f"{', '.join(pooled.tasks)}, each with the same weight. {_escape(pooled.verdict.sentence)}",
+        f"{', '.join(pooled.tasks)}, each with the same weight. {sentence[0].upper()}{sentence[1:]}",
     )
     yield from _table(pooled_table(pooled))
 
