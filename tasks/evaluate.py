@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -100,10 +101,11 @@ class ModelDecoder:
         )
 
 
+@lru_cache(maxsize=8)
 def chat_renderer(tokenizer: Any, thinking: bool = False) -> ChatTemplate:
     """A function that renders messages with the tokenizer's chat template, as lm-eval calls it.
 
-    Templates without a thinking mode ignore `thinking`.
+    Templates without a thinking mode ignore `thinking`. Tasks recognise a prompt by its function: a tokenizer has one.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise InputError("the model's tokenizer has no chat template; use --no-chat-template for plain-text prompts")

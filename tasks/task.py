@@ -8,7 +8,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from tasks.sources import Folder, Source, choose_source
 
 FEWSHOT_SEED = 1234  # lm-eval's; reset for every document, so its examples do not depend on the documents before it
 BOOTSTRAP_ITERATIONS = 100_000
+RECENT_CONTEXTS = 1024
 SLOW_METRICS = ("bleu", "chrf", "chrf++", "ter")  # lm-eval bootstraps these with 100 iterations
 
 ChatTemplate = Callable[..., str]
@@ -48,6 +49,7 @@ class Task:
     provenance: Provenance
     subtasks: Mapping[str, Any]  # lm-eval tasks by name
     documents: Sequence[Document]
+    _contexts: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -98,23 +100,33 @@ class Task:
         """lm-eval's requests for a document. `chat_template` renders messages; None means plain text."""
         task = self.subtasks[document.subtask]
         content = task.task_docs[document.index]
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        context = task.fewshot_context(
-            content,
-            num_fewshot=task.config.num_fewshot or 0,
-            apply_chat_template=chat_template is not None,
-            fewshot_as_multiturn=True,
-            chat_template=chat_template,
-            gen_prefix=task.doc_to_prefix(content),
-        )
         requests = task.construct_requests(
             doc=content,
-            ctx=context,
+            ctx=self._context(document, chat_template),
             metadata=(document.subtask, document.index, task.config.repeats),
             apply_chat_template=chat_template is not None,
             chat_template=chat_template,
         )
         return requests if isinstance(requests, list) else [requests]
+
+    def _context(self, document: Document, chat_template: ChatTemplate | None) -> Any:
+        """The prompt of a document. Recent ones are kept: a sweep runs its configurations on a shard one by one."""
+        key = (document.subtask, document.index, chat_template)
+        if key not in self._contexts:
+            task = self.subtasks[document.subtask]
+            content = task.task_docs[document.index]
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)
+            if len(self._contexts) >= RECENT_CONTEXTS:
+                del self._contexts[next(iter(self._contexts))]
+            self._contexts[key] = task.fewshot_context(
+                content,
+                num_fewshot=task.config.num_fewshot or 0,
+                apply_chat_template=chat_template is not None,
+                fewshot_as_multiturn=True,
+                chat_template=chat_template,
+                gen_prefix=task.doc_to_prefix(content),
+            )
+        return self._contexts[key]
 
     def score(self, document: Document, requests: Sequence[Instance]) -> Metrics:
         """A document's metrics, from requests whose `resps` hold all responses.
