@@ -133,6 +133,7 @@ def feed(folder: Path, name: str, summary: Callable[[], Summary]) -> None:
     for run, values in summary().items():
         tracker.summarize(run, values)
     tracker.close()
+    sent.save()
 
 
 def run_name(totals: Totals) -> str:
@@ -214,7 +215,11 @@ class _Points:
 
 
 class _Sent:
-    """What a tracker has: the last step, and the ids that it gave to runs."""
+    """What a tracker has: the last step, and the ids that it gave to runs.
+
+    Stored is the step before the last one until the tracker is closed: TensorBoard, W&B and trackio write in the
+    background, so a tracker that is killed may not have the last one. It is then sent again, with the same values.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = path_below(folder, f"{FOLDER}/{name}.json")
@@ -225,10 +230,12 @@ class _Sent:
             self.ids: dict[str, str] = {str(run): str(one) for run, one in stored["ids"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the first time, or not ours
             self.step, self.ids = 0, {}
+        self._written = self.step
 
     def save(self) -> None:
         make_folders(DISK, self._path.parent)
-        write_file(DISK, self._path, json.dumps({"step": self.step, "ids": self.ids}, indent=1).encode())
+        write_file(DISK, self._path, json.dumps({"step": self._written, "ids": self.ids}, indent=1).encode())
+        self._written = self.step
 
 
 def _configuration(record: Mapping[str, Any], run: str) -> dict[str, Any]:
