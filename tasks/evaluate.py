@@ -105,7 +105,7 @@ class ModelDecoder:
 def chat_renderer(tokenizer: Any, thinking: bool = False) -> ChatTemplate:
     """A function that renders messages with the tokenizer's chat template, as lm-eval calls it.
 
-    Templates without a thinking mode ignore `thinking`. Tasks recognise a prompt by its function: a tokenizer has one.
+    Templates without a thinking mode ignore `thinking`. Cached: tasks keep prompts by the function that rendered them.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise InputError("the model's tokenizer has no chat template; use --no-chat-template for plain-text prompts")

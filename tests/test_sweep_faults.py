@@ -284,6 +284,7 @@ def test_folders_that_cannot_be_used_are_left_as_they_are(case: Path, tmp_path: 
         assert output in text, name
         assert len(text.strip().splitlines()) == 1, text
         assert results_in(here) == before, name
+        assert [path.suffix for path in (here / "s" / "lock").iterdir()] == [".released"], name
 
 
 LATE = """

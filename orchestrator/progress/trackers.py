@@ -133,7 +133,7 @@ def feed(folder: Path, name: str, summary: Callable[[], Summary]) -> None:
     for run, values in summary().items():
         tracker.summarize(run, values)
     tracker.close()
-    sent.save()
+    sent.save(closed=True)
 
 
 def run_name(totals: Totals) -> str:
@@ -215,27 +215,22 @@ class _Points:
 
 
 class _Sent:
-    """What a tracker has: the last step, and the ids that it gave to runs.
-
-    Stored is the step before the last one until the tracker is closed: TensorBoard, W&B and trackio write in the
-    background, so a tracker that is killed may not have the last one. It is then sent again, with the same values.
-    """
+    """What a tracker has: the last step, and the ids that it gave to runs. One that was killed may lack the last step."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = path_below(folder, f"{FOLDER}/{name}.json")
         self.values: dict[str, Mapping[str, float | None]] = {}  # by run: the last ones of this process
         try:
             stored = json.loads(self._path.read_bytes())
-            self.step = int(stored["step"])
+            self.step = int(stored["step"]) - (not stored.get("closed"))  # so that the last step is sent again
             self.ids: dict[str, str] = {str(run): str(one) for run, one in stored["ids"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the first time, or not ours
             self.step, self.ids = 0, {}
-        self._written = self.step
 
-    def save(self) -> None:
+    def save(self, *, closed: bool = False) -> None:
         make_folders(DISK, self._path.parent)
-        write_file(DISK, self._path, json.dumps({"step": self._written, "ids": self.ids}, indent=1).encode())
-        self._written = self.step
+        stored = {"step": self.step, "closed": closed, "ids": self.ids}
+        write_file(DISK, self._path, json.dumps(stored, indent=1).encode())
 
 
 def _configuration(record: Mapping[str, Any], run: str) -> dict[str, Any]:
