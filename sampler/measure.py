@@ -21,7 +21,17 @@ from sampler.decode import Predictor, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import LoadedModel, build_transformer
 from sampler.passes import PassRunner, PassSegment
-from sampler.plan import WATCHED_INPUT, CacheSpec, LayerPlan, PassKind, PastPass, StepContext, compute_all
+from sampler.plan import (
+    PARTIAL,
+    SKIP,
+    WATCHED_INPUT,
+    CacheSpec,
+    LayerPlan,
+    PassKind,
+    PastPass,
+    StepContext,
+    compute_all,
+)
 from sampler.policy import ReusePolicy
 from sampler.records import Counters, Pair, Prompt, Scored
 from sampler.scoring import score_pairs
@@ -168,6 +178,7 @@ class PassTimes:
     replayed: float
     floor: float
     head: float
+    selecting: float = 0.0  # what the checkpoints of the replaying pass measure and select
 
     def reuse_ratio(self, share: float) -> float:
         """A replaying pass relative to the ideal: the share of layer-positions it computes, plus the head."""
@@ -194,6 +205,7 @@ class Bench:
         )
         read = tuple(range(self.small_start - begin, self.small_start - begin + self.small - 1))
         plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(self.context(kind))}
+        plans |= _narrowing_alone(plans["replayed"])
         parts = self._parts(rows=batch * width, predictions=batch * len(read))
         network, reads = self.model.network, self.small
         runner = PassRunner(
@@ -215,9 +227,9 @@ class Bench:
 
         # The prompt's keys and values stay zero: how long a pass takes does not depend on them.
         run(PassKind.FULL, plans["computed"], opening)
-        return PassTimes(
-            **self._medians({name: partial(run, kind, plan, segments) for name, plan in plans.items()} | parts)
-        )
+        times = self._medians({name: partial(run, kind, plan, segments) for name, plan in plans.items()} | parts)
+        selecting = times.pop("with checkpoints", 0.0) - times.pop("without checkpoints", 0.0)
+        return PassTimes(selecting=max(0.0, selecting), **times)
 
     def _medians(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         """Median milliseconds of each call; they are timed in alternation."""
@@ -257,7 +269,7 @@ class Bench:
         return 0.0 if plan.stale else sum(costs) / len(costs)
 
     def deciding(self, policy: str) -> float:
-        """Median milliseconds that a full pass spends on the policy's decision: measuring and planning."""
+        """Median milliseconds that a row of a full pass spends on what precedes it: measuring and planning."""
         bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
         context = self.context(PassKind.FULL)
         late = replace(context, step=LATE_STEP, past=context.past * LATE_STEP)
@@ -366,6 +378,19 @@ class Bench:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         return time.perf_counter()
+
+
+def _narrowing_alone(plan: LayerPlan) -> dict[str, LayerPlan]:
+    """Two plans that run one layer for as many positions as `plan` runs it for: with its checkpoints, and without.
+
+    They differ by what the checkpoints measure and select. Empty for a plan without checkpoints.
+    """
+    if not plan.checkpoints:
+        return {}
+    last = max(layer for layer, step in enumerate(plan.steps) if step is PARTIAL)
+    steps = tuple(PARTIAL if layer == last else SKIP for layer in range(len(plan.steps)))
+    kept = LayerPlan(steps, selected=tuple(range(plan.checkpoints[-1].keep)))
+    return {"with checkpoints": LayerPlan(steps, checkpoints=plan.checkpoints), "without checkpoints": kept}
 
 
 def random_model(

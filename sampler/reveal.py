@@ -69,7 +69,7 @@ class RevealRule(ABC):
 
     def __post_init__(self) -> None:
         if not 0 < self.value <= 1:
-            raise InputError(f"{self.word} must be above 0 and at most 1 (got {self.value})")
+            raise InputError(f"{self.word} must be above 0 and at most 1 (got {self.value:g})")
 
     def __str__(self) -> str:
         return f"{self.word}={format_decimal(self.value)}"

@@ -63,7 +63,7 @@ def test_names_have_one_spelling() -> None:
         ("margin", "unknown reveal rule 'margin'"),
         ("margin=x", "must be a number such as 0.2 (got 'x')"),
         ("margin=1.5", "margin must be above 0 and at most 1 (got 1.5)"),
-        ("threshold=0", "threshold must be above 0 and at most 1 (got 0.0)"),
+        ("threshold=0", "threshold must be above 0 and at most 1 (got 0)"),
         ("topk=0", "N in topk=N must be at least 1 (got 0)"),
         ("topk=1.5", "N in topk=N must be a whole number"),
         ("factor=0", "factor must be above 0 (got 0)"),

@@ -16,7 +16,8 @@ from orchestrator.planning.settings import ALL_SETTINGS, SweepSettings
 from sampler import InputError
 
 FROZEN = {
-    "Grid": "tasks k subsets reuse policies threshold small-block block-cache reveal replicate no-replicate",
+    "Grid": "tasks k subsets reuse policies threshold small-block block-cache reveal configurations reference "
+    "replicate no-replicate",
     "Model and data": "model family block-size data limit sample half fewshot chat-template no-chat-template thinking "
     "subset-size dtype batch-size max-new-tokens repeats seed shard-size",
     "Machine": "actors gpus-per-actor cpus-per-actor threads-per-actor accelerator-type resources address "
@@ -30,6 +31,8 @@ OTHER: dict[str, tuple[str, Any]] = {  # a value that is not the default, as typ
     "threshold": ("0.9,1", (0.9, 1.0)),
     "small-block": ("4,8", (4, 8)),
     "block-cache": ("on,off", (True, False)),
+    "configurations": ("k1:threshold=0.8", ("k1:threshold=0.8",)),
+    "reference": ("first", "first"),
     "model": ("owner/name@main", "owner/name@main"),
     "family": ("sdar", "sdar"),
     "block-size": ("16", 16),

@@ -160,7 +160,7 @@ def test_settings_survive_json() -> None:
 
 def test_every_list_is_checked() -> None:
     may_be_empty = {name for name, declared in ALL_SETTINGS.items() if declared.repeatable}
-    assert may_be_empty == {"resources", "callback", "track"}
+    assert may_be_empty == {"configurations", "resources", "callback", "track"}
 
 
 def test_settings_of_an_older_version_with_more_than_one_gpu_stay_readable() -> None:

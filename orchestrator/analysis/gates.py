@@ -19,7 +19,7 @@ from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metr
 from orchestrator.analysis.runs import AttemptTimeline, TaskRuns
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED
 from orchestrator.analysis.trial_facts import describe_code, distinct
-from orchestrator.core.configuration import DECODE_SETTINGS
+from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, listed_configurations
 from orchestrator.core.race import Race
 from orchestrator.core.speed import MAX_LENGTH_CHANGE
 from sampler.errors import counted
@@ -106,7 +106,7 @@ def replay(evidence: Evidence) -> Iterator[Finding]:
             yield _failed(rows, wrong, "layers were replayed at k=1", withholds_verdict=True)
         for number, configuration in enumerate(rows.configurations):
             places = rows.rows_of(rows.runs_of(number))
-            if not configuration.is_baseline and not columns["eligible"][places].any():
+            if configuration.k != 1 and not columns["eligible"][places].any():
                 text = f"{configuration.label} had no pass that could replay, so it is identical to k=1"
                 yield _failed(rows, places, text, withholds_verdict=True)
 
@@ -186,11 +186,12 @@ def one_version(evidence: Evidence) -> Iterator[Finding]:
 def settings(evidence: Evidence) -> Iterator[Finding]:
     """Effective settings are recorded, constant where they must be, and as requested."""
     requested, identity = evidence.request.get("settings", {}), evidence.request.get("identity", {})
+    listed = listed_configurations(requested)
     for rows in evidence.tasks:
         columns = rows.columns
         for name in DECODE_SETTINGS if evidence.kind(rows) == GENERATE else ():  # scoring uses none of them
             if requested.get(name):
-                yield from _requested_setting(rows, name, requested[name])
+                yield from _requested_setting(rows, name, requested[name], listed)
         yield from _one_value(rows, "batch_size", [int(v) for v in np.unique(columns["batch_size"])], identity)
         yield from _one_value(rows, "dtype", [rows.names["dtype"][c] for c in np.unique(columns["dtype"])], identity)
         blank = np.concatenate([_blank(rows, name) for name in ("dtype", "device", "actor")])
@@ -201,8 +202,9 @@ def settings(evidence: Evidence) -> Iterator[Finding]:
             yield _failed(rows, changed, "settings changed within a trial", withholds_verdict=True)
 
 
-def _requested_setting(rows: TaskRuns, name: str, requested: Any) -> Iterator[Finding]:
-    values = requested if isinstance(requested, list | tuple) else [requested]
+def _requested_setting(rows: TaskRuns, name: str, requested: Any, listed: Sequence[Configuration]) -> Iterator[Finding]:
+    values = [*(requested if isinstance(requested, list | tuple) else [requested])]
+    values += [getattr(one, name) for one in listed]
     found = [one.configuration for one in rows.configurations]
     other = [i for i, one in enumerate(found) if one.uses(name) and getattr(one, name) not in values]
     if other:
@@ -248,7 +250,7 @@ def output_length(evidence: Evidence) -> Iterator[Finding]:
     for rows in evidence.tasks:
         truncated = rows.columns["truncated"]
         for number, configuration in enumerate(rows.configurations):
-            baseline, runs = rows.baseline_runs(configuration.settings), rows.runs_of(number)
+            baseline, runs = rows.baseline_runs(configuration.compared_with), rows.runs_of(number)
             if configuration.is_baseline or not len(baseline):
                 continue
             both = rows.present(runs) & rows.present(baseline)
@@ -346,7 +348,7 @@ def _codes(keys: Iterable[object]) -> Array:
 def baseline_speed(evidence: Evidence) -> Iterator[Finding]:
     """Runs at k=1 differ in speed no more than their trials vary: what slowed one of them may slow any other run."""
     for rows in evidence.tasks:
-        for settings in dict.fromkeys(one.settings for one in rows.configurations):
+        for settings in dict.fromkeys(one.compared_with for one in rows.configurations):
             runs = rows.baseline_runs(settings)
             effects = None if len(runs) < 2 else _trial_effects(rows, runs)
             if effects is None or effects.shape[1] < 2:

@@ -59,7 +59,7 @@ from orchestrator.analysis.verdicts import (
     no_verdict_yet,
     withhold,
 )
-from orchestrator.core.configuration import DECODE_SETTINGS, Configuration
+from orchestrator.core.configuration import BaselineRule, Configuration, first_settings, listed_configurations
 from orchestrator.core.race import TaskRace
 from sampler.errors import InputError, counted
 
@@ -90,7 +90,7 @@ def analyse(
     )
     criteria = _criteria(declared, margin, speedup)
     primary = {task: str(entry.get("primary", "")) for task, entry in request.get("tasks", {}).items()}
-    tasks = split_by_task(rows, fingerprints(rows), primary)
+    tasks = split_by_task(rows, fingerprints(rows), primary, BaselineRule.by_task(request))
     evidence = Evidence(
         table=rows,
         tasks=tasks,
@@ -204,7 +204,8 @@ class _TaskAnalysis:
 
     @cached_property
     def baselines(self) -> Mapping[Settings, BaselineRuns]:
-        runs = {one.settings: self.rows.baseline_runs(one.settings) for one in self.rows.configurations}
+        by_settings = dict.fromkeys(one.compared_with for one in self.rows.configurations)
+        runs = {settings: self.rows.baseline_runs(settings) for settings in by_settings}
         return {key: measure_baseline(self.bootstrap, found) for key, found in runs.items() if len(found)}
 
     def result(self) -> TaskResult:
@@ -249,7 +250,7 @@ class _TaskAnalysis:
 
     def _shared_documents(self, number: int) -> Array:
         """Documents that a configuration and its baseline have."""
-        baseline = self.baselines[self.rows.configurations[number].settings]
+        baseline = self.baselines[self.rows.configurations[number].compared_with]
         return self.rows.present(self.rows.runs_of(number)) & self.rows.present(baseline.runs)
 
     def _comparisons(self) -> dict[int, Comparison]:
@@ -257,7 +258,7 @@ class _TaskAnalysis:
         compared = [
             number
             for number, one in enumerate(self.rows.configurations)
-            if not one.is_baseline and one.settings in self.baselines and self._shared_documents(number).any()
+            if not one.is_baseline and one.compared_with in self.baselines and self._shared_documents(number).any()
         ]
         task_levels = Levels(comparisons=len(compared), looks=_looks(self.evidence.request, self.rows.task))
         found = [self._difference(number, task_levels) for number in compared]
@@ -289,12 +290,12 @@ class _TaskAnalysis:
 
     def _difference(self, number: int, levels: Levels) -> PairedDifference:
         rows, both = self.rows, self._shared_documents(number)
-        baseline = self.baselines[rows.configurations[number].settings]
+        baseline = self.baselines[rows.configurations[number].compared_with]
         base, ours = rows.mean(baseline.runs, "score")[both], rows.mean(rows.runs_of(number), "score")[both]
         return paired_difference(base, ours, rows.strata[both], rng=self.rng, levels=levels, draws=self.draws)
 
     def _speedup(self, number: int, levels: Levels) -> Speedup | None:
-        baseline = self.baselines[self.rows.configurations[number].settings]
+        baseline = self.baselines[self.rows.configurations[number].compared_with]
         return speedup(self.bootstrap, baseline, self.rows.runs_of(number), self.noise.work, levels)
 
     def _comparison(
@@ -308,7 +309,7 @@ class _TaskAnalysis:
     ) -> Comparison:
         rows = self.rows
         resolved, runs = rows.configurations[number], rows.runs_of(number)
-        baseline = self.baselines[resolved.settings]
+        baseline = self.baselines[resolved.compared_with]
         explanation = None
         if self.kind == GENERATE and found is not None and found.tokens is not None:
             measured = found.tokens.value
@@ -329,7 +330,7 @@ class _TaskAnalysis:
 
     def _failed_gates(self, number: int) -> list[str]:
         """Gates that withhold a verdict on this configuration."""
-        baseline = self.baselines[self.rows.configurations[number].settings]
+        baseline = self.baselines[self.rows.configurations[number].compared_with]
         runs = np.concatenate((self.rows.runs_of(number), baseline.runs))
         concerned = set(self.rows.trials_of(self.rows.rows_of(runs)))
         failed = [f for f in self.findings if not f.ok and f.withholds_verdict]
@@ -376,9 +377,7 @@ class _TaskAnalysis:
         """k=1 at the settings requested first, or first in the rows; None if nothing is generated or k=1 is missing."""
         if not self.baselines or self.kind != GENERATE:
             return None
-        requested = self.evidence.request.get("settings", {})
-        first = {name: requested[name][0] for name in DECODE_SETTINGS if requested.get(name)}
-        wanted = Configuration(policy="k1", **first).settings
+        wanted = first_settings(self.evidence.request.get("settings", {})).settings
         chosen = wanted if wanted in self.baselines else next(iter(self.baselines))
         return self._configuration_of(self.baselines[chosen])
 
@@ -387,7 +386,7 @@ class _TaskAnalysis:
 
     def _relative_speed(self, number: int, result: ConfigurationResult, reference: Configuration) -> Estimate | None:
         resolved, compared = result.resolved, result.comparison
-        if resolved.settings != reference.settings:
+        if resolved.compared_with != reference.settings:
             base, runs = self.baselines[reference.settings], self.rows.runs_of(number)
             found = speedup(self.bootstrap, base, runs, self.noise.work)
         elif resolved.is_baseline:
@@ -410,13 +409,14 @@ class _TaskAnalysis:
     def _missing(self) -> Iterator[str]:
         rows, evidence = self.rows, self.evidence
         for configuration in rows.configurations:
-            if not configuration.is_baseline and configuration.settings not in self.baselines:
+            if not configuration.is_baseline and configuration.compared_with not in self.baselines:
                 yield f"{configuration.label} has no run at k=1 with the same settings to compare with."
         for run in rows.all_runs:
             present, wanted = int((rows.cell[run] >= 0).sum()), evidence.needed_documents(rows, run)
             if present < wanted:
                 yield f"{rows.run_label(run)} has {present:,} of {counted(wanted, 'document')}."
-        requested = evidence.request.get("settings", {}).get("policies", ())
-        absent = sorted(set(requested) - {configuration.policy for configuration in rows.configurations})
+        requested = evidence.request.get("settings", {})
+        policies = {*requested.get("policies", ()), *(one.policy for one in listed_configurations(requested))}
+        absent = sorted(policies - {configuration.policy for configuration in rows.configurations})
         if absent:
             yield f"No rows yet of {', '.join(absent)}."

@@ -46,7 +46,7 @@ def family_order(family: str) -> tuple[int, str]:
 
 def family_of(resolved: ResolvedConfiguration, reference: Configuration) -> str:
     """For k=1 the decode setting that it changes, for other policies their rule."""
-    if resolved.is_baseline:
+    if resolved.k == 1:
         changed = [name.replace("_", " ") for name in resolved.configuration.changed_from(reference)]
         return REFERENCE if not changed else changed[0] if len(changed) == 1 else SEVERAL_SETTINGS
     if resolved.k is not None:

@@ -1,7 +1,7 @@
 """One task's rows as a table of runs × documents.
 
 A run is one repeat of a configuration. The baseline of a configuration is all runs at k=1 with the same decode
-settings, pooled: they are identical by definition.
+settings (with the first ones, if the sweep declares that), pooled: they are identical by definition.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,14 @@ from orchestrator.analysis.columns import (
     to_numpy,
     without_unused,
 )
-from orchestrator.core.configuration import CONFIGURATION_KEYS, DECODE_SETTINGS, Configuration, varying_settings
+from orchestrator.core.configuration import (
+    CONFIGURATION_KEYS,
+    DECODE_SETTINGS,
+    OWN_BASELINE,
+    BaselineRule,
+    Configuration,
+    varying_settings,
+)
 from orchestrator.core.speed import TrialTimes, calibrate
 
 Settings = tuple[Any, ...]  # values of DECODE_SETTINGS
@@ -41,6 +48,7 @@ class ResolvedConfiguration:
     mode: str | None
     layers: tuple[int, ...]
     label: str  # with the settings that vary in this table
+    rule: BaselineRule = OWN_BASELINE
 
     @property
     def policy(self) -> str:
@@ -52,7 +60,12 @@ class ResolvedConfiguration:
 
     @property
     def is_baseline(self) -> bool:
-        return self.k == 1
+        return self.k == 1 and self.rule.is_baseline(self.configuration)
+
+    @property
+    def compared_with(self) -> Settings:
+        """The decode settings of its baseline."""
+        return self.rule.settings_for(self.configuration)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -130,8 +143,13 @@ class TaskRuns:
         return tuple(sorted(str(names[code]) for code in np.unique(self.columns["trial_id"][rows])))
 
 
-def split_by_task(rows: pa.Table, fingerprints: Array, primary: Mapping[str, str]) -> list[TaskRuns]:
-    """One TaskRuns per task, tasks of `primary` (task → metric) first."""
+def split_by_task(
+    rows: pa.Table,
+    fingerprints: Array,
+    primary: Mapping[str, str],
+    baselines: Mapping[str, BaselineRule] | None = None,
+) -> list[TaskRuns]:
+    """One TaskRuns per task, tasks of `primary` (task → metric) first. `baselines`: by task, what is compared."""
     columns: dict[str, Array] = {name: to_numpy(rows[name]) for name in (*NUMBERS, "shard", "correct")}
     names: dict[str, tuple[Any, ...]] = {}
     for name in (*NAMES, *DECODE_SETTINGS, "sweep", "task"):
@@ -151,7 +169,7 @@ def split_by_task(rows: pa.Table, fingerprints: Array, primary: Mapping[str, str
         for part, own in zip(parts, places, strict=True):
             part[name] = _at(column, own)
     return [
-        _task_runs(task, rows, own, part, dict(names), primary.get(task, ""))
+        _task_runs(task, rows, own, part, dict(names), primary.get(task, ""), (baselines or {}).get(task, OWN_BASELINE))
         for task, own, part in zip(ordered, places, parts, strict=True)
     ]
 
@@ -204,6 +222,7 @@ def _task_runs(
     columns: dict[str, Array],
     names: dict[str, tuple[Any, ...]],
     primary: str,
+    baseline: BaselineRule,
 ) -> TaskRuns:
     """`rows` is the table of all tasks, `places` this task's rows in it; `columns` are already its own."""
     for name in NAMES:
@@ -219,7 +238,7 @@ def _task_runs(
     strata[columns["doc_id"]] = columns["subtask"]
     return TaskRuns(
         task=task,
-        configurations=_resolved(rows, places[first]),
+        configurations=_resolved(rows, places[first], baseline),
         owner=configuration[example],
         repeat=columns["repeat"][example],
         cell=cell,
@@ -245,7 +264,7 @@ def _configuration_codes(
     return key, first_places(key, count)
 
 
-def _resolved(rows: pa.Table, first: Array) -> tuple[ResolvedConfiguration, ...]:
+def _resolved(rows: pa.Table, first: Array, rule: BaselineRule) -> tuple[ResolvedConfiguration, ...]:
     """`first` has a row of each configuration."""
     values = rows.select([*CONFIGURATION_KEYS, "k", "subset", "mode"]).take(pa.array(first)).to_pylist()
     layers = [rows["layers"][int(row)].as_py() for row in first]  # taking lists from the whole column is slow
@@ -259,6 +278,7 @@ def _resolved(rows: pa.Table, first: Array) -> tuple[ResolvedConfiguration, ...]
             mode=row["mode"],
             layers=tuple(indices),
             label=configuration.label(shown),
+            rule=rule,
         )
         for configuration, row, indices in zip(found, values, layers, strict=True)
     )

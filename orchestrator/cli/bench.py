@@ -158,7 +158,8 @@ def measure_passes(bench: "Bench", batches: Sequence[int], policies: Sequence[st
 def _policy_figures(bench: "Bench", policies: Sequence[str], batch: int) -> dict[str, dict[str, float]]:
     """Times of replaying passes relative to their ideal, and of decoding relative to k1 measured right before it.
 
-    The ideal is proportional to the layer-positions that run. `deciding` is relative to a computed full pass.
+    The ideal is proportional to the layer-positions that run. `deciding` (planning, and what checkpoints measure and
+    select) is relative to a computed full pass.
     """
     from tqdm import tqdm
 
@@ -178,13 +179,15 @@ def _policy_figures(bench: "Bench", policies: Sequence[str], batch: int) -> dict
                 **{f"{kind.value}_pass_to_ideal": t.reuse_ratio(shares[kind]) for kind, t in times.items()},
                 **{f"{kind.value}_pass_to_computed": t.replayed / t.computed for kind, t in times.items()},
                 "computed_ms": times[PassKind.FULL].computed,
+                "selecting_ms": times[PassKind.FULL].selecting,
             }
         base_speed, base_work = bench.decode(batch, batch)
         speed, work = bench.decode(batch, batch, policy=policy)
         figures[policy] = {
             "share": shares[PassKind.FULL],
             "small_share": shares[PassKind.SMALL],
-            "deciding": bench.deciding(policy) * batch / replays[same_replay]["computed_ms"],
+            "deciding": (bench.deciding(policy) * batch + replays[same_replay]["selecting_ms"])
+            / replays[same_replay]["computed_ms"],
             **replays[same_replay],
             "tokens_per_s": speed,
             "time_to_k1": base_speed / speed,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import Parser, announce, parse_options, run_command, say
 from orchestrator.core.untrusted import path_below
-from orchestrator.planning.fields import setting, shared
+from orchestrator.planning.fields import as_flags, setting, shared
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError, counted
 
@@ -395,7 +395,7 @@ def continue_line(found: "SweepStatus") -> str:
         return "submit the job again to continue"
     where = {"out": str(found.folder.resolve().parent), "name": found.folder.resolve().name}
     try:
-        flags = SweepSettings.from_dict({**found.record["settings"], **where}).as_flags()
+        flags = as_flags(SweepSettings.from_dict({**found.record["settings"], **where}))
     except (InputError, TypeError):  # written by another version
         return "run the same command, with every task and policy above, to continue"
     return f"continue with: {shlex.join(['reuse-sweep', 'sweep', *flags])}"

@@ -12,7 +12,7 @@ from orchestrator.cli.console import Line, Parser, announce, parse_options, pars
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.core.system import usable_cores
 from orchestrator.planning.fields import display, setting, settings_of, shared
-from orchestrator.planning.settings import SweepSettings, check_policy, single_value
+from orchestrator.planning.settings import ALL_SETTINGS, SweepSettings, check_policy
 from sampler.errors import InputError, NonFiniteError, counted
 from sampler.policy import GRAMMAR, ReusePolicy
 from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
@@ -193,7 +193,7 @@ class ProfileOptions(ModelOptions):
 
 def parse_decoding(parser: Parser, cls: type[T], arguments: Sequence[str]) -> tuple[T, Mapping[str, Any]]:
     """The options of a command that decodes, and its decode settings by name."""
-    axes = {name: single_value(name) for name in DECODE_SETTINGS}
+    axes = {name: ALL_SETTINGS[name].single for name in DECODE_SETTINGS}
     values = parse_values(parser, {**settings_of(cls), **axes}, arguments)
     decode = {name: values.pop(name) for name in DECODE_SETTINGS}
     return cls(**values), decode

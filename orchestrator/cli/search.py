@@ -1,9 +1,10 @@
-"""`sweep --race --search N`: proposes policies with Optuna, races them in rounds, and confirms the best one.
+"""`sweep --race --search N`: proposes configurations with Optuna, races them in rounds, and confirms the best one.
 
-The policies of the flags are the space. A random half of the documents is for the search: each round races a few
-proposals against k=1, and what it measured tells Optuna what to propose next. Once a policy is confirmed, later ones
-must also be faster than the lower bound of its speed-up. The best policy then runs on the other half, to the end and
-alone: it was chosen because its estimates looked good, and only documents that had no part in that give fair ones.
+The policies and decode settings of the flags are the space; all are compared with k=1 at the first decode settings. A
+random half of the documents is for the search: each round races a few proposals against k=1, and what it measured tells
+Optuna what to propose next. Once a configuration is confirmed, later ones must also be faster than the lower bound of
+its speed-up. The best one then runs on the other half, to the end and alone: it was chosen because its estimates looked
+good, and only documents that had no part in that give fair ones.
 
 Each round, and the confirmation, is a sweep of its own in the folder of the search; search.json lists them.
 """
@@ -18,11 +19,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from orchestrator.analysis.gates import GENERATE
 from orchestrator.analysis.results import Comparison
 from orchestrator.analysis.verdicts import CONFIRMED, REJECTED, UNDECIDED
 from orchestrator.cli.console import say
 from orchestrator.cli.run_sweep import run
 from orchestrator.cli.sweep import SweepCommand
+from orchestrator.core.configuration import (
+    DECODE_SETTINGS,
+    FIRST,
+    Configuration,
+    first_settings,
+    grid,
+    varying_settings,
+)
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.report.section import build_section
 from orchestrator.report.sweeps import read_sweeps
@@ -31,20 +41,21 @@ from orchestrator.store.files import DISK, make_folders, write_file
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
 
-ROUND_POLICIES = 4  # raced together; fewer would learn more from each, and run k=1 more often
-RANDOM_POLICIES = 6  # proposed before Optuna has a model
-ATTEMPTS = 30  # of Optuna to propose a policy that was not tried
+ROUND_SIZE = 4  # configurations raced together; fewer would learn more from each, and run k=1 more often
+RANDOM_PROPOSALS = 6  # before Optuna has a model
+ATTEMPTS = 30  # of Optuna to propose a configuration that was not tried
 BASELINES = ("k1_first", "k1_last")  # replicates, which show how much measurements vary
 CONFIRMATION = "confirmation"
 OBJECTIVES = ("difference", "speedup")
+STRENGTH, ANY = "strength", "any"  # the rank of a rule's number; layers of a rule that has none
 RULE = re.compile("([a-z]+)=?([0-9.]*)")  # and its number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A policy after its round: means over the tasks. Created by `_measured`; read by Optuna and stored."""
+    """A configuration after its round: means over the tasks. Created by `_measured`; read by Optuna and stored."""
 
-    policy: str
+    configuration: str  # as --configurations takes it
     outcome: str  # confirmed if all tasks are, rejected if one is
     difference: float  # in accuracy, in points
     speedup: float  # geometric mean over tasks
@@ -56,36 +67,38 @@ class Proposal:
 class Proposer:
     """Optuna, by way of Ray Tune. The same results lead to the same proposals."""
 
-    def __init__(self, policies: Sequence[str], seed: int) -> None:
+    def __init__(self, space: Sequence[str], seed: int) -> None:
         import optuna
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._policies, self._random = policies, random.Random(seed)
-        self._coordinates = _coordinates(policies)
-        space: dict[str, Any] = {
-            name: tune.choice(sorted({getattr(one, name) for one in self._coordinates})) for name in ("rule", "layers")
-        }
-        space["strength"] = tune.randint(0, 1 + max(one.strength for one in self._coordinates))
+        self._random = random.Random(seed)
+        self._coordinates = coordinates(space)
+        domains: dict[str, Any] = {}
+        for name in next(iter(self._coordinates.values())):
+            values = sorted({own[name] for own in self._coordinates.values()} - {ANY})
+            if values:  # no rule has layers in a space of decode settings
+                ranks = all(isinstance(value, int) for value in values)
+                domains[name] = tune.randint(0, max(values) + 1) if ranks else tune.choice(values)
         sampler = optuna.samplers.GPSampler(
-            seed=seed, n_startup_trials=min(RANDOM_POLICIES, len(policies)), deterministic_objective=False
+            seed=seed, n_startup_trials=min(RANDOM_PROPOSALS, len(space)), deterministic_objective=False
         )
         self._optuna = OptunaSearch(
-            space=OptunaSearch.convert_search_space(space),
+            space=OptunaSearch.convert_search_space(domains),
             metric=list(OBJECTIVES),
             mode=["max"] * len(OBJECTIVES),
             sampler=sampler,
         )
         self._asked = 0
-        self._waiting: dict[str, str] = {}  # by policy: what Optuna calls it
+        self._waiting: dict[str, str] = {}  # by configuration: what Optuna calls it
         self._known: dict[str, Proposal] = {}
 
     def propose(self, number: int) -> list[str]:
-        """Up to this many policies that were not proposed before."""
+        """Up to this many configurations that were not proposed before."""
         chosen: list[str] = []
         for _ in range(number):
-            left = [one for one in self._policies if one not in self._known and one not in chosen]
+            left = [one for one in self._coordinates if one not in self._known and one not in chosen]
             if left:
                 chosen.append(self._ask(chosen) or self._random.choice(left))
         return chosen
@@ -94,52 +107,69 @@ class Proposer:
         for _ in range(ATTEMPTS):
             self._asked += 1
             name = str(self._asked)
-            policy = self._nearest(**self._optuna.suggest(name))
-            if policy in self._known:
-                self._optuna.on_trial_complete(name, asdict(self._known[policy]))
-            elif policy is None or policy in chosen:
+            found = self._nearest(self._optuna.suggest(name))
+            if found in self._known:
+                self._optuna.on_trial_complete(name, asdict(self._known[found]))
+            elif found is None or found in chosen:
                 self._optuna.on_trial_complete(name, error=True)
             else:
-                self._waiting[policy] = name
-                return policy
+                self._waiting[found] = name
+                return found
         return None
 
-    def _nearest(self, rule: str, layers: str, strength: int) -> str | None:
-        """The policy with this rule, these layers, and a strength as near as there is."""
-        all_of_them = zip(self._policies, self._coordinates, strict=True)
-        possible = {policy: own for policy, own in all_of_them if (own.rule, own.layers) == (rule, layers)}
-        return min(possible, key=lambda policy: abs(possible[policy].strength - strength), default=None)
+    def _nearest(self, point: Mapping[str, Any]) -> str | None:
+        """The configuration at this point, or with a number in its rule as near as there is."""
+        exact = [name for name in point if name != STRENGTH]
+        possible = {
+            found: own
+            for found, own in self._coordinates.items()
+            if all(own[name] in (ANY, point[name]) for name in exact)
+        }
+        return min(possible, key=lambda found: abs(possible[found][STRENGTH] - point[STRENGTH]), default=None)
 
     def tell(self, results: Iterable[Proposal]) -> None:
         for result in results:
-            self._known[result.policy] = result
-            if (name := self._waiting.pop(result.policy, None)) is not None:
+            self._known[result.configuration] = result
+            if (name := self._waiting.pop(result.configuration, None)) is not None:
                 self._optuna.on_trial_complete(name, asdict(result))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Coordinates:
-    """Where a policy lies in the space."""
+def search_space(settings: Mapping[str, Any]) -> list[str]:
+    """All policies with all decode settings of a sweep, and k=1 with settings that are not the first."""
+    reference = first_settings(settings)
+    at_k1 = [one for one in grid({**settings, "policies": ["k1"]}) if one != reference]
+    found = [*at_k1, *(one for one in grid(settings) if ReusePolicy.parse(one.policy).k != 1)]
+    return [one.written(reference) for one in found]
 
-    rule: str  # with its options
-    strength: int  # rank of the rule's number among the listed ones
-    layers: str
 
+def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Where each configuration lies: its rule, the rank of the rule's number, its layers, and settings that vary.
 
-def _coordinates(policies: Sequence[str]) -> list[_Coordinates]:
-    parsed = [ReusePolicy.parse(name) for name in policies]
-    words = [RULE.fullmatch(str(one.rule)) for one in parsed]
-    rules = [".".join([word[1], *one.rule.options]) for word, one in zip(words, parsed, strict=True) if word]
-    numbers = [float(word[2] or 0) for word in words if word]
-    listed = {rule: sorted({n for r, n in zip(rules, numbers, strict=True) if r == rule}) for rule in rules}
-    return [
-        _Coordinates(rule=rule, strength=listed[rule].index(number), layers=one.layers or "")
-        for rule, number, one in zip(rules, numbers, parsed, strict=True)
-    ]
+    Settings are ranks among the values in the space; ANY stands for the layers of a rule that has none.
+    """
+    parsed = [Configuration.parse(text) for text in space]
+    ranks = {name: sorted({getattr(one, name) for one in parsed}) for name in varying_settings(parsed)}
+    rules: list[tuple[str, float, str]] = []
+    for one in parsed:
+        policy = ReusePolicy.parse(one.policy)
+        word = RULE.fullmatch(str(policy.rule))
+        assert word is not None
+        rule = ".".join(["k1" if policy.k == 1 else word[1], *policy.rule.options])
+        rules.append((rule, float(word[2] or 0), policy.layers or ANY))
+    numbers = {rule: sorted({n for r, n, _ in rules if r == rule}) for rule, *_ in rules}
+    return {
+        text: {
+            "rule": rule,
+            "layers": layers,
+            STRENGTH: numbers[rule].index(number),
+            **{name: values.index(getattr(one, name)) for name, values in ranks.items()},
+        }
+        for text, one, (rule, number, layers) in zip(space, parsed, rules, strict=True)
+    }
 
 
 def best_of(proposals: Iterable[Proposal], margin: float) -> Proposal | None:
-    """The fastest confirmed policy, else the fastest that was not rejected and lies within the margin."""
+    """The fastest confirmed configuration, else the fastest that was not rejected and lies within the margin."""
     possible = [one for one in proposals if one.outcome != REJECTED and one.difference >= -margin]
     return max(possible, key=lambda one: (one.outcome == CONFIRMED, one.speedup), default=None)
 
@@ -151,32 +181,27 @@ def search(command: SweepCommand, arguments: list[str], stop: StopSignals) -> in
         raise InputError("--search needs Optuna; install it with: pip install 'reuse-sweep[search]'")
     if command.force is not None:
         raise InputError("--force must not be used with --search: its proposals follow from the rows that it has")
-    space = [name for name in settings.policies if ReusePolicy.parse(name).k != 1]
+    space = search_space(settings.as_dict())
+    if not space:
+        raise InputError(f"--search needs policies to choose from (got {', '.join(settings.policies)})")
     assert settings.search is not None
     wanted = min(settings.search, len(space))
     folder = Path(settings.out) / (settings.name or "search")
     declared = {name: getattr(settings, name) for name in ("search", "seed", "margin", "speedup", "race_alpha")}
-    state = _State(folder, {**declared, "policies": space, "tasks": list(settings.tasks)})
+    state = _State(folder, {**declared, "space": space, "tasks": list(settings.tasks)})
     proposer = Proposer(space, settings.seed)
     tried: list[Proposal] = []
     while len(tried) < wanted:
-        proposed = proposer.propose(min(ROUND_POLICIES, wanted - len(tried)))
-        number, best = len(tried) // ROUND_POLICIES + 1, best_of(tried, settings.margin)
+        proposed = proposer.propose(min(ROUND_SIZE, wanted - len(tried)))
+        number, best = len(tried) // ROUND_SIZE + 1, best_of(tried, settings.margin)
         faster = best is not None and best.outcome == CONFIRMED and best.speedup_low > settings.speedup
         goal = best.speedup_low if best is not None and faster else settings.speedup
         results = state.results(number, proposed)
         if results is None:
-            say(f"round {number}: {', '.join(proposed)}; {len(tried)} of {wanted} policies tried")
+            say(f"round {number}: {', '.join(proposed)}; {len(tried)} of {wanted} configurations tried")
             name = f"round-{number}"
-            part = replace(
-                settings,
-                name=name,
-                policies=(*BASELINES, *proposed),
-                half="first",
-                search=None,
-                speedup=goal,
-                race_alpha=settings.race_alpha * len(proposed) / wanted,
-            )
+            alpha = settings.race_alpha * len(proposed) / wanted
+            part = replace(_compared(settings, proposed), name=name, half="first", speedup=goal, race_alpha=alpha)
             failed = _run(part, command, arguments, stop, folder)
             if failed or command.dry_run:
                 return failed
@@ -199,24 +224,30 @@ def _confirm(
     documents = sum(one.documents for one in tried)
     say(*_table(tried), sep="\n")
     if best is None:
-        say(f"no policy of {len(tried)} is within {settings.margin:g} points of k=1: there is nothing to confirm")
+        say(f"none of {len(tried)} is within {settings.margin:g} points of k=1: there is nothing to confirm")
         return 0
-    say(f"best of {len(tried)}: {best.policy}, now on the other half of the documents")
-    part = replace(
-        settings, name=CONFIRMATION, policies=(*BASELINES, best.policy), half="second", race=False, search=None
-    )
+    say(f"best of {len(tried)}: {best.configuration}, now on the other half of the documents")
+    part = replace(_compared(settings, [best.configuration]), name=CONFIRMATION, half="second", race=False)
     failed = _run(part, command, arguments, stop, folder)
     if failed:
         return failed
-    (confirmed,) = _measured(folder / CONFIRMATION, [best.policy])
+    (confirmed,) = _measured(folder / CONFIRMATION, [best.configuration])
     state.finish(confirmed)
     say(
-        f"{best.policy} is {confirmed.outcome} on documents it was not chosen on: {'; '.join(confirmed.intervals)}",
-        f"the search ran {documents:,} documents of {len(tried)} policies, the confirmation {confirmed.documents:,}",
+        f"{best.configuration} is {confirmed.outcome} on documents it was not chosen on: "
+        f"{'; '.join(confirmed.intervals)}",
+        f"the search ran {documents:,} documents of {len(tried)} configurations, the confirmation "
+        f"{confirmed.documents:,}",
         folder,
         sep="\n",
     )
     return 0
+
+
+def _compared(settings: SweepSettings, proposed: Sequence[str]) -> SweepSettings:
+    """A sweep of these configurations and of k=1 at the first decode settings."""
+    first = {name: values[:1] for name in DECODE_SETTINGS if (values := getattr(settings, name))}
+    return replace(settings, **first, policies=BASELINES, configurations=tuple(proposed), reference=FIRST, search=None)
 
 
 def _run(settings: SweepSettings, command: SweepCommand, arguments: list[str], stop: StopSignals, folder: Path) -> int:
@@ -225,21 +256,30 @@ def _run(settings: SweepSettings, command: SweepCommand, arguments: list[str], s
     return run(replace(command, settings=part), arguments, stop)
 
 
-def _measured(folder: Path, policies: Sequence[str]) -> list[Proposal]:
-    """What a finished sweep says about its policies."""
+def _measured(folder: Path, proposed: Sequence[str]) -> list[Proposal]:
+    """What a finished sweep says about its configurations."""
     (data,) = read_sweeps([folder])
     tasks = build_section(data, figures=False).analysis.tasks
+    base = first_settings(data.request["settings"])
     found = []
-    for policy in policies:
-        results = {task.task: one for task in tasks for one in task.configurations if one.resolved.policy == policy}
+    for text in proposed:
+        wanted = Configuration.parse(text, base)
+        scored = Configuration(policy=wanted.policy)  # without decode settings
+        results = {
+            task.task: one
+            for task in tasks
+            for one in task.configurations
+            if one.resolved.configuration == (wanted if task.kind == GENERATE else scored)
+        }
         compared = {task: one.comparison for task, one in results.items() if one.comparison is not None}
         speeds = [one.speedup.tokens for one in compared.values() if one.speedup and one.speedup.tokens]
         outcomes = {one.verdict.outcome for one in compared.values()}
+        points = [one.difference.points.value for one in compared.values()]
         found.append(
             Proposal(
-                policy=policy,
+                configuration=text,
                 outcome=REJECTED if REJECTED in outcomes else CONFIRMED if outcomes == {CONFIRMED} else UNDECIDED,
-                difference=sum(one.difference.points.value for one in compared.values()) / len(compared),
+                difference=sum(points) / max(1, len(points)),
                 speedup=math.exp(sum(math.log(one.value) for one in speeds) / len(speeds)) if speeds else 1.0,
                 speedup_low=min((one.low for one in speeds), default=1.0),
                 documents=sum(one.documents for one in results.values()),
@@ -256,9 +296,9 @@ def _intervals(task: str, one: Comparison) -> str:
 
 
 def _table(tried: Sequence[Proposal]) -> list[str]:
-    width = max(len(one.policy) for one in tried)
+    width = max(len(one.configuration) for one in tried)
     return [
-        f"{one.policy:{width}}  {one.outcome:9}  {one.documents:>6,} documents  {'; '.join(one.intervals)}"
+        f"{one.configuration:{width}}  {one.outcome:9}  {one.documents:>6,} documents  {'; '.join(one.intervals)}"
         for one in sorted(tried, key=lambda one: -one.speedup)
     ]
 
@@ -287,7 +327,7 @@ class _State:
         stored = self._content["rounds"].get(str(number))
         if stored is None:
             return None
-        if [one["policy"] for one in stored] != list(proposed):
+        if [one["configuration"] for one in stored] != list(proposed):
             raise InputError(
                 f"{self._path}: round {number} had other proposals, made by another version of Optuna; choose "
                 "another --name"
@@ -295,7 +335,7 @@ class _State:
         return [Proposal(**{**one, "intervals": tuple(one["intervals"])}) for one in stored]
 
     def add(self, number: int, proposed: Sequence[str], results: Sequence[Proposal]) -> None:
-        assert [one.policy for one in results] == list(proposed)
+        assert [one.configuration for one in results] == list(proposed)
         self._content["rounds"][str(number)] = [asdict(one) for one in results]
         self._write()
 

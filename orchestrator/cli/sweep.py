@@ -16,7 +16,7 @@ import yaml
 from orchestrator.cli.console import Parser, add_settings, aliases, announce, as_typed, parse_flags, say
 from orchestrator.core.system import GPU_PROFILES, DeviceProfile
 from orchestrator.planning.fields import Setting, display, read_bool
-from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url, search_space
+from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
 from sampler.errors import InputError, InputErrors, Problems, counted, did_you_mean
 from sampler.policy import ReusePolicy
 
@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   reuse-sweep sweep --config sweep.yaml --limit 500
 Run the same command again to continue a sweep. More policies, more tasks or a larger --limit extend it.
 """
+SEARCHED_RULES = {"adaptive": (0.1, 0.2, 0.4), "trim": (0.1, 0.25, 0.5), "mlp": (2, 3), "attn": (2, 3)}
 NOT_READ = ("not-read",)  # tasks if they could not be read: the other settings are checked nevertheless
 EXCLUSIVE = (({"policies"}, {"k", "subsets", "reuse"}), ({"limit"}, {"sample"}))
 ONLY_FLAGS = ("config", "save-config", "dry-run", "device-profile", "force", "help")  # not settings of a file
@@ -138,7 +139,7 @@ def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
             filed = read_config(Path(config), problems)
     with problems.collect():
         settings = combine(given, filed, str(config), as_typed(ALL_SETTINGS, arguments))
-        forced = None if force is None else _forced(force, settings.policies)
+        forced = None if force is None else _forced(force, settings.all_policies)
         profile = None if device is None else _device_profile(device, settings, dry_run=bool(dry_run))
     problems.check()
     return SweepCommand(
@@ -170,7 +171,7 @@ def combine(
     with problems.collect():
         _replace_grid(values)
     if "search" in values:
-        values.setdefault("policies", search_space())
+        values.setdefault("policies", searched_policies())
     if "tasks" not in filed and "tasks" not in typed:
         problems.sentences.append(ALL_SETTINGS["tasks"].missing)
     out = values.get("out", "")
@@ -181,6 +182,13 @@ def combine(
         settings = SweepSettings(**{"tasks": NOT_READ, **values})
     problems.check()
     return settings
+
+
+def searched_policies() -> tuple[str, ...]:
+    """The policies that --search chooses from if none are listed."""
+    rules = [f"k{k}_{{}}{option}" for k in (2, 3, 4) for option in ("", ".small")]
+    rules += [f"{rule}={value}_{{}}" for rule, values in SEARCHED_RULES.items() for value in values]
+    return tuple(rule.format(subset) for rule in (*rules, "skip_{}") for subset in ("first", "middle", "last", "all"))
 
 
 def _overridden(name: str, typed: Mapping[str, Any]) -> bool:

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
+from sampler.errors import InputError, did_you_mean
+from sampler.policy import ReusePolicy
 from sampler.records import DecodeSettings
 from sampler.reveal import THRESHOLD
 
 DEFAULTS = DecodeSettings()
+OWN, FIRST = "own", "first"  # decode settings of the k=1 that a configuration is compared with
 
 
 def _decode_setting(default: Any, *, slug: str | tuple[str, str], in_every_id: bool = False) -> Any:
@@ -42,6 +45,38 @@ class Configuration:
     def from_mapping(cls, values: Mapping[str, Any]) -> "Configuration":
         """From a row or a trial.json; a setting that an older version did not know has its default."""
         return cls(**{name: values[name] for name in CONFIGURATION_KEYS if values.get(name) is not None})
+
+    @classmethod
+    def parse(cls, text: str, base: "Configuration | None" = None) -> "Configuration":
+        """A policy with its own decode settings, k2_middle:threshold=0.9:small-block=16; others are those of `base`."""
+        policy, *parts = text.split(":")
+        known = {name.replace("_", "-"): name for name in DECODE_SETTINGS}
+        given: dict[str, Any] = {}
+        for part in parts:
+            key, _, value = part.partition("=")
+            name = known.get(key.replace("_", "-"))
+            if name is None:
+                raise InputError(
+                    f"{text}: unknown decode setting {key!r}; "
+                    + did_you_mean(key, list(known), otherwise=f"known: {', '.join(known)}")
+                )
+            if name in given:
+                raise InputError(f"{text}: {key} is given twice")
+            given[name] = _read(text, key, value, default_of(name))
+        others = {} if base is None else base.as_dict(DECODE_SETTINGS)
+        if "threshold" in given:
+            others["reveal"] = THRESHOLD
+        parsed = str(ReusePolicy.parse(policy))
+        try:
+            decoded = DecodeSettings(**{**others, **given})
+        except InputError as error:
+            raise InputError(f"{text}: {error}") from None
+        return cls(policy=parsed, **{name: getattr(decoded, name) for name in DECODE_SETTINGS})
+
+    def written(self, base: "Configuration") -> str:
+        """The inverse of `parse`, with the settings that differ from `base`."""
+        changed = (f"{name.replace('_', '-')}={_value(getattr(self, name))}" for name in self.changed_from(base))
+        return ":".join([self.policy, *changed])
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -109,15 +144,57 @@ _SLUGS: Mapping[str, str | tuple[str, str]] = {
 def grid(settings: Mapping[str, Any], *, decoded: bool = True) -> list[Configuration]:
     """Every policy with every combination of the decode settings listed in `settings` (a sweep's, as a mapping).
 
-    A task whose options are scored, not decoded, has the default decode settings.
+    Then come the configurations listed by themselves. A task whose options are scored, not decoded, has the default
+    decode settings.
     """
     axes = [settings.get(name) or [default_of(name)] for name in DECODE_SETTINGS] if decoded else []
     names = DECODE_SETTINGS if decoded else ()
-    found = (
+    found = [
         Configuration(policy=policy, **dict(zip(names, values, strict=True)))
         for policy, *values in product(settings["policies"], *axes)
-    )
+    ]
+    listed = listed_configurations(settings)
+    found += listed if decoded else [Configuration(policy=one.policy) for one in listed]
     return list(dict.fromkeys(found))  # a rule that uses no threshold is there once, not for every threshold
+
+
+def first_settings(settings: Mapping[str, Any], policy: str = "k1") -> Configuration:
+    """The first decode settings of a sweep."""
+    first = {name: settings[name][0] for name in DECODE_SETTINGS if settings.get(name)}
+    return Configuration(policy=policy, **first)
+
+
+def listed_configurations(settings: Mapping[str, Any]) -> list[Configuration]:
+    """Those of a sweep that are not part of its grid; settings that they do not name are the sweep's first ones."""
+    base = first_settings(settings)
+    return [Configuration.parse(text, base) for text in settings.get("configurations") or ()]
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRule:
+    """Which k=1 a configuration is compared with: the one with its own decode settings, or with these."""
+
+    settings: tuple[Any, ...] | None = None
+
+    @classmethod
+    def by_task(cls, record: Mapping[str, Any]) -> dict[str, "BaselineRule"]:
+        """What sweep.json declares. Scored tasks have no decode settings to compare."""
+        settings, tasks = record.get("settings", {}), record.get("tasks", {})
+        if settings.get("reference") != FIRST:
+            return dict.fromkeys(tasks, cls())
+        first = cls(first_settings(settings).settings)
+        return {task: cls() if facts.get("kind") == "loglikelihood" else first for task, facts in tasks.items()}
+
+    def settings_for(self, configuration: Configuration) -> tuple[Any, ...]:
+        """The decode settings of the k=1 that the configuration is compared with."""
+        return configuration.settings if self.settings is None else self.settings
+
+    def is_baseline(self, configuration: Configuration) -> bool:
+        """Of a configuration at k=1: whether others are compared with it."""
+        return self.settings in (None, configuration.settings)
+
+
+OWN_BASELINE = BaselineRule()
 
 
 def default_of(setting: str) -> Any:
@@ -128,6 +205,18 @@ def varying_settings(configurations: Iterable[Configuration]) -> tuple[str, ...]
     """Decode settings that have more than one value among these configurations."""
     found = list(configurations)
     return tuple(name for name in DECODE_SETTINGS if len({getattr(one, name) for one in found}) > 1)
+
+
+def _read(text: str, key: str, value: str, default: object) -> Any:
+    """A value of the type of the default."""
+    if isinstance(default, bool):
+        if value not in ("on", "off"):
+            raise InputError(f"{text}: {key} must be on or off (got {value!r})")
+        return value == "on"
+    try:
+        return type(default)(value)  # type: ignore[call-arg]
+    except ValueError:
+        raise InputError(f"{text}: {key} must be a number (got {value!r})") from None
 
 
 def _value(value: object) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from orchestrator.core.configuration import Configuration, grid
+from orchestrator.core.configuration import OWN_BASELINE, BaselineRule, Configuration, grid
 from orchestrator.core.evidence import (
     BURN_IN_SHARDS,
     RaceRules,
@@ -174,14 +174,16 @@ class TaskRace:
         configurations: Sequence[Configuration],
         rules: Mapping[str, Any],
         generates: bool,
+        baseline: BaselineRule = OWN_BASELINE,
     ) -> None:
         self.task = task
         self._shards = [tuple(shards[number]) for number in sorted(shards)]
         self._place = {number: place for place, number in enumerate(sorted(shards))}
         self.lanes = {one: _Lane() for one in configurations}
+        self.baseline = baseline
         self._k1: dict[tuple[Any, ...], list[Configuration]] = {}
         for one in configurations:
-            if ReusePolicy.parse(one.policy).k == 1:
+            if ReusePolicy.parse(one.policy).k == 1 and baseline.is_baseline(one):
                 self._k1.setdefault(one.settings, []).append(one)
         self.compared = [one for one in configurations if one not in self._k1.get(one.settings, ())]
         self.rules = RaceRules(**rules, comparisons=max(1, len(self.compared)), generates=generates)
@@ -197,20 +199,22 @@ class TaskRace:
             self.lanes[configuration].trials[place] = evidence
 
     def look(self, settings: tuple[Any, ...] | None = None) -> list[Decision]:
-        """Looks at all that is new (of configurations with these decode settings); returns the decisions."""
-        looked = (self._look(one) for one in self.compared if settings in (None, one.settings))
+        """Looks at all that is new (of configurations whose k=1 has these decode settings); returns the decisions."""
+        looked = (self._look(one) for one in self.compared if settings in (None, self.baseline.settings_for(one)))
         return [decision for decision in looked if decision is not None]
 
-    def _baseline(self, configuration: Configuration) -> Configuration | None:
+    def _k1_of(self, configuration: Configuration) -> Configuration | None:
         """The k=1 configuration that carries the race. The others are replicates, which run during the burn-in."""
-        return next(iter(self._k1.get(configuration.settings, ())), None)
+        return next(iter(self._k1.get(self.baseline.settings_for(configuration), ())), None)
 
     def needed_shards(self, configuration: Configuration) -> int:
         """How many of the first shards this configuration has to run."""
-        lane, baseline = self.lanes[configuration], self._baseline(configuration)
+        lane, baseline = self.lanes[configuration], self._k1_of(configuration)
         if configuration in self.compared:
             return len(self._shards) if lane.decision is None else lane.decision.look.shards
-        rivals = [self.needed_shards(one) for one in self.compared if one.settings == configuration.settings]
+        settings_for = self.baseline.settings_for
+        same = [one for one in self.compared if settings_for(one) == settings_for(configuration)]
+        rivals = [self.needed_shards(one) for one in same]
         longest = max(rivals, default=len(self._shards))
         return longest if configuration == baseline else min(longest, BURN_IN_SHARDS)
 
@@ -229,7 +233,7 @@ class TaskRace:
 
     def pairs(self, configuration: Configuration) -> tuple[list[TrialEvidence], list[TrialEvidence]]:
         """Trials of the first shards that both the configuration and k=1 have completed: its own, and those of k=1."""
-        baseline = self._baseline(configuration)
+        baseline = self._k1_of(configuration)
         own, base = self.lanes[configuration].trials, {} if baseline is None else self.lanes[baseline].trials
         ready = next(place for place in count() if place not in own or place not in base)
         return [own[place] for place in range(ready)], [base[place] for place in range(ready)]
@@ -350,6 +354,7 @@ class Race:
         rules = {"alpha": settings["race_alpha"], "margin": record["margin"], "speedup": record["speedup"]}
         facts = {task: record["tasks"][task] for task in wanted.by_shard if task in record["tasks"]}
         generates = {task: one["kind"] != "loglikelihood" for task, one in facts.items()}
+        baselines = BaselineRule.by_task(record)
         race = cls(
             (
                 TaskRace(
@@ -361,6 +366,7 @@ class Race:
                     configurations=grid(settings, decoded=generates[task]),
                     rules=rules,
                     generates=generates[task],
+                    baseline=baselines[task],
                 )
                 for task in facts
             ),
@@ -377,8 +383,9 @@ class Race:
         touched = set()
         for trial, evidence in trial_evidence(rows, self.primary):
             if trial.task in self.tasks and not trial.repeat:
-                self.tasks[trial.task].add(trial.configuration, trial.shard, evidence)
-                touched.add((trial.task, trial.configuration.settings))
+                race = self.tasks[trial.task]
+                race.add(trial.configuration, trial.shard, evidence)
+                touched.add((trial.task, race.baseline.settings_for(trial.configuration)))
         return [one for task, settings in sorted(touched) for one in self.tasks[task].look(settings)] if look else []
 
     def merged_decisions(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:

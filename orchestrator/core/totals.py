@@ -6,6 +6,7 @@ The interval of an accuracy is not paired and decides nothing (see orchestrator.
 
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from orchestrator.core.configuration import CONFIGURATION_KEYS, Configuration
+from orchestrator.core.configuration import CONFIGURATION_KEYS, OWN_BASELINE, BaselineRule, Configuration
 from orchestrator.core.speed import TrialTimes, calibrate, paired_speedups
 from orchestrator.core.trial import Trial
 
@@ -111,12 +112,18 @@ class RunningTotals:
     """Totals that grow as rows arrive, each row added once.
 
     `wanted` is the number of rows that each configuration will have; it is part of the totals before its first row.
+    `baselines`: by task, which k=1 a configuration is compared with.
     """
 
-    def __init__(self, wanted: Mapping[TaskConfiguration, int] | None = None) -> None:
+    def __init__(
+        self,
+        wanted: Mapping[TaskConfiguration, int] | None = None,
+        baselines: Mapping[str, BaselineRule] | None = None,
+    ) -> None:
         self._wanted = dict(wanted or {})
         self._sums: dict[TaskConfiguration, Sums] = {}
-        self._times = _TimesOfTrials()
+        self._baselines = defaultdict(lambda: OWN_BASELINE, baselines or {})
+        self._times = _TimesOfTrials(self._baselines)
 
     def reduce_wanted(self, wanted: Mapping[TaskConfiguration, int]) -> None:
         """Rows that a race still wants; a configuration that already has more keeps them."""
@@ -147,7 +154,7 @@ class RunningTotals:
         """Wanted configurations in their order, then those that only appeared in rows."""
         baselines: dict[tuple[object, ...], Sums] = {}
         for (task, configuration), sums in self._sums.items():
-            if sums.baseline:
+            if sums.baseline and self._baselines[task].is_baseline(configuration):
                 baselines.setdefault((task, configuration.settings), Sums()).add(sums)
         nothing, speedups = Sums(), self._times.speedups()
         return tuple(
@@ -155,7 +162,7 @@ class RunningTotals:
                 key,
                 self._wanted.get(key),
                 self._sums.get(key, nothing),
-                baselines.get(_settings(key), nothing),
+                baselines.get((key[0], self._baselines[key[0]].settings_for(key[1])), nothing),
                 speedups.get(key),
             )
             for key in dict.fromkeys((*self._wanted, *self._sums))
@@ -165,7 +172,8 @@ class RunningTotals:
 class _TimesOfTrials:
     """Times of all trials seen so far, in flat arrays: a large sweep has hundreds of thousands."""
 
-    def __init__(self) -> None:
+    def __init__(self, baselines: Mapping[str, BaselineRule]) -> None:
+        self._baselines = baselines
         self._place: dict[str, int] = {}
         self._codes: dict[str, dict[object, int]] = {}
         integers = ("shard", "baseline", "configuration", "is_k1", "actor", "documents")
@@ -173,12 +181,12 @@ class _TimesOfTrials:
         self._floats = {name: array("d") for name in ("tokens", "seconds", "work")}
 
     def add(self, trial: Trial, sums: Sums) -> None:
-        place = self._place.setdefault(trial.trial_id, len(self._place))
+        place, rule = self._place.setdefault(trial.trial_id, len(self._place)), self._baselines[trial.task]
         own = {
             "shard": self._code("shard", (trial.task, trial.shard)),
-            "baseline": self._code("baseline", (trial.task, trial.configuration.settings)),
+            "baseline": self._code("baseline", (trial.task, rule.settings_for(trial.configuration))),
             "configuration": self._code("configuration", (trial.task, trial.configuration)),
-            "is_k1": int(sums.baseline),
+            "is_k1": int(sums.baseline and rule.is_baseline(trial.configuration)),
             "actor": self._code("actor", sums.actor),
         }
         if place == len(self._integers["shard"]):
@@ -198,14 +206,17 @@ class _TimesOfTrials:
         keys = list(zip(*(columns[name] for name in KEYS), strict=True))
         known = {key: Configuration.from_mapping(dict(zip(KEYS, key, strict=True))) for key in set(keys)}
         configuration = {key: self._code("configuration", (key[0], one)) for key, one in known.items()}
-        baseline = {key: self._code("baseline", (key[0], one.settings)) for key, one in known.items()}
+        rules = {key: self._baselines[key[0]] for key in known}
+        baseline = {key: self._code("baseline", (key[0], rules[key].settings_for(one))) for key, one in known.items()}
+        is_baseline = {key: rules[key].is_baseline(one) for key, one in known.items()}
         first = len(self._place)
         self._place.update(zip(columns["trial_id"], range(first, first + len(trials)), strict=True))
         shards = zip(columns["task"], columns["shard"], strict=True)
         self._integers["shard"].extend([self._code("shard", shard) for shard in shards])
         self._integers["baseline"].extend([baseline[key] for key in keys])
         self._integers["configuration"].extend([configuration[key] for key in keys])
-        self._integers["is_k1"].extend(map(int, trials["baseline"].to_pylist()))
+        k1 = zip(trials["baseline"].to_pylist(), keys, strict=True)
+        self._integers["is_k1"].extend([int(at_k1 and is_baseline[key]) for at_k1, key in k1])
         self._integers["actor"].extend([self._code("actor", actor) for actor in columns["actor"]])
         self._integers["documents"].extend(trials["documents"].to_pylist())
         for name, column in self._floats.items():
@@ -272,11 +283,6 @@ def sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> list[tuple[Trial, Sums]]
             sums.seconds += row["batch_seconds"]
             sums.work += row["batch_seconds"] * (row["calibration"] if row["calibration"] > 0 else math.nan)
     return [found[key] for key in sorted(found)]
-
-
-def _settings(key: TaskConfiguration) -> tuple[object, ...]:
-    task, configuration = key
-    return task, configuration.settings
 
 
 def _totals(key: TaskConfiguration, wanted: int | None, sums: Sums, baseline: Sums, speedup: float | None) -> Totals:

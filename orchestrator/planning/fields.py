@@ -8,7 +8,7 @@ import types
 import typing
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,12 @@ class Setting:
     def negatable(self) -> bool:
         """Whether the flag has a --no- form."""
         return self.kind is bool and not self.many and self.default is True
+
+    @property
+    def single(self) -> "Setting":
+        """A setting with several values, for commands that take one value of it."""
+        default = None if self.default is None else self.default[0]
+        return replace(self, many=False, default=default, metavar=METAVARS[self.kind], group=OPTIONS)
 
     @property
     def full_help(self) -> str:
@@ -183,6 +189,19 @@ def problems_of(instance: Any) -> list[str]:
     """Everything that is wrong with a dataclass's settings, each on its own."""
     declared = settings_of(type(instance))
     return [problem for name in declared for problem in declared[name].problems(getattr(instance, name))]
+
+
+def as_flags(instance: Any) -> list[str]:
+    """The command line that has these settings, without those that are the defaults."""
+    words = []
+    for name, declared in settings_of(type(instance)).items():
+        value = getattr(instance, name)
+        if value != declared.default and value is not None:
+            flag = declared.flag if value is not False else declared.flag.replace("--", "--no-", 1)
+            several = value if isinstance(value, tuple) else (value,)
+            typed = (display(one) if isinstance(one, bool) else str(one) for one in several)
+            words += [flag] if isinstance(value, bool) else [flag, ",".join(typed)]
+    return words
 
 
 def read_int(label: str, raw: Any) -> int:

@@ -1,7 +1,7 @@
 """What a plan costs and what it can show: the lines of --dry-run, and the warnings before a run."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +78,7 @@ def describe_plan(
             f"{work[name].rows:,} rows to do, about {duration_range(needed[name].least, needed[name].most)}"
             for name, task in prepared.tasks.items()
         ),
-        f"policies   {', '.join(settings.policies)}",
+        f"policies   {', '.join((*settings.policies, *settings.configurations))}",
         f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows"
         + (" at most: --race stops configurations whose verdict is certain" if settings.race else ""),
         f"actors     {placement.actors} ({placement.each})",
@@ -140,8 +140,8 @@ def _basis(prepared: PreparedSweep, needed: Mapping[str, SecondsNeeded]) -> str:
 
 def compared(prepared: PreparedSweep, task: str) -> tuple[list[Configuration], list[Configuration]]:
     """Configurations at k=1, and those that are compared with them."""
-    every = prepared.configurations(task)
-    base = [one for one in every if ReusePolicy.parse(one.policy).k == 1]
+    every, rule = prepared.configurations(task), prepared.baselines[task]
+    base = [one for one in every if ReusePolicy.parse(one.policy).k == 1 and rule.is_baseline(one)]
     return base, [one for one in every if one not in base]
 
 
@@ -197,7 +197,7 @@ def undecidable(prepared: PreparedSweep) -> list[str]:
     bases = [name for name in settings.policies if ReusePolicy.parse(name).k == 1]
     if not bases:
         return ["no policy is k1, so nothing can be compared and there will be no verdict: add k1_first,k1_last"]
-    if len(bases) == len(settings.policies):
+    if not any(compared(prepared, name)[1] for name in prepared.tasks):
         return []
     found = []
     generates = any(task.task.kind != LOGLIKELIHOOD for task in prepared.tasks.values())
@@ -270,20 +270,18 @@ def _raced_time(prepared: PreparedSweep, name: str, world: RaceWorld) -> tuple[f
     won = max(0, round(documents * CHANGED_ANSWERS - net) // 2)
     lost[..., : net + won], lost[..., net + won : net + 2 * won] = -1, 1
     noise = TIME_NOISE * rng.normal(size=(sweeps, len(others) + 1, shards))
-    speed = np.log([_base_of(one, bases, cost) / cost[one] for one in others])[:, None]
+    base_cost = {base.settings: cost[base] for base in reversed(bases)}
+    speed = np.log([base_cost[prepared.baselines[name].settings_for(one)] / cost[one] for one in others])[:, None]
     tokens = speed - (noise[:, 1:] - noise[:, :1])
     lengths = LENGTH_NOISE * rng.normal(size=tokens.shape)
     decided = first_decisions(rng.permuted(lost, axis=-1), tokens, tokens - lengths, rules)
     used, burn_in = 0.0, min(BURN_IN_SHARDS / shards, 1.0)
-    for settings_of_group in dict.fromkeys(one.settings for one in others):
-        members = [place for place, one in enumerate(others) if one.settings == settings_of_group]
+    settings_for = prepared.baselines[name].settings_for
+    for settings_of_group in dict.fromkeys(map(settings_for, others)):
+        members = [place for place, one in enumerate(others) if settings_for(one) == settings_of_group]
         own = [cost[one] for one in bases if one.settings == settings_of_group]
         longest = decided.shards[:, members].max(axis=-1) / shards
         used += float((decided.shards[:, members] / shards * [cost[others[place]] for place in members]).sum(-1).mean())
         used += own[0] * float(longest.mean()) + sum(own[1:]) * float(np.minimum(longest, burn_in).mean())
     each = documents * prepared.document_seconds(name)
     return each * used, each * sum(cost.values())
-
-
-def _base_of(one: Configuration, bases: Sequence[Configuration], cost: Mapping[Configuration, float]) -> float:
-    return next(cost[base] for base in bases if base.settings == one.settings)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.configuration import grid
 from orchestrator.core.race import half_of, race_position
 from orchestrator.core.system import Device, DeviceProfile
 from orchestrator.core.trial import Trial
@@ -192,7 +193,7 @@ def _replicate(settings: SweepSettings, stored: SweepRecord | None, opened: Mapp
     generates = any(task.task.kind == GENERATE for task in opened.values())
     if not settings.replicate or not generates or settings.repeats > 1:
         return None
-    if len(bases) != 1 or len(settings.policies) == 1:
+    if len(bases) != 1 or (len(settings.policies) == 1 and not settings.configurations):
         return None
     other = replicate_of(bases[0])
     return other if stored is None or other == stored.get("replicate") else None
@@ -313,13 +314,13 @@ def check_model(
     with problems.collect():
         resolve_subset_size(config.num_layers, settings.subset_size)
     scored = sorted(task.task.name for task in tasks.values() if task.task.kind != GENERATE)
-    for name in settings.policies:
+    for name in settings.all_policies:
         with problems.collect():
             ReusePolicy.parse(name).bind(config.num_layers, settings.subset_size)
         with problems.collect():
             if scored:
                 _check_scoring(name, scored[0])
-    for size in settings.small_block or ():
+    for size in dict.fromkeys(one.small_block for one in grid(settings.as_dict())):
         with problems.collect():
             check_prompts((), DecodeSettings(small_block=size), config)
     if not prompts:

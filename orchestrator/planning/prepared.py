@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.core.configuration import Configuration, grid
+from orchestrator.core.configuration import BaselineRule, Configuration, grid
 from orchestrator.core.system import CORE, DeviceProfile
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
 from orchestrator.planning.estimate import (
@@ -148,6 +148,12 @@ class PreparedSweep:
     def rows_in_progress(self) -> int:
         """Rows of unfinished trials at any time."""
         return self.placement.actors * self.identity.shard_size
+
+    @cached_property
+    def baselines(self) -> Mapping[str, BaselineRule]:
+        """By task, which k=1 a configuration is compared with."""
+        facts = {name: task.facts() for name, task in self.tasks.items()}
+        return BaselineRule.by_task({"settings": self.settings.as_dict(), "tasks": facts})
 
     @cached_property
     def trials(self) -> list[Trial]:

@@ -86,7 +86,7 @@ def plan_run(
             "--force must not be used with --race: its decisions were made from the rows that would be replaced; start "
             "another sweep with --name"
         )
-    rerun = () if force is None else _begun(trials, known, force or prepared.settings.policies)
+    rerun = () if force is None else _begun(trials, known, force or prepared.settings.all_policies)
     plan = RunPlan(
         folder=str(prepared.folder),
         sweep=record["sweep"],

@@ -6,14 +6,12 @@ is one field. A new decode setting is one field made with `_decode_axis`, named 
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.core.configuration import default_of
+from orchestrator.core.configuration import DECODE_SETTINGS, FIRST, OWN, Configuration, default_of
 from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.planning.fields import (
-    METAVARS,
-    OPTIONS,
     Setting,
     display,
     problems_of,
@@ -27,7 +25,6 @@ from sampler.policy import ReusePolicy
 from sampler.reveal import THRESHOLD, parse_reveal
 
 GRID, MODEL, MACHINE, RUN = "Grid", "Model and data", "Machine", "Run"
-SEARCHED_RULES = {"adaptive": (0.1, 0.2, 0.4), "trim": (0.1, 0.25, 0.5), "mlp": (2, 3), "attn": (2, 3)}
 HALVES = ("first", "second")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SMALLEST_SHARE = 0.01  # of a GPU or core that an actor can reserve
@@ -92,13 +89,6 @@ class PolicyGrid:
         )
 
 
-def search_space() -> tuple[str, ...]:
-    """The policies that --search chooses from if none are listed."""
-    rules = [f"k{k}_{{}}{option}" for k in (2, 3, 4) for option in ("", ".small")]
-    rules += [f"{rule}={value}_{{}}" for rule, values in SEARCHED_RULES.items() for value in values]
-    return tuple(rule.format(subset) for rule in (*rules, "skip_{}") for subset in ("first", "middle", "last", "all"))
-
-
 def _decode_axis(name: str, **declaration: Any) -> Any:
     """A decode setting with one or several values; the default is that of the configuration."""
     return setting((default_of(name),), **declaration)
@@ -111,6 +101,17 @@ def _model_axis(name: str, **declaration: Any) -> Any:
 
 def check_policy(name: str) -> str | None:
     return _input_error(lambda: ReusePolicy.parse(name))
+
+
+def _check_configuration(text: str) -> str | None:
+    def check() -> None:
+        found = Configuration.parse(text)
+        declared = settings_of(SweepSettings)
+        wrong = [one for name in DECODE_SETTINGS for one in declared[name].problems((getattr(found, name),))]
+        if wrong:
+            raise InputError(f"{text}: {wrong[0]}")
+
+    return _input_error(check)
 
 
 def _check_reveal(name: str) -> str | None:
@@ -174,10 +175,6 @@ def _check_upload(url: str) -> str | None:
     return None
 
 
-def _as_typed(value: object) -> str:
-    return display(value) if isinstance(value, bool) else str(value)
-
-
 def is_url(text: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
@@ -213,6 +210,18 @@ class SweepSettings:
         metavar="R,R",
         check=_check_reveal,
         help="reveal rules, such as margin=0.5,topk=2; --threshold 0.9 is short for --reveal threshold=0.9",
+    )
+    configurations: tuple[str, ...] = setting(
+        (),
+        metavar="C,C",
+        repeatable=True,
+        check=_check_configuration,
+        help="more configurations: policies with their own decode settings, such as k2_middle:threshold=0.9",
+    )
+    reference: str = setting(
+        OWN,
+        choices=(OWN, FIRST),
+        help="k1 that a configuration is compared with: with its own decode settings, or with the first ones",
     )
     replicate: bool = setting(True, help="run k1 twice if it is named once: this measures the noise between runs")
 
@@ -359,7 +368,7 @@ class SweepSettings:
         None,
         minimum=1,
         cap=1000,
-        help="with --race: try N policies of those listed, chosen by Optuna, and confirm the best",
+        help="with --race: try N of the policies and decode settings listed, chosen by Optuna, and confirm the best",
     )
     quiet: bool = setting(False, help="no live view")
 
@@ -371,7 +380,8 @@ class SweepSettings:
         if (twice := repeated(canonical)) is not None:
             raise InputError(f"--policies must not contain {twice} twice")
         object.__setattr__(self, "policies", canonical)
-        if self.race and self.search is None and len({ReusePolicy.parse(name).k == 1 for name in canonical}) < 2:
+        at_k1 = {ReusePolicy.parse(name).k == 1 for name in canonical}
+        if self.race and self.search is None and not (True in at_k1 and (False in at_k1 or self.configurations)):
             raise InputError(f"--race needs k1 and a policy to compare with it (got {', '.join(canonical)})")
         self._separate_thresholds()
 
@@ -403,20 +413,15 @@ class SweepSettings:
             yield f"--race needs --repeats 1 (got {self.repeats}): it measures until each verdict is certain"
 
     @property
+    def all_policies(self) -> tuple[str, ...]:
+        """Those of the grid, and of the configurations listed by themselves."""
+        listed = (Configuration.parse(text).policy for text in self.configurations)
+        return tuple(dict.fromkeys((*self.policies, *listed)))
+
+    @property
     def custom_resources(self) -> dict[str, float]:
         """Ray's custom resources that each actor needs, by name."""
         return {name: float(amount) for name, amount in (resource.split("=") for resource in self.resources)}
-
-    def as_flags(self) -> list[str]:
-        """The command line that has these settings, without those that are the defaults."""
-        words = []
-        for name, declared in settings_of(type(self)).items():
-            value = getattr(self, name)
-            if value != declared.default and value is not None:
-                flag = declared.flag if value is not False else declared.flag.replace("--", "--no-", 1)
-                several = value if isinstance(value, tuple) else (value,)
-                words += [flag] if isinstance(value, bool) else [flag, ",".join(map(_as_typed, several))]
-        return words
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON values, for sweep.json."""
@@ -441,10 +446,3 @@ def _all_settings() -> Mapping[str, Setting]:
 
 
 ALL_SETTINGS: Mapping[str, Setting] = _all_settings()  # of the command line, in the order of its help
-
-
-def single_value(name: str) -> Setting:
-    """A decode setting, for commands that take one value of it."""
-    axis = ALL_SETTINGS[name]
-    default = None if axis.default is None else axis.default[0]
-    return replace(axis, many=False, default=default, metavar=METAVARS[axis.kind], group=OPTIONS)

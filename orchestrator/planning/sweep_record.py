@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from orchestrator.core.configuration import DECODE_SETTINGS, default_of
+from orchestrator.core.configuration import DECODE_SETTINGS, OWN, default_of
 from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import SCHEMA_VERSION
@@ -15,7 +15,7 @@ from sampler.reveal import THRESHOLD
 
 SweepRecord = Mapping[str, Any]  # the content of sweep.json
 REQUIRED_SETTINGS = ("tasks", "policies", "model", "data", "limit", "repeats")
-EXTENDABLE = ("tasks", "policies", *DECODE_SETTINGS)  # lists that a later command may add to
+EXTENDABLE = ("tasks", "policies", "configurations", *DECODE_SETTINGS)  # lists that a later command may add to
 REQUIRED_IDENTITY = tuple(item.name for item in fields(SweepIdentity) if item.default is MISSING)
 FIXED = {  # identity values that a later command must repeat, and what a person calls them
     "model": "--model",
@@ -120,7 +120,8 @@ def combine(stored: SweepRecord | None, new: SweepRecord, *, folder: str = "the 
     before, now = stored["settings"], new["settings"]
     kept = {name: before[name] for name in ("model", "data", "dtype", "name", "seed") if name in before}
     settings = {**before, **now, **kept}
-    settings |= {name: _union(_values(before, name), _values(now, name)) or None for name in EXTENDABLE}
+    settings |= {name: _union(_values(before, name), _values(now, name)) for name in EXTENDABLE}
+    settings["threshold"] = settings["threshold"] or None  # no rule of the sweep uses one
     settings["repeats"] = max(before["repeats"], now["repeats"])
     settings["limit"] = larger_limit(before["limit"], now["limit"])
     by_task = {
@@ -166,6 +167,9 @@ def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
     compiled = [bool(record["settings"].get("compile")) for record in (stored, new)]  # another speed, and rounding
     if compiled[0] != compiled[1]:
         yield f"--compile {_show(compiled[0])} (now {_show(compiled[1])})"
+    references = [record["settings"].get("reference") or OWN for record in (stored, new)]
+    if references[0] != references[1]:
+        yield f"--reference {references[0]} (now {references[1]})"
     if raced:
         yield from _race_changes(stored["settings"], new["settings"])
     for key in ("margin", "speedup"):  # declared before the first run
@@ -201,7 +205,7 @@ def _values(settings: Mapping[str, Any], name: str) -> Sequence[Any]:
     """A list of the settings. A sweep made before a decode setting existed has its default."""
     if name == "threshold" and THRESHOLD not in _values(settings, "reveal"):
         return []  # no rule of the sweep uses one
-    return settings.get(name) or [default_of(name)]
+    return settings.get(name) or ([default_of(name)] if name in DECODE_SETTINGS else [])
 
 
 def _union(before: Sequence[Any], now: Sequence[Any]) -> list[Any]:

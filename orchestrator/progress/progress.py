@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orchestrator.core.configuration import BaselineRule
 from orchestrator.core.evidence import ROW_COLUMNS
 from orchestrator.core.race import Race, Standing
 from orchestrator.core.totals import COLUMNS, RunningTotals, Sums, TaskConfiguration, Totals, trial_sums
@@ -49,9 +50,11 @@ class Progress:
         return sum(totals.wanted for totals in self.totals)
 
 
-def stored_totals(trials: Sequence[Trial], wanted: WantedDocuments, store: Store, facts: TrialFacts) -> RunningTotals:
+def stored_totals(
+    record: Mapping[str, Any], trials: Sequence[Trial], wanted: WantedDocuments, store: Store, facts: TrialFacts
+) -> RunningTotals:
     """Totals of the wanted documents in a folder."""
-    totals = RunningTotals(wanted.rows(trials))
+    totals = RunningTotals(wanted.rows(trials), BaselineRule.by_task(record))
     for trial in trials:
         known = facts.get(trial.trial_id)
         if known is not None:

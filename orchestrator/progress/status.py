@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.core.configuration import grid
+from orchestrator.core.configuration import BaselineRule, grid
 from orchestrator.core.race import Race, Standing
 from orchestrator.core.totals import RunningTotals, TaskConfiguration, Totals
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
@@ -154,7 +154,7 @@ class _StatusReader:
             for task, configurations in self._configurations.items()
             for configuration in configurations
         }
-        totals = RunningTotals(wanted_rows)
+        totals = RunningTotals(wanted_rows, BaselineRule.by_task(self._record))
         states: Counter[str] = Counter(dict.fromkeys(STATES, 0))
         states["pending"] = sum(
             self._repeats * len(self._wanted.by_shard[task]) * len(configurations)

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator.core.configuration import BaselineRule
 from orchestrator.core.evidence import ROW_COLUMNS
 from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, FINISHED, RACING, REJECTED, Race, Standing
 from orchestrator.core.system import TRACKER_PACKAGES
@@ -166,7 +167,7 @@ class _Points:
 
     def __init__(self, store: Store, record: Mapping[str, Any]) -> None:
         self._store, self._seen = store, set[str]()
-        self._totals = RunningTotals()
+        self._totals = RunningTotals(baselines=BaselineRule.by_task(record))
         self._race: Race | None = None
         if record["settings"].get(RACE):
             tables = {task: store.documents(task) for task in record["settings"]["tasks"]}
@@ -215,7 +216,7 @@ class _Points:
 
 
 class _Sent:
-    """What a tracker has: the last step, and the ids that it gave to runs. One that was killed may lack the last step."""
+    """What a tracker has: the last step, and the ids that it gave to runs. After a kill it may lack the last step."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = path_below(folder, f"{FOLDER}/{name}.json")

@@ -136,7 +136,8 @@ def _tradeoffs(section: Section) -> Iterator[str]:
         for k, one in best_by_k(task):
             result = one.accurate
             rate = result.throughput.tokens_per_second
-            role = "baseline" if k == 1 and len(task.baselines) == 1 else f"best k{k}" if k else "best other"
+            only = result.resolved.is_baseline and len(task.baselines) == 1
+            role = "baseline" if only else f"best k{k}" if k else "best other"
             rows.append(
                 [
                     f"{result.label} ({role})",

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from orchestrator.analysis import COLUMNS, condense
 from orchestrator.analysis.columns import COUNTERS
-from orchestrator.core.configuration import DECODE_SETTINGS
+from orchestrator.core.configuration import DECODE_SETTINGS, OWN
 from orchestrator.store import Store
 from orchestrator.store.reader import TrialGroup
 from orchestrator.store.trial_files import ROWS_FILE, Corruption
@@ -208,6 +208,8 @@ def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     a, b = one["identity"], other["identity"]
     if any(a.get(key) != b.get(key) for key in IDENTITY_KEYS) or (a.get("sample") and a.get("seed") != b.get("seed")):
         return False
+    if (one["settings"].get("reference") or OWN) != (other["settings"].get("reference") or OWN):
+        return False
     datasets_a, datasets_b = a.get("datasets", {}), b.get("datasets", {})
     return all(datasets_a[task] == datasets_b[task] for task in datasets_a.keys() & datasets_b.keys())
 
@@ -266,7 +268,7 @@ def _with_names(table: pa.Table, renamed: Mapping[str, str]) -> pa.Table:
 
 def _merge_requests(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(old["settings"])
-    for name in ("tasks", "policies", *DECODE_SETTINGS):
+    for name in ("tasks", "policies", "configurations", *DECODE_SETTINGS):
         before, now = settings.get(name) or [], new["settings"].get(name) or []
         settings[name] = [*before, *(value for value in now if value not in before)]
     tasks = {**new["tasks"], **old["tasks"]}

@@ -100,10 +100,11 @@ class Results:
     def _open(self) -> None:
         self._writer = StoreWriter(Path(self._plan.folder), full_rows=_compacted_rows())
         known = self._writer.trials()
-        self._totals = stored_totals(self._plan.trials, self._plan.wanted, self._writer, known)
+        record, wanted = self._writer.sweep_record or self._plan.record, self._plan.wanted
+        self._totals = stored_totals(record, self._plan.trials, wanted, self._writer, known)
         unfinished = {trial.trial_id for trial in self._plan.unfinished(known)}
         self._finished = self._trials.keys() - unfinished
-        self._race = stored_race(self._writer.sweep_record or self._plan.record, self._plan.wanted, self._writer, known)
+        self._race = stored_race(record, wanted, self._writer, known)
         self._store_decisions()
         numbers = [_number(str(attempt.get("actor"))) for facts in known.values() for attempt in facts["attempts"]]
         self._first_worker = 1 + max(numbers, default=0)
