@@ -69,10 +69,12 @@ class Proposer:
 
     def __init__(self, space: Sequence[str], seed: int) -> None:
         import optuna
+        import torch
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        torch.set_num_threads(1)  # the Gaussian process is small: more threads take many times as long
         self._random = random.Random(seed)
         self._coordinates = coordinates(space)
         domains: dict[str, Any] = {}
@@ -145,10 +147,14 @@ def search_space(settings: Mapping[str, Any]) -> list[str]:
 def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Where each configuration lies: its rule, the rank of the rule's number, its layers, and settings that vary.
 
-    Settings are ranks among the values in the space; ANY stands for the layers of a rule that has none.
+    A number is its rank among the values in the space; ANY stands for the layers of a rule that has none.
     """
     parsed = [Configuration.parse(text) for text in space]
-    ranks = {name: sorted({getattr(one, name) for one in parsed}) for name in varying_settings(parsed)}
+    values = {name: sorted({getattr(one, name) for one in parsed}) for name in varying_settings(parsed)}
+    places: dict[str, dict[Any, int | str]] = {
+        name: {value: str(value) if isinstance(value, bool | str) else rank for rank, value in enumerate(known)}
+        for name, known in values.items()
+    }
     rules: list[tuple[str, float, str]] = []
     for one in parsed:
         policy = ReusePolicy.parse(one.policy)
@@ -162,7 +168,7 @@ def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
             "rule": rule,
             "layers": layers,
             STRENGTH: numbers[rule].index(number),
-            **{name: values.index(getattr(one, name)) for name, values in ranks.items()},
+            **{name: place[getattr(one, name)] for name, place in places.items()},
         }
         for text, one, (rule, number, layers) in zip(space, parsed, rules, strict=True)
     }
