@@ -12,7 +12,6 @@ from orchestrator.core.configuration import Configuration
 from orchestrator.core.evidence import (
     BURN_IN_SHARDS,
     MAX_LOG_E,
-    SEQUENCE_RHO2,
     STAKES,
     MeanSequence,
     RaceRules,
@@ -25,6 +24,7 @@ from orchestrator.core.race import CONFIRMED, REJECTED, TaskRace
 from orchestrator.core.speed import Array
 
 MARGIN, GOAL, ALPHA = 5.0, 1.2, 0.05
+RHO2 = 0.1  # of the sequences tested by hand
 
 
 # Accuracy: betting against documents drawn without replacement
@@ -132,36 +132,39 @@ def test_the_wealth_equals_that_of_confseq() -> None:
 
 
 def test_the_sequence_by_hand() -> None:
-    values = np.array([0.1, 0.3, 0.1, 0.3, 0.1, 0.3, 0.1, 0.3])
-    sequence = MeanSequence.of(values)
+    values = np.array([0.1, 0.3] * 6)
+    sequence = MeanSequence.of(values, RHO2)
     assert sequence.mean[-1] == pytest.approx(0.2)
-    assert sequence.deviation[-1] == pytest.approx(math.sqrt(8 * 0.01 / 7)), "alternating: no covariance is added"
-    growth = 8 * SEQUENCE_RHO2 + 1
-    half = math.sqrt(8 * 0.01 / 7 * 2 * growth / (64 * SEQUENCE_RHO2) * math.log(1 + math.sqrt(growth) / (2 * 0.05)))
+    variance, second = 12 * 0.01 / 11, 10 * 0.01 / 11  # alternating: only values two apart have a positive covariance
+    deviation = math.sqrt(variance + 2 * second) * (1 + 3 / 12)
+    assert sequence.deviation[-1] == pytest.approx(deviation)
+    growth = 12 * RHO2 + 1
+    half = deviation * math.sqrt(2 * growth / (144 * RHO2) * math.log(1 + math.sqrt(growth) / (2 * 0.05)))
     assert sequence.low(0.05)[-1] == pytest.approx(0.2 - half)
     assert np.isinf(sequence.high(0.05)[: BURN_IN_SHARDS - 1]).all()
 
 
 def test_the_sequence_equals_its_definition_after_every_value() -> None:
     values = np.cumsum(np.random.default_rng(1).normal(size=(2, 30)), axis=-1)  # neighbours are alike
-    sequence = MeanSequence.of(values)
+    sequence = MeanSequence.of(values, RHO2)
     for count in range(2, 31):
         for row, seen in enumerate(values[:, :count]):
             mean = seen.mean()
-            covariance = ((seen[1:] - mean) * (seen[:-1] - mean)).sum() / (count - 1)
-            spread = seen.var(ddof=1) + 2 * max(0.0, covariance)
+            centered = seen - mean
+            covariances = [(centered[lag:] * centered[:-lag]).sum() / (count - 1) for lag in (1, 2, 3)]
+            spread = seen.var(ddof=1) + 2 * sum(max(0.0, one) for one in covariances)
             assert sequence.mean[row, count - 1] == pytest.approx(mean)
-            assert sequence.deviation[row, count - 1] == pytest.approx(math.sqrt(spread))
+            assert sequence.deviation[row, count - 1] == pytest.approx(math.sqrt(spread) * (1 + 3 / count))
 
 
 def test_the_sequence_is_the_half_normal_mixture_of_ville() -> None:
     """The closed form is an upper bound of the exact boundary, and a tight one."""
     boundaries = pytest.importorskip("ville._boundaries")
     count = np.arange(BURN_IN_SHARDS, 300)
-    values = np.tile([0.0, 2.0], 150)  # alternating: no covariance is added
-    sequence = MeanSequence.of(values)
+    values = np.tile([0.0, 2.0], 150)
+    sequence = MeanSequence.of(values, RHO2)
     half = sequence.half_width(0.01)[count - 1] / sequence.deviation[count - 1]
-    exact = boundaries.normal_mixture(count, 0.01, 1 / SEQUENCE_RHO2, one_sided=True) / count
+    exact = boundaries.normal_mixture(count, 0.01, 1 / RHO2, one_sided=True) / count
     assert (half >= exact).all()
     assert half == pytest.approx(exact, rel=0.1)
 

@@ -19,6 +19,7 @@ from test_trackers import read_tensorboard
 
 from orchestrator.analysis.verdicts import UNDECIDED, UNFINISHED
 from orchestrator.cli.__main__ import dispatch
+from orchestrator.core.evidence import BURN_IN_SHARDS
 from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, REJECTED, Race
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.run_plan import RunPlan
@@ -148,7 +149,7 @@ def test_a_race_stops_what_is_decided(raced: RacedSweep) -> None:
     assert used["k2_middle"] == decisions["k2_middle"]["look"]["documents"] < 60
     assert used["k2_first"] == decisions["k2_first"]["look"]["documents"] < 150
     assert used["k3_last"] == used["k1_first"] == 150, "k=1 runs as long as anyone races"
-    assert used["k1_middle"] == 24, "a replicate of k=1 runs during the burn-in"
+    assert used["k1_middle"] == 3 * BURN_IN_SHARDS, "a replicate of k=1 runs during the burn-in"
 
 
 def test_status_views_and_gauges_show_the_race(raced: RacedSweep) -> None:

@@ -7,14 +7,14 @@ betting a fraction of the wealth against it is a supermartingale that starts at 
 too. By Ville's inequality it ever reaches 1/α with a probability of at most α (Waudby-Smith & Ramdas 2020, 2024).
 
 Speed: the mean of log speed-ups of shards, with an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy
-& Ramdas 2021). Neighbouring shards may share a slow moment of the machine, so positive covariance between neighbours is
-added to the variance. docs/statistics.md has the derivations.
+& Ramdas 2021). Neighbouring shards may share a slow moment of the machine, so a positive covariance between neighbours
+is added to the variance. docs/statistics.md has the derivations.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,10 @@ from orchestrator.core.trial import Trial
 
 STAKES = np.geomspace(0.01, 0.9, 24)  # fractions of the wealth that are bet on each document
 MAX_LOG_E = 700.0  # a hypothesis that the documents seen so far exclude; e⁷⁰⁰ is still a float
-BURN_IN_SHARDS = 8  # before which no confidence sequence is used: its variance is not known well enough
-SEQUENCE_RHO2 = 0.01  # narrow late rather than early: early variances are uncertain, and noise may be skewed
+BURN_IN_SHARDS = 12  # before which no confidence sequence is used: its variance is not known well enough
+SEQUENCE_FOCUS = 3.0  # ρ² × planned shards; 16 would be narrowest at the end, but early variances are uncertain
+COVARIANCE_LAGS = 3  # a machine that is slow for a while slows so many of the following shards too
+UNCERTAIN_SHARDS = 3.0  # a deviation estimated from n shards is multiplied by 1 + 3/n
 TOLERANCE = 1e-9  # of sums of scores, per document
 BISECTIONS = 30
 ROW_COLUMNS = ("doc_id", "correct", "metrics", *(name for name in COLUMNS if name != "correct"))
@@ -79,28 +81,34 @@ class MeanSequence:
     """Running means of a series and what their confidence sequences need; the last axis is the number of values."""
 
     mean: Array
-    deviation: Array  # standard deviation of one value, with the covariance of neighbours
+    deviation: Array  # standard deviation of one value, with the covariance of its neighbours
+    rho2: float
 
     @classmethod
-    def of(cls, values: Array) -> "MeanSequence":
+    def of(cls, values: Array, rho2: float) -> "MeanSequence":
         values = np.asarray(values, dtype=np.float64)
         count = np.arange(1, values.shape[-1] + 1)
         first = values[..., :1]
         shifted = values - first  # by a constant, for the precision of the sums
         total = np.cumsum(shifted, axis=-1)
         mean, several = total / count, np.maximum(count - 1, 1)
-        variance = (np.cumsum(shifted**2, axis=-1) - count * mean**2) / several
-        previous = np.concatenate((np.zeros_like(first), shifted[..., :-1]), axis=-1)
-        neighbours = np.cumsum(shifted * previous, axis=-1) - mean * (2 * total - shifted) + (count - 1) * mean**2
-        neighbours += mean * shifted[..., :1]  # the first value has no predecessor; shifted, it is 0
-        spread = np.maximum(variance, 0) + 2 * np.maximum(neighbours / several, 0)
-        return cls(mean=mean + first, deviation=np.sqrt(np.maximum(spread, 1e-18)))
+        squares = np.cumsum(shifted**2, axis=-1) - count * mean**2
+        covariance = np.zeros_like(mean)
+        for lag in range(1, min(COVARIANCE_LAGS, values.shape[-1] - 1) + 1):
+            products = np.cumsum(shifted[..., lag:] * shifted[..., :-lag], axis=-1)
+            later, earlier = total[..., lag:] - total[..., lag - 1 : lag], total[..., :-lag]
+            average, pairs = mean[..., lag:], count[lag:] - lag
+            found = products - average * (later + earlier) + pairs * average**2
+            covariance[..., lag:] += np.maximum(found, 0)
+        spread = (np.maximum(squares, 0) + 2 * covariance) / several
+        deviation = np.sqrt(np.maximum(spread, 1e-18)) * (1 + UNCERTAIN_SHARDS / count)
+        return cls(mean=mean + first, deviation=deviation, rho2=rho2)
 
     def half_width(self, level: float) -> Array:
         """Of a one-sided sequence: the mean lies beyond it at some time with a probability of about `level`."""
         count = np.arange(1, self.mean.shape[-1] + 1)
-        growth = count * SEQUENCE_RHO2 + 1
-        factor = np.sqrt(2 * growth / (count**2 * SEQUENCE_RHO2) * np.log1p(np.sqrt(growth) / (2 * level)))
+        growth = count * self.rho2 + 1
+        factor = np.sqrt(2 * growth / (count**2 * self.rho2) * np.log1p(np.sqrt(growth) / (2 * level)))
         return np.where(count >= BURN_IN_SHARDS, self.deviation * factor, np.inf)
 
     def low(self, level: float) -> Array:
@@ -119,6 +127,12 @@ class RaceRules:
     speedup: float
     comparisons: int  # configurations of the task that are compared with k=1
     generates: bool = True  # otherwise accuracy alone decides
+    shards: int = 1600  # planned of the task; decisions of earlier versions do not name it
+
+    @property
+    def rho2(self) -> float:
+        """Where the confidence sequence of the speed is narrow; declared, like the number of shards, beforehand."""
+        return SEQUENCE_FOCUS / self.shards
 
     @property
     def log_e_confirm(self) -> float:
@@ -188,12 +202,9 @@ class SpeedEvidence:
     length: MeanSequence
 
     @classmethod
-    def of(cls, tokens: Array, documents: Array) -> "SpeedEvidence":
-        return cls(
-            tokens=MeanSequence.of(tokens),
-            documents=MeanSequence.of(documents),
-            length=MeanSequence.of(documents * -1 + tokens),
-        )
+    def of(cls, tokens: Array, documents: Array, rules: RaceRules) -> "SpeedEvidence":
+        values = {"tokens": tokens, "documents": documents, "length": tokens - documents}
+        return cls(**{name: MeanSequence.of(value, rules.rho2) for name, value in values.items()})
 
     def bounds(self, rules: RaceRules) -> dict[str, float]:
         """The speed-up in tokens/s with its bounds after the last shard, as `Look` names them."""
@@ -239,7 +250,7 @@ def first_decisions(differences: Array, tokens: Array, documents: Array, rules: 
     accurate, inaccurate = plus >= rules.log_e_confirm, minus >= rules.log_e_reject
     fast, slow = np.ones_like(accurate), np.zeros_like(accurate)
     if rules.generates:
-        speed = SpeedEvidence.of(tokens, documents)
+        speed = SpeedEvidence.of(tokens, documents, replace(rules, shards=shards))
         fast, slow = speed.is_fast(rules), speed.is_slow(rules)
     ever_fast, ever_accurate = (np.maximum.accumulate(found, axis=-1) for found in (fast, accurate))
     confirmed, rejected = (
@@ -267,7 +278,7 @@ def log_ratios(own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> t
         seconds=seconds,
         calibration=np.array([trial.calibration for trial in trials]),
     )
-    work = np.log(np.maximum(calibrate(times).work, 1e-12))
+    work = np.log(np.maximum(calibrate(times, paired=True).work, 1e-12))
     documents = work[shards:] - work[:shards]
     tokens = np.log(np.maximum(times.tokens, 1))
     return tokens[:shards] - tokens[shards:] + documents, documents

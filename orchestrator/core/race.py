@@ -91,7 +91,7 @@ class Decision:
             outcome=values["outcome"],
             because=tuple(values["because"]),
             look=Look(**{item.name: values["look"][item.name] for item in fields(Look)}),
-            rules=RaceRules(**{item.name: values["rules"][item.name] for item in fields(RaceRules)}),
+            rules=RaceRules(**{k: v for k, v in values["rules"].items() if k in RaceRules.__slots__}),
         )
 
 
@@ -186,7 +186,9 @@ class TaskRace:
             if ReusePolicy.parse(one.policy).k == 1 and baseline.is_baseline(one):
                 self._k1.setdefault(one.settings, []).append(one)
         self.compared = [one for one in configurations if one not in self._k1.get(one.settings, ())]
-        self.rules = RaceRules(**rules, comparisons=max(1, len(self.compared)), generates=generates)
+        self.rules = RaceRules(
+            **rules, comparisons=max(1, len(self.compared)), generates=generates, shards=max(1, len(shards))
+        )
 
     @cached_property
     def population(self) -> int:
@@ -277,7 +279,7 @@ class TaskRace:
         """None before the burn-in, and if nothing is generated."""
         if not self.rules.generates or len(own) < BURN_IN_SHARDS:
             return None
-        return SpeedEvidence.of(*log_ratios(own, base))
+        return SpeedEvidence.of(*log_ratios(own, base), self.rules)
 
     def _decide(
         self, configuration: Configuration, lane: _Lane, look: Look, speed: SpeedEvidence | None

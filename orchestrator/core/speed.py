@@ -3,7 +3,7 @@
 A speed-up compares a configuration with all k=1 runs on the shards of documents that both have completed: tokens ÷
 calibrated time of one side ÷ the same of the other. An actor's typical calibration counts in full, since actors may run
 on different devices. A trial's deviation from it counts with an exponent below 1, because a calibration is itself a
-noisy sample; the exponent is fitted to the k=1 replicates, which do the same work.
+noisy sample; the exponent is fitted to the k=1 replicates, which do the same work, or in a race to the compared pairs.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,8 @@ class CalibratedTimes:
     exponent: float
 
 
-def calibrate(times: TrialTimes) -> CalibratedTimes:
+def calibrate(times: TrialTimes, *, paired: bool = False) -> CalibratedTimes:
+    """`paired`: the shards have one trial of k=1 and one of a single configuration."""
     with np.errstate(divide="ignore", invalid="ignore"):
         speed = np.log(times.calibration.astype(np.float64))
     known = np.isfinite(speed)
@@ -58,7 +59,7 @@ def calibrate(times: TrialTimes) -> CalibratedTimes:
     found = typical[np.isfinite(typical)]
     typical = np.where(np.isfinite(typical), typical, np.median(found) if len(found) else 0.0)[times.actor]
     deviation = np.where(known, speed - typical, 0.0)
-    exponent = _fit_exponent(times, typical, deviation)
+    exponent = _fit_exponent(times, typical, deviation, paired)
     return CalibratedTimes(work=times.seconds * np.exp(typical + exponent * deviation), exponent=exponent)
 
 
@@ -74,9 +75,12 @@ def _medians(values: Array, group: Array, groups: int) -> Array:
     return np.where(some, (ordered[low] + ordered[high]) / 2, np.nan)
 
 
-def _fit_exponent(times: TrialTimes, typical: Array, deviation: Array) -> float:
-    """Least squares between k=1 replicates of a shard, shrunk towards PRIOR_EXPONENT, between 0 and 1."""
-    taken = np.flatnonzero(times.complete & times.is_k1)
+def _fit_exponent(times: TrialTimes, typical: Array, deviation: Array, paired: bool) -> float:
+    """Least squares between trials of a shard, shrunk towards PRIOR_EXPONENT, between 0 and 1.
+
+    The trials are k=1 replicates, or pairs, whose times per token may differ by a constant factor.
+    """
+    taken = np.flatnonzero(times.complete & (times.is_k1 | paired))
     same_work, cells = _codes(times.shard[taken], times.baseline[taken])
     count = np.maximum(1, np.bincount(same_work, minlength=cells))
 
@@ -84,8 +88,15 @@ def _fit_exponent(times: TrialTimes, typical: Array, deviation: Array) -> float:
         result: Array = values - (np.bincount(same_work, weights=values, minlength=cells) / count)[same_work]
         return result
 
-    x, y = within(deviation[taken]), within(np.log(times.seconds[taken]) + typical[taken])
-    freedom, squares = len(taken) - cells, float(x @ x)
+    x, y = deviation[taken], np.log(times.seconds[taken]) + typical[taken]
+    freedom = len(taken) - cells
+    if paired:
+        sign = np.where(times.is_k1[taken], 1.0, -1.0)
+        x, y = sign * within(x), sign * within(y - np.log(np.maximum(times.tokens[taken], 1)))
+        x, y, freedom = x - x.mean(), y - y.mean(), freedom - 1
+    else:
+        x, y = within(x), within(y)
+    squares = float(x @ x) if len(taken) else 0.0
     if freedom < 1 or squares < 1e-12:
         return PRIOR_EXPONENT
     fitted = -float(x @ y) / squares
