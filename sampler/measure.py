@@ -205,7 +205,7 @@ class Bench:
         )
         read = tuple(range(self.small_start - begin, self.small_start - begin + self.small - 1))
         plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(self.context(kind))}
-        plans |= _narrowing_alone(plans["replayed"])
+        plans |= narrowing_alone(plans["replayed"])
         parts = self._parts(rows=batch * width, predictions=batch * len(read))
         network, reads = self.model.network, self.small
         runner = PassRunner(
@@ -380,7 +380,7 @@ class Bench:
         return time.perf_counter()
 
 
-def _narrowing_alone(plan: LayerPlan) -> dict[str, LayerPlan]:
+def narrowing_alone(plan: LayerPlan) -> dict[str, LayerPlan]:
     """Two plans that run one layer for as many positions as `plan` runs it for: with its checkpoints, and without.
 
     They differ by what the checkpoints measure and select. Empty for a plan without checkpoints.

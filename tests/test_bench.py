@@ -8,7 +8,9 @@ import torch
 
 from orchestrator.cli.bench import POLICIES, bench, measure_passes, passes_table
 from orchestrator.cli.console import run_command
-from sampler.measure import TINY, Bench, PassTimes, random_model
+from sampler.measure import TINY, Bench, PassTimes, narrowing_alone, random_model
+from sampler.plan import PassKind, compute_all
+from sampler.policy import ReusePolicy
 
 torch.set_num_threads(1)
 
@@ -32,6 +34,20 @@ def test_every_figure_is_measured_and_printed() -> None:
     printed = passes_table({"where": "here", **figures})
     assert "k3_last.output" in printed
     assert max(len(line) for line in printed.splitlines()) <= 100
+
+
+@pytest.mark.parametrize("policy", ["es=0.5_4-35", "dllm=0.25_2-20", "focus=0.5_2-35", "es=0.5_4-35.2"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_checkpoints_cost_is_the_difference_of_two_plans(policy: str, batch: int) -> None:
+    bench = Bench(random_model(TINY), rounds=1, new_tokens=8, questions=1)
+    plan = ReusePolicy.parse(policy).bind(TINY.num_layers).plan(bench.context(PassKind.FULL))
+    both = narrowing_alone(plan)
+    assert both["with checkpoints"].checkpoints == plan.checkpoints
+    assert both["with checkpoints"].steps == both["without checkpoints"].steps
+    assert both["without checkpoints"].checkpoints == ()
+    assert len(both["without checkpoints"].selected) == plan.checkpoints[-1].keep
+    assert bench.pass_times(PassKind.FULL, batch, policy).selecting >= 0
+    assert narrowing_alone(compute_all(TINY.num_layers)) == {}
 
 
 def test_an_ideal_reuse_pass_has_ratio_one() -> None:
