@@ -26,6 +26,7 @@ from orchestrator.core.race import TaskRace
 from orchestrator.core.totals import RunningTotals
 from orchestrator.planning.sweep_record import combine, describe_extension
 from orchestrator.report.sweeps import _comparable
+from orchestrator.store.schema import sweep_record_problem
 from sampler.errors import InputError, InputErrors
 
 BASE = Configuration(policy="k1")
@@ -103,6 +104,14 @@ def test_a_sweep_is_extended_by_configurations_but_not_by_another_reference() ->
         combine(old, record("--reference", FIRST))
     assert _comparable(old, more)
     assert not _comparable(old, record("--reference", FIRST))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"configurations": [5]}, {"configurations": "k1"}, {"reference": "second"}, {"reference": 1}]
+)
+def test_an_edited_sweep_is_refused(settings: dict[str, Any]) -> None:
+    assert sweep_record_problem({"settings": settings}) is not None
+    assert sweep_record_problem({"settings": {"configurations": list(LISTED), "reference": FIRST}}) is None
 
 
 # With --reference first, k=1 at other settings is compared like any other configuration

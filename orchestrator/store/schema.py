@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, default_of
+from orchestrator.core.configuration import DECODE_SETTINGS, FIRST, OWN, Configuration, default_of
 from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.core.untrusted import (
     CONTROL,
@@ -317,6 +317,8 @@ _SETTINGS = {
     "gpus_per_actor": optional(number),
     "race": optional(flag),
     "race_alpha": optional(number),
+    "configurations": optional([line]),
+    "reference": optional(one_of(OWN, FIRST)),
 }
 _DECISION = {
     "task": file_name,
@@ -329,7 +331,11 @@ _DECISION = {
         **dict.fromkeys(("difference", "log_e_plus", "log_e_minus"), number),
         **{name: optional(number) for name in ("speedup", "speedup_low", "speedup_high")},
     },
-    "rules": {**dict.fromkeys(("alpha", "margin", "speedup", "comparisons"), number), "generates": flag},
+    "rules": {
+        **dict.fromkeys(("alpha", "margin", "speedup", "comparisons"), number),
+        "generates": flag,
+        "shards": whole(1),
+    },
 }
 MAX_DOCUMENTS = 10_000_000  # of a task, for which status reserves memory
 MAX_CONFIGURATIONS = 1_000_000
