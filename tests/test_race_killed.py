@@ -20,7 +20,8 @@ from orchestrator.store import Store
 from orchestrator.store.lock import active_writer
 
 pytestmark = pytest.mark.slow
-KILLS = int(os.environ.get("REUSE_SWEEP_RACE_KILLS") or 4)  # of the driver and of workers, in turns
+RACES = int(os.environ.get("REUSE_SWEEP_KILLED_RACES") or 1)
+KILLS = 5  # in each race, of the driver and of workers in turns, as long as it runs
 ACTORS = 2
 END = datetime.max.replace(tzinfo=UTC)
 # A goal of 3 is far from what the policies reach, and a margin of 60 points from what they lose: speed decides early.
@@ -56,22 +57,25 @@ def wanted_documents(folder: Path) -> WantedDocuments:
     return WantedDocuments(by_shard={"gsm8k": documents_by_shard(pairs)})
 
 
-def test_kills_change_no_decision(tmp_path: Path) -> None:
-    rng, decided, rows = random.Random(0), [], 0
+@pytest.mark.parametrize("seed", range(RACES))
+def test_kills_change_no_decision(tmp_path: Path, seed: int) -> None:
+    rng, decided, rows, killed = random.Random(seed), [], 0, 0
     folder = tmp_path / "results" / "s"
     seen: dict[str, datetime] = {}  # by policy: when its decision was there, at the latest
     ended = threading.Event()
     watcher = threading.Thread(target=watch_decisions, args=(folder, seen, ended), daemon=True)
     watcher.start()
     for kill in range(KILLS + 1):
-        run = Run(tmp_path, tmp_path / "results", "--model", "tiny", "--data", "bundled", *FLAGS, *DECLARED)
+        own = (*FLAGS, *DECLARED, "--seed", str(seed))
+        run = Run(tmp_path, tmp_path / "results", "--model", "tiny", "--data", "bundled", *own)
         if kill < KILLS:
-            goal = rows + rng.randrange(2, 25)
+            goal = rows + rng.randrange(1, 13)
             while run.process.poll() is None and (not folder.exists() or rows_there(folder) < goal):
                 time.sleep(0.2)
             if run.process.poll() is None:
                 workers = [pid for pid, name in run.descendants().items() if "SweepWorker" in name]
                 os.kill(run.process.pid if kill % 2 == 0 or not workers else rng.choice(workers), signal.SIGKILL)
+                killed += 1
         run.wait(None)
         while active_writer(folder) is not None:  # Ray ends the processes of a killed driver after a moment
             time.sleep(0.2)
@@ -80,6 +84,8 @@ def test_kills_change_no_decision(tmp_path: Path) -> None:
         decided, rows = now, rows_there(folder)
     ended.set()
     watcher.join()
+    print(f"seed {seed}: {killed} kills")
+    assert killed
     assert {one["outcome"] for one in decided} == {"rejected"}
     assert seen.keys() == {one["policy"] for one in decided}
     assert len(decided) == 2

@@ -100,6 +100,10 @@ def test_the_space_has_rules_numbers_layers_and_decode_settings() -> None:
     assert places["k3_last.small"]["rule"] == "k.small"
     assert places["k1:small-block=16"]["layers"] == "any"
     assert len({tuple(place.items()) for place in places.values()}) == len(some), "each has its own place"
+    revealed = coordinates(space("--policies", "k2_first", "--reveal", "threshold,topk=2", "--threshold", "0.95,0.8"))
+    assert revealed["k2_first:reveal=topk=2"] == {
+        "rule": "k", "strength": 0, "layers": "first", "threshold": "any", "reveal": "topk=2",
+    }  # fmt: skip
 
 
 @pytest.mark.slow

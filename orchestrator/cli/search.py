@@ -47,7 +47,7 @@ ATTEMPTS = 30  # of Optuna to propose a configuration that was not tried
 BASELINES = ("k1_first", "k1_last")  # replicates, which show how much measurements vary
 CONFIRMATION = "confirmation"
 OBJECTIVES = ("difference", "speedup")
-STRENGTH, ANY = "strength", "any"  # the rank of a rule's number; layers of a rule that has none
+STRENGTH, ANY = "strength", "any"  # the rank of a rule's number; a coordinate that a configuration does not have
 RULE = re.compile("([a-z]+)=?([0-9.]*)")  # and its number
 
 
@@ -147,7 +147,8 @@ def search_space(settings: Mapping[str, Any]) -> list[str]:
 def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Where each configuration lies: its rule, the rank of the rule's number, its layers, and settings that vary.
 
-    A number is its rank among the values in the space; ANY stands for the layers of a rule that has none.
+    A number is its rank among the values in the space. ANY stands for what a configuration does not have: layers, or a
+    threshold under another reveal rule.
     """
     parsed = [Configuration.parse(text) for text in space]
     values = {name: sorted({getattr(one, name) for one in parsed}) for name in varying_settings(parsed)}
@@ -168,7 +169,7 @@ def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
             "rule": rule,
             "layers": layers,
             STRENGTH: numbers[rule].index(number),
-            **{name: place[getattr(one, name)] for name, place in places.items()},
+            **{name: place[getattr(one, name)] if one.uses(name) else ANY for name, place in places.items()},
         }
         for text, one, (rule, number, layers) in zip(space, parsed, rules, strict=True)
     }
