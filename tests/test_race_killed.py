@@ -21,7 +21,7 @@ from orchestrator.store.lock import active_writer
 
 pytestmark = pytest.mark.slow
 RACES = int(os.environ.get("REUSE_SWEEP_KILLED_RACES") or 1)
-KILLS = 5  # in each race, of the driver and of workers in turns, as long as it runs
+RUNS = 3  # of each race that are killed: a worker, then the driver
 ACTORS = 2
 END = datetime.max.replace(tzinfo=UTC)
 # A goal of 3 is far from what the policies reach, and a margin of 60 points from what they lose: speed decides early.
@@ -65,17 +65,17 @@ def test_kills_change_no_decision(tmp_path: Path, seed: int) -> None:
     ended = threading.Event()
     watcher = threading.Thread(target=watch_decisions, args=(folder, seen, ended), daemon=True)
     watcher.start()
-    for kill in range(KILLS + 1):
+    for number in range(RUNS + 1):
         own = (*FLAGS, *DECLARED, "--seed", str(seed))
         run = Run(tmp_path, tmp_path / "results", "--model", "tiny", "--data", "bundled", *own)
-        if kill < KILLS:
-            goal = rows + rng.randrange(1, 13)
+        for victim in ("worker", "driver") if number < RUNS else ():
+            goal = rows + rng.randrange(1, 8)
             while run.process.poll() is None and (not folder.exists() or rows_there(folder) < goal):
-                time.sleep(0.2)
-            if run.process.poll() is None:
-                workers = [pid for pid, name in run.descendants().items() if "SweepWorker" in name]
-                os.kill(run.process.pid if kill % 2 == 0 or not workers else rng.choice(workers), signal.SIGKILL)
-                killed += 1
+                time.sleep(0.1)
+            workers = [pid for pid, name in run.descendants().items() if "SweepWorker" in name]
+            if run.process.poll() is None and (workers or victim == "driver"):
+                os.kill(rng.choice(workers) if victim == "worker" else run.process.pid, signal.SIGKILL)
+                killed, rows = killed + 1, rows_there(folder)
         run.wait(None)
         while active_writer(folder) is not None:  # Ray ends the processes of a killed driver after a moment
             time.sleep(0.2)
