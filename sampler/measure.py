@@ -205,7 +205,7 @@ class Bench:
         )
         read = tuple(range(self.small_start - begin, self.small_start - begin + self.small - 1))
         plans = {"computed": compute_all(self.config.num_layers), "replayed": bound.plan(self.context(kind))}
-        plans |= narrowing_alone(plans["replayed"])
+        plans |= narrowing_alone(plans["replayed"], self.context(kind).window)
         parts = self._parts(rows=batch * width, predictions=batch * len(read))
         network, reads = self.model.network, self.small
         runner = PassRunner(
@@ -380,7 +380,7 @@ class Bench:
         return time.perf_counter()
 
 
-def narrowing_alone(plan: LayerPlan) -> dict[str, LayerPlan]:
+def narrowing_alone(plan: LayerPlan, window: range) -> dict[str, LayerPlan]:
     """Two plans that run one layer for as many positions as `plan` runs it for: with its checkpoints, and without.
 
     They differ by what the checkpoints measure and select. Empty for a plan without checkpoints.
@@ -389,7 +389,7 @@ def narrowing_alone(plan: LayerPlan) -> dict[str, LayerPlan]:
         return {}
     last = max(layer for layer, step in enumerate(plan.steps) if step is PARTIAL)
     steps = tuple(PARTIAL if layer == last else SKIP for layer in range(len(plan.steps)))
-    kept = LayerPlan(steps, selected=tuple(range(plan.checkpoints[-1].keep)))
+    kept = LayerPlan(steps, selected=tuple(window[: plan.checkpoints[-1].keep]))
     return {"with checkpoints": LayerPlan(steps, checkpoints=plan.checkpoints), "without checkpoints": kept}
 
 

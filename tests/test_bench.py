@@ -40,14 +40,16 @@ def test_every_figure_is_measured_and_printed() -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_what_checkpoints_cost_is_the_difference_of_two_plans(policy: str, batch: int) -> None:
     bench = Bench(random_model(TINY), rounds=1, new_tokens=8, questions=1)
-    plan = ReusePolicy.parse(policy).bind(TINY.num_layers).plan(bench.context(PassKind.FULL))
-    both = narrowing_alone(plan)
+    context = bench.context(PassKind.FULL)
+    plan = ReusePolicy.parse(policy).bind(TINY.num_layers).plan(context)
+    both = narrowing_alone(plan, context.window)
     assert both["with checkpoints"].checkpoints == plan.checkpoints
     assert both["with checkpoints"].steps == both["without checkpoints"].steps
     assert both["without checkpoints"].checkpoints == ()
     assert len(both["without checkpoints"].selected) == plan.checkpoints[-1].keep
-    assert bench.pass_times(PassKind.FULL, batch, policy).selecting >= 0
-    assert narrowing_alone(compute_all(TINY.num_layers)) == {}
+    for kind in (PassKind.FULL, PassKind.SMALL):
+        assert bench.pass_times(kind, batch, policy).selecting >= 0
+    assert narrowing_alone(compute_all(TINY.num_layers), context.window) == {}
 
 
 def test_an_ideal_reuse_pass_has_ratio_one() -> None:
