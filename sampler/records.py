@@ -31,9 +31,9 @@ class DecodeSettings:
         if self.max_new_tokens < 1:
             raise InputError(f"max new tokens must be at least 1 (got {self.max_new_tokens})")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise InputError(f"temperature must be 0 (greedy) or a positive number (got {self.temperature})")
+            raise InputError(f"temperature must be 0 (greedy) or a positive number (got {self.temperature:g})")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top-p must be above 0 and at most 1 (got {self.top_p})")
+            raise InputError(f"top-p must be above 0 and at most 1 (got {self.top_p:g})")
 
     @property
     def reveal_rule(self) -> RevealRule:
