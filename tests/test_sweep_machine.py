@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from orchestrator.core.system import Device, common_dtype
+from orchestrator.planning.estimate import check_devices
 from orchestrator.planning.machine import (
     Growth,
     Machine,
@@ -19,7 +20,6 @@ from orchestrator.planning.machine import (
     place,
     resolve_model,
 )
-from orchestrator.planning.preflight import check_devices
 from orchestrator.planning.settings import SweepSettings
 from sampler import InputError
 from sampler.config import FULL_MODEL

@@ -13,15 +13,14 @@ from tasks_model import write_model
 from test_tasks_model import mmlu_row
 from test_tasks_sources import gsm8k_folder, write_dataset
 
-import orchestrator.planning.preflight
+import orchestrator.planning.estimate
 import sampler.loading
 from orchestrator.core.system import CORE
-from orchestrator.planning.estimate import rough_pass_seconds
+from orchestrator.planning.estimate import check_capacity, rough_pass_seconds
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import (
     SAMPLE_BYTES,
     WHOLE_FILE_BYTES,
-    check_capacity,
     folder_revision,
     prepare,
     sweep_folder,
@@ -276,7 +275,7 @@ def test_a_folder_that_ray_deletes_with_its_job(
 def test_a_full_disk(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = combine(None, prepared().record())
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(orchestrator.planning.preflight.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(orchestrator.planning.estimate.shutil, "disk_usage", lambda _: usage)
     (sentence,) = sentences(prepared)
     assert "MB, but 1 kB are free" in sentence
     going_on = prepared(stored=stored)  # what it needs depends on what is left

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import Parser, announce, parse_options, sub_command
-from orchestrator.cli.sampling import check_memory, threads_setting
+from orchestrator.cli.sampling import DEVICE_HELP, threads_setting
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings, check_policy
 from sampler.errors import InputError, counted
@@ -75,7 +75,7 @@ class PassesOptions:
     )
     rounds: int = setting(20, minimum=1, help="measurements per median")
     dtype: str = shared(SweepSettings, "dtype")
-    device: str = setting("auto", metavar="DEVICE", help="cpu, cuda, cuda:N or auto")
+    device: str = setting("auto", metavar="DEVICE", help=DEVICE_HELP)
     compile: bool = shared(SweepSettings, "compile")
     json: bool = setting(False, help="print JSON instead of a table")
 
@@ -110,6 +110,7 @@ def bench(arguments: Sequence[str]) -> None:
     announce(f"measuring {options.model}")
     import torch
 
+    from orchestrator.planning.estimate import check_model_fits
     from sampler.device import pick_device, pick_dtype
     from sampler.loading import find_model, load_model
     from sampler.measure import SHAPES, Bench, random_model
@@ -121,7 +122,7 @@ def bench(arguments: Sequence[str]) -> None:
     config = SHAPES[options.model] if files is None else files.config
     for name in policies:
         ReusePolicy.parse(name).bind(config.num_layers)
-    check_memory(config, options.dtype, device, max(options.batch_size))
+    check_model_fits(config, options.dtype, device, batch_size=max(options.batch_size))
     if files is None:
         model = random_model(config, dtype=dtype, device=device, compiled=options.compile)
     else:

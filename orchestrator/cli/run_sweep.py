@@ -10,10 +10,10 @@ from typing import Any
 from orchestrator.cli.console import say
 from orchestrator.cli.reports import continue_line
 from orchestrator.cli.sweep import SweepCommand
-from orchestrator.planning.estimate import measured_seconds, memory_remedy
+from orchestrator.planning.estimate import check_capacity, measured_seconds, memory_remedy
 from orchestrator.planning.forecast import describe_plan, undecidable
 from orchestrator.planning.machine import Machine, Placement, place
-from orchestrator.planning.preflight import check_capacity, prepare, sweep_folder
+from orchestrator.planning.preflight import prepare, sweep_folder
 from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.run_plan import RunPlan, plan_run, save_plan, worker_settings
 from orchestrator.planning.settings import SweepSettings

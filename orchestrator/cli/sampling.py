@@ -19,9 +19,6 @@ from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, doc
 from sampler.text import check_stop, encode, encode_chat, encode_pair, token_texts
 
 if TYPE_CHECKING:
-    import torch
-
-    from sampler.config import ModelConfig
     from sampler.engine import OnFailure
     from sampler.loading import LoadedModel, ModelFiles
 
@@ -66,24 +63,6 @@ def threads_setting() -> Any:
     )
 
 
-def check_memory(config: "ModelConfig", dtype: str, device: "torch.device", batch_size: int) -> None:
-    """Raises InputError if a model would not fit into the memory that is free now."""
-    import torch
-
-    from orchestrator.core.system import free_memory
-    from orchestrator.planning.estimate import format_bytes, memory_needed, memory_remedy
-    from sampler.device import pick_dtype
-
-    chosen = str(pick_dtype(dtype, device)).removeprefix("torch.")
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
-    needed = memory_needed(config, chosen, batch_size=batch_size)
-    if needed > free:
-        raise InputError(
-            f"the model needs about {format_bytes(needed)} of memory, but {format_bytes(free)} are free: "
-            f"{memory_remedy(chosen, batch_size)}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
     """Where a model is, what its config.json may not state, and the threads that run it."""
@@ -124,10 +103,12 @@ class ModelOptions(SourceOptions):
 
     def load(self, files: "ModelFiles", *, rows: int) -> "LoadedModel":
         """The model, if there is memory to decode this many rows."""
+        from orchestrator.planning.estimate import check_model_fits
         from sampler.device import pick_device
         from sampler.loading import load_model
 
-        check_memory(files.config, self.dtype, pick_device(self.device), max(1, min(rows, self.batch_size)))
+        batch_size = max(1, min(rows, self.batch_size))
+        check_model_fits(files.config, self.dtype, pick_device(self.device), batch_size=batch_size)
         return load_model(files, dtype=self.dtype, device=self.device, compiled=self.compile)
 
 
@@ -283,7 +264,7 @@ def check(arguments: Sequence[str]) -> None:
     import torch
 
     from orchestrator.core import system
-    from orchestrator.planning.estimate import memory_needed
+    from orchestrator.planning.estimate import free_on, memory_needed
     from sampler.check import BATCH, Memory, run_checks
     from sampler.device import numeric_flags, pick_device, pick_dtype
     from sampler.loading import load_model
@@ -291,8 +272,7 @@ def check(arguments: Sequence[str]) -> None:
     device = pick_device(options.device)
     dtype = str(pick_dtype(options.dtype, device)).removeprefix("torch.")
     files = options.find()
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else system.free_memory()
-    memory = Memory(free=free, needed=memory_needed(files.config, dtype, batch_size=BATCH))
+    memory = Memory(free=free_on(device), needed=memory_needed(files.config, dtype, batch_size=BATCH))
     model = load_model(files, dtype=dtype, device=options.device)
     about = system.describe_device(device.type, device.index)
     if not options.json:

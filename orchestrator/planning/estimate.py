@@ -1,16 +1,30 @@
-"""Estimates of the memory, disk space and time a sweep needs: from measured rows, else by the rules stated here."""
+"""The memory, disk space and time that a sweep needs: estimates, and errors if there is not enough.
+
+Times are those of measured rows, else they follow from the rules stated here.
+"""
 
 import math
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.speed import ideal_speedup
-from orchestrator.core.system import DeviceProfile
+from orchestrator.core.system import Device, DeviceProfile, free_memory
+from orchestrator.core.trial import Trial
 from sampler.config import ModelConfig, expected_shapes
+from sampler.errors import InputError, Problems
 from sampler.policy import ReusePolicy
+
+if TYPE_CHECKING:
+    import torch
+
+    from orchestrator.planning.machine import Machine
+    from orchestrator.planning.prepared import PreparedSweep
 
 PREFILL_POSITIONS = 1024  # forwarded at once
 PADDED_POSITIONS = 128  # of a denoising pass of up to eight rows
@@ -153,6 +167,93 @@ def measured_seconds(rows: pa.Table) -> dict[str, float]:
     batches = rows.group_by(keys).aggregate([("batch_seconds", "max"), ("batch_seconds", "count")])
     tasks = batches.group_by("task").aggregate([("batch_seconds_max", "sum"), ("batch_seconds_count", "sum")])
     return {task["task"]: task["batch_seconds_max_sum"] / task["batch_seconds_count_sum"] for task in tasks.to_pylist()}
+
+
+# Whether memory and disk suffice
+
+
+def free_on(device: "torch.device") -> int:
+    """Bytes that are free now on a device of this machine."""
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+def check_model_fits(config: ModelConfig, dtype: str, device: "torch.device", *, batch_size: int) -> None:
+    """Raises InputError if a device of this machine has not enough free memory to decode with a model."""
+    from sampler.device import pick_dtype
+
+    chosen = str(pick_dtype(dtype, device)).removeprefix("torch.")
+    free, needed = free_on(device), memory_needed(config, chosen, batch_size=batch_size)
+    if needed > free:
+        raise InputError(
+            f"the model needs about {format_bytes(needed)} of memory, but {format_bytes(free)} are free: "
+            f"{memory_remedy(chosen, batch_size)}"
+        )
+
+
+def check_capacity(prepared: "PreparedSweep", machine: "Machine", trials: Sequence[Trial]) -> None:
+    """Checks this machine's disk space and memory for these trials; `check_devices` checks GPUs and other nodes."""
+    problems = Problems()
+    with problems.collect():
+        _check_disk(prepared, trials)
+    with problems.collect():
+        if machine.memory is not None and not prepared.placement.gpus_per_actor:
+            actors = max(1, min(prepared.placement.actors, len(trials)))
+            _check_memory(prepared, machine.memory, actors)
+    problems.check()
+
+
+def _check_memory(prepared: "PreparedSweep", free: int, actors: int) -> None:
+    needed = prepared.memory
+    if needed * actors > free:
+        batch_size, fewer = prepared.settings.batch_size, actors if needed <= free else 1
+        raise InputError(
+            f"each actor needs about {format_bytes(needed)} of memory, but with {format_bytes(free)} free each of "
+            f"{actors} has {format_bytes(free / actors)}: "
+            f"{memory_remedy(prepared.identity.dtype, batch_size, actors=fewer)}"
+        )
+
+
+def check_devices(
+    needed: int, devices: Sequence[Device], *, remedy: str, share: float = 1.0, in_use: bool = False
+) -> list[Device]:
+    """The devices that are too small for an actor; InputError if all are.
+
+    `in_use`: other programs use the devices, and may release their memory.
+    """
+
+    def available(device: Device) -> float:
+        return (device.total if in_use else device.free) * share
+
+    small = [device for device in devices if available(device) < needed]
+    if devices and len(small) == len(devices):
+        largest = max(devices, key=available)
+        raise InputError(
+            f"each actor needs about {format_bytes(needed)} of memory, but the largest device ({largest.label}) has "
+            f"{format_bytes(available(largest))} for it: {remedy}"
+        )
+    return small
+
+
+def _check_disk(prepared: "PreparedSweep", trials: Sequence[Trial]) -> None:
+    needed = disk_needed(
+        prepared.work(trials=trials), running=prepared.rows_in_progress, steps=prepared.settings.store_steps
+    )
+    free = shutil.disk_usage(nearest_existing(Path(prepared.settings.out))).free
+    if needed > free:
+        raise InputError(
+            f"--out {prepared.settings.out} needs about {format_bytes(needed)}, but {format_bytes(free)} are free: "
+            "choose another directory or a smaller --limit"
+        )
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, or its nearest parent that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+# Estimates in words
 
 
 def format_bytes(count: float) -> str:

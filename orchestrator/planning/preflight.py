@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -12,9 +11,14 @@ from typing import Any
 
 from orchestrator.core.configuration import grid
 from orchestrator.core.race import half_of, race_position
-from orchestrator.core.system import Device, DeviceProfile
-from orchestrator.core.trial import Trial
-from orchestrator.planning.estimate import disk_needed, documents_per_trial, format_bytes, memory_remedy
+from orchestrator.core.system import DeviceProfile
+from orchestrator.planning.estimate import (
+    check_capacity,
+    check_devices,
+    documents_per_trial,
+    memory_remedy,
+    nearest_existing,
+)
 from orchestrator.planning.grid import SweepIdentity, assign_shards, extend_cuts, stored_cuts
 from orchestrator.planning.machine import (
     Machine,
@@ -282,7 +286,7 @@ def _check_folder(out: Path) -> None:
         raise InputError(f"--out {out}: {nearest} is not writable; choose a directory that is")
 
 
-# Whether the model suits the policies and tasks, and whether disk and memory suffice for the trials that are left
+# Whether the model suits the policies and tasks
 
 
 def folder_revision(folder: Path) -> str:
@@ -354,61 +358,3 @@ def _check_first_documents(prepared: PreparedTask, config: ModelConfig, tokenize
                 check_length(len(pair.prefix) + len(pair.target), config)
         except InputError as error:
             raise InputError(f"task {task.name}, document {document.doc_id}: {error}") from None
-
-
-def check_capacity(prepared: PreparedSweep, machine: Machine, trials: Sequence[Trial]) -> None:
-    """Checks disk and this machine's memory; `check_devices` checks GPUs and other nodes."""
-    problems = Problems()
-    with problems.collect():
-        _check_disk(prepared, trials)
-    with problems.collect():
-        if machine.memory is not None and not prepared.placement.gpus_per_actor:
-            actors = max(1, min(prepared.placement.actors, len(trials)))
-            _check_memory(prepared, machine.memory, actors)
-    problems.check()
-
-
-def _check_memory(prepared: PreparedSweep, free: int, actors: int) -> None:
-    needed = prepared.memory
-    if needed * actors > free:
-        batch_size, fewer = prepared.settings.batch_size, actors if needed <= free else 1
-        raise InputError(
-            f"each actor needs about {format_bytes(needed)} of memory, but with {format_bytes(free)} free each of "
-            f"{actors} has {format_bytes(free / actors)}: "
-            f"{memory_remedy(prepared.identity.dtype, batch_size, actors=fewer)}"
-        )
-
-
-def check_devices(
-    needed: int, devices: Sequence[Device], *, remedy: str, share: float = 1.0, in_use: bool = False
-) -> list[Device]:
-    """Devices too small for an actor; an InputError if all are. `in_use`: other programs may release memory."""
-
-    def available(device: Device) -> float:
-        return (device.total if in_use else device.free) * share
-
-    small = [device for device in devices if available(device) < needed]
-    if devices and len(small) == len(devices):
-        largest = max(devices, key=available)
-        raise InputError(
-            f"each actor needs about {format_bytes(needed)} of memory, but the largest device ({largest.label}) has "
-            f"{format_bytes(available(largest))} for it: {remedy}"
-        )
-    return small
-
-
-def _check_disk(prepared: PreparedSweep, trials: Sequence[Trial]) -> None:
-    needed = disk_needed(
-        prepared.work(trials=trials), running=prepared.rows_in_progress, steps=prepared.settings.store_steps
-    )
-    free = shutil.disk_usage(nearest_existing(Path(prepared.settings.out))).free
-    if needed > free:
-        raise InputError(
-            f"--out {prepared.settings.out} needs about {format_bytes(needed)}, but {format_bytes(free)} are free: "
-            "choose another directory or a smaller --limit"
-        )
-
-
-def nearest_existing(path: Path) -> Path:
-    """The path, or its nearest parent that exists."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
