@@ -10,8 +10,9 @@ from made_rows import DEFAULTS
 
 from orchestrator.core.totals import trial_sums
 from orchestrator.core.trial import Trial
-from orchestrator.planning.grid import SweepIdentity, plan_trials
+from orchestrator.planning.run_plan import plan_trials
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import SweepIdentity
 from orchestrator.store import StoreWriter
 from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS

@@ -36,10 +36,10 @@ from orchestrator.planning.estimate import (
     seconds_needed,
 )
 from orchestrator.planning.forecast import describe_plan
-from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.prepared import PreparedSweep, PreparedTask
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import SweepIdentity
 from orchestrator.store.files import encode_table
 from orchestrator.store.schema import ROWS
 from sampler.loading import find_model, load_model

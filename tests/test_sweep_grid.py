@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.trial import Trial
-from orchestrator.planning.grid import Cut, SweepIdentity, assign_shards, extend_cuts, plan_trials, stored_cuts
+from orchestrator.planning.run_plan import assign_shards, extend_cuts, plan_trials
 from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import Cut, SweepIdentity, stored_cuts
 from sampler.errors import InputError
 from tasks.documents import Document
 

@@ -21,11 +21,11 @@ COMMANDS = {  # name: module, what it does
     "generate": ("sampling", "continue prompts from standard input"),
     "score": ("sampling", "compute log-likelihoods of texts from standard input"),
     "profile": ("sampling", "measure how much each layer changes between passes"),
-    "check": ("sampling", "verify that a device computes correctly and fast enough"),
-    "parity": ("sampling", "compare a model with its checkpoint's own code, step by step"),
+    "check": ("diagnostics", "verify that a device computes correctly and fast enough"),
+    "parity": ("diagnostics", "compare a model with its checkpoint's own code, step by step"),
     "bench": ("bench", "measure passes of a model, or where a sweep spends its time"),
     "slurm": ("slurm", "submit a sweep to Slurm, or show the status of its jobs"),
-    "version": ("reports", "print versions, devices and cache directories, for bug reports"),
+    "version": ("diagnostics", "print versions, devices and cache directories, for bug reports"),
 }
 HELP = """usage: reuse-sweep COMMAND [flags]
 Compares layer-reuse policies for block-diffusion language models.

@@ -223,7 +223,7 @@ def open_closed_descriptors() -> None:
 
 
 def say(*words: object, sep: str = " ", error: bool = False) -> None:
-    """Prints text that may hold somebody else's data: without characters that would control the terminal."""
+    """Prints text that may contain untrusted data: characters that would control the terminal are left out."""
     print(printable(sep.join(map(str, words))), file=sys.stderr if error else sys.stdout, flush=True)
 
 

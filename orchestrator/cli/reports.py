@@ -1,7 +1,6 @@
-"""`reuse-sweep status`, `report` and `export` read the directory of a sweep, during or after it; `version` does not."""
+"""Commands that read the directory of a sweep, during the sweep or later: status, report, export, track; and import."""
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import Parser, announce, parse_options, run_command, say
 from orchestrator.core.untrusted import path_below
-from orchestrator.planning.fields import as_flags, setting, shared
+from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError, counted
 
@@ -316,36 +315,8 @@ def _tracker_summary(folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def version(arguments: Sequence[str]) -> None:
-    parser = Parser(
-        prog="reuse-sweep version",
-        description="Prints versions, devices and cache directories, for bug reports.",
-        examples="examples:\n  reuse-sweep version\n",
-    )
-    parser.parse_args(arguments)
-    import platform
-    import tempfile
-
-    from huggingface_hub import constants
-
-    from orchestrator.analysis.trial_facts import describe_code
-    from orchestrator.core.system import PROJECT, code_version, devices_here, package_versions
-
-    code = code_version()
-    say(PROJECT, f"{code['version'] or 'not installed'} ({describe_code(code)})")
-    for name, installed in package_versions().items():
-        say(name, installed)
-    say("system:", platform.platform())
-    try:
-        for device in devices_here():
-            say(f"device: {device.name}, {device.dtype}, {device.total / 2**30:.1f} GiB")
-    except InputError as problem:  # for instance, a driver that is too old
-        say(f"device: {problem}")
-    say("Hub cache:", constants.HF_HUB_CACHE)
-    say("temporary files:", tempfile.gettempdir())
-
-
 def print_status(found: "SweepStatus", damage: Sequence[str]) -> None:
+    from orchestrator.cli.sweep import continue_line
     from orchestrator.progress.view import SweepView
 
     with SweepView() as view:
@@ -385,20 +356,6 @@ def _state_line(found: "SweepStatus") -> str:
     if found.state == "complete":
         return f"complete{ago}"
     return f"stopped{ago}"
-
-
-def continue_line(found: "SweepStatus") -> str:
-    """The command that runs everything that is missing."""
-    from orchestrator.store.reader import SLURM_FOLDER
-
-    if (found.folder / SLURM_FOLDER).is_dir():
-        return "submit the job again to continue"
-    where = {"out": str(found.folder.resolve().parent), "name": found.folder.resolve().name}
-    try:
-        flags = as_flags(SweepSettings.from_dict({**found.record["settings"], **where}))
-    except (InputError, TypeError):  # written by another version
-        return "run the same command, with every task and policy above, to continue"
-    return f"continue with: {shlex.join(['reuse-sweep', 'sweep', *flags])}"
 
 
 def _count_lines(found: "SweepStatus") -> Iterator[str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.console import say
-from orchestrator.cli.reports import continue_line
-from orchestrator.cli.sweep import SweepCommand
+from orchestrator.cli.sweep import SweepCommand, continue_line
 from orchestrator.planning.estimate import check_capacity, measured_seconds, memory_remedy
 from orchestrator.planning.forecast import describe_plan, undecidable
 from orchestrator.planning.machine import Machine, Placement, place

@@ -1,10 +1,8 @@
-"""Commands that run one model without Ray: `reuse-sweep generate`, `score`, `profile`, `check` and `parity`."""
+"""Commands that run one model without Ray: `reuse-sweep generate`, `score` and `profile`; options of such commands."""
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +11,7 @@ from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.core.system import usable_cores
 from orchestrator.planning.fields import display, setting, settings_of, shared
 from orchestrator.planning.settings import ALL_SETTINGS, SweepSettings, check_policy
-from sampler.errors import InputError, NonFiniteError, counted
+from sampler.errors import InputError, NonFiniteError
 from sampler.policy import GRAMMAR, ReusePolicy
 from sampler.records import DecodeSettings, Generated, Pair, Prompt, Scored, document_seed
 from sampler.text import check_stop, encode, encode_chat, encode_pair, token_texts
@@ -35,15 +33,6 @@ SCORE_EXAMPLES = """examples:
   echo '{"id": 1, "prefix": "The capital of France is", "target": " Paris"}' |
     reuse-sweep score --model Efficient-Large-Model/Fast_dLLM_v2_7B --policies k2_middle
   reuse-sweep score --model DIR --ids --scoring reference --batch-size 8 < pairs.jsonl
-"""
-CHECK_EXAMPLES = """examples:
-  reuse-sweep check --device cuda                     the first command on a new GPU
-  reuse-sweep check --device cuda --model Efficient-Large-Model/Fast_dLLM_v2_7B
-  reuse-sweep check --device cpu --json
-"""
-PARITY_EXAMPLES = """examples:
-  reuse-sweep parity --model DIR --python ENV/bin/python
-  reuse-sweep parity --model Efficient-Large-Model/Fast_dLLM_v2_1.5B --python ENV/bin/python --device cuda
 """
 PROFILE_EXAMPLES = """examples:
   reuse-sweep profile --model tiny --figure drift.svg < prompts.jsonl
@@ -145,23 +134,6 @@ class ScoreOptions(PolicyOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckOptions(SourceOptions):
-    model: str = setting("tiny", verbatim=True, metavar="MODEL", help=MODEL_HELP)
-    dtype: str = shared(SweepSettings, "dtype")
-    device: str = setting("auto", metavar="DEVICE", help=DEVICE_HELP)
-    out: Path = setting(Path("check.json"), metavar="FILE", help="write the results to this file, for a bug report")
-    json: bool = setting(False, help="print the results as JSON instead of a table")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParityOptions(SourceOptions):
-    model: str = setting(verbatim=True, metavar="MODEL", help="a directory with its own modelling code, or a Hub id")
-    python: Path = setting(metavar="FILE", help="the Python of an environment with the packages that the code needs")
-    device: str = setting("cpu", metavar="DEVICE", help=f"{DEVICE_HELP}; both run in float32")
-    json: bool = setting(False, help="print the result as JSON")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileOptions(ModelOptions):
     ids: bool = setting(False, help=IDS_HELP)
     subset_size: int | None = shared(
@@ -248,96 +220,6 @@ def score(arguments: Sequence[str]) -> None:
         on_failure=_raise_with_line(lines),
     )
     write_in_order(((index, _scored_json(lines[index], scored)) for index, scored in results), len(lines))
-
-
-def check(arguments: Sequence[str]) -> None:
-    parser = Parser(
-        prog="reuse-sweep check",
-        description="Verifies that a device computes what it should, in the model's dtype, and how fast. "
-        "Exit code: 0 if all checks passed, 1 if one failed.",
-        examples=CHECK_EXAMPLES,
-    )
-    options = parse_options(parser, CheckOptions, arguments)
-    if not options.out.absolute().parent.is_dir() or options.out.is_dir():
-        raise InputError(f"--out must be a file in an existing directory (got {options.out})")
-    options.start()
-    import torch
-
-    from orchestrator.core import system
-    from orchestrator.planning.estimate import free_on, memory_needed
-    from sampler.check import BATCH, Memory, run_checks
-    from sampler.device import numeric_flags, pick_device, pick_dtype
-    from sampler.loading import load_model
-
-    device = pick_device(options.device)
-    dtype = str(pick_dtype(options.dtype, device)).removeprefix("torch.")
-    files = options.find()
-    memory = Memory(free=free_on(device), needed=memory_needed(files.config, dtype, batch_size=BATCH))
-    model = load_model(files, dtype=dtype, device=options.device)
-    about = system.describe_device(device.type, device.index)
-    if not options.json:
-        print(f"{options.model} in {dtype} on {about['name']}, torch {torch.__version__}", flush=True)
-    results = []
-    for result in run_checks(model, memory):
-        results.append(result)
-        if not options.json:
-            state = {None: "-", True: "pass", False: "FAIL"}[result.passed]
-            print(f"{state:5} {result.name:16} {result.detail}", flush=True)
-    failed = [result.name for result in results if result.passed is False]
-    with numeric_flags() as flags:
-        found = {
-            "passed": not failed,
-            "checks": [result.as_json() for result in results],
-            "model": {"source": options.model, "revision": files.revision, "dtype": dtype},
-            "device": about,
-            "numeric_flags": flags,
-            "packages": system.package_versions(),
-            "code": system.code_version(),
-        }
-    text = json.dumps(found, indent=1)
-    options.out.write_text(text + "\n", encoding="utf-8")
-    if options.json:
-        print(text)
-    else:
-        told = (
-            f"{len(failed)} of {counted(len(results), 'check')} failed: {', '.join(failed)}"
-            if failed
-            else "all checks passed"
-        )
-        print(f"{told}; {options.out} has the details for a bug report")
-    if failed:
-        sys.exit(1)
-
-
-def parity(arguments: Sequence[str]) -> None:
-    parser = Parser(
-        prog="reuse-sweep parity",
-        description="Runs the checkpoint's own Python code (as trust_remote_code does) with another interpreter and "
-        "compares its logits and tokens with those of this package, step by step. Only run it for code that you trust. "
-        "Exit code: 0 if they agree, 1 if they differ.",
-        examples=PARITY_EXAMPLES,
-    )
-    options = parse_options(parser, ParityOptions, arguments)
-    if not os.access(options.python, os.X_OK) or options.python.is_dir():
-        raise InputError(f"--python {options.python} is not an interpreter; give a path such as ENV/bin/python")
-    options.start()
-    from sampler.loading import load_model
-    from sampler.parity import code_files, compare
-
-    files = options.find(code=True)
-    scripts = code_files(files.folder)
-    listed = ", ".join(f"{name} (sha256 {digest}…)" for name, digest in scripts.items())
-    print(f"running {listed} of {files.folder} with {options.python}", file=sys.stderr, flush=True)
-    found = compare(load_model(files, dtype="float32", device=options.device), options.python.absolute())
-    versions = ", ".join(f"{name} {value}" for name, value in found.child.items())
-    if options.json:
-        print(json.dumps({"agrees": not found.differences, "code": scripts, **asdict(found)}, indent=1))
-    else:
-        print(f"{counted(found.states, 'step')} compared with {versions}; logits differ by at most {found.largest:.2g}")
-        differ = f"{counted(len(found.differences), 'different step')}, first at {''.join(found.differences[:1])}"
-        print(differ if found.differences else "all logits and tokens agree")
-    if found.differences:
-        sys.exit(1)
 
 
 def profile(arguments: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ class Proposal:
 
 
 class Proposer:
-    """Optuna, by way of Ray Tune. The same results lead to the same proposals."""
+    """Proposes configurations with Optuna, through Ray Tune. The same results lead to the same proposals."""
 
     def __init__(self, space: Sequence[str], seed: int) -> None:
         import optuna

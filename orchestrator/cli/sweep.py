@@ -9,16 +9,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from orchestrator.cli.console import Parser, add_settings, aliases, announce, as_typed, parse_flags, say
 from orchestrator.core.system import GPU_PROFILES, DeviceProfile
-from orchestrator.planning.fields import Setting, display, read_bool
+from orchestrator.planning.fields import Setting, as_flags, display, read_bool
 from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
 from sampler.errors import InputError, InputErrors, Problems, counted, did_you_mean
 from sampler.policy import ReusePolicy
+
+if TYPE_CHECKING:
+    from orchestrator.progress.status import SweepStatus
 
 EXAMPLES = """examples:
   reuse-sweep sweep --tasks gsm8k,minerva_math --limit 100
@@ -238,6 +241,20 @@ def without_force(arguments: Sequence[str]) -> list[str]:
         if not forced and not argument.startswith("--force="):
             kept.append(argument)
     return kept
+
+
+def continue_line(found: "SweepStatus") -> str:
+    """The command that runs everything that is missing."""
+    from orchestrator.store.reader import SLURM_FOLDER
+
+    if (found.folder / SLURM_FOLDER).is_dir():
+        return "submit the job again to continue"
+    where = {"out": str(found.folder.resolve().parent), "name": found.folder.resolve().name}
+    try:
+        flags = as_flags(SweepSettings.from_dict({**found.record["settings"], **where}))
+    except (InputError, TypeError):  # written by another version
+        return "run the same command, with every task and policy above, to continue"
+    return f"continue with: {shlex.join(['reuse-sweep', 'sweep', *flags])}"
 
 
 # The settings in a YAML file, by the names of the flags with - or _

@@ -13,7 +13,7 @@ TrialKey = tuple[Any, ...]  # a trial's values of TRIAL_KEYS: identifies it with
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """`trial_id` is a hash of everything that can change the trial's rows (see planning.grid)."""
+    """`trial_id` is a hash of everything that can change the trial's rows (see planning.run_plan)."""
 
     trial_id: str
     task: str

@@ -19,7 +19,6 @@ from orchestrator.planning.estimate import (
     memory_remedy,
     nearest_existing,
 )
-from orchestrator.planning.grid import SweepIdentity, assign_shards, extend_cuts, stored_cuts
 from orchestrator.planning.machine import (
     Machine,
     Placement,
@@ -29,8 +28,16 @@ from orchestrator.planning.machine import (
     resolve_model,
 )
 from orchestrator.planning.prepared import PreparedSweep, PreparedTask, answer_tokens, default_name, task_options
+from orchestrator.planning.run_plan import assign_shards, extend_cuts
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved, combine, larger_limit
+from orchestrator.planning.sweep_record import (
+    SweepIdentity,
+    SweepRecord,
+    adopt_resolved,
+    combine,
+    larger_limit,
+    stored_cuts,
+)
 from sampler import DecodeSettings, InputError, ReusePolicy
 from sampler.config import FULL_MODEL, KNOWN_CHECKPOINTS, ModelConfig
 from sampler.decode import check_ids, check_length, check_prompts

@@ -22,10 +22,10 @@ from orchestrator.planning.estimate import (
     parameters,
     relative_cost,
 )
-from orchestrator.planning.grid import Cut, SweepIdentity, plan_trials
 from orchestrator.planning.machine import Placement
+from orchestrator.planning.run_plan import plan_trials
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.planning.sweep_record import new_record
+from orchestrator.planning.sweep_record import Cut, SweepIdentity, new_record
 from orchestrator.store.schema import DOCUMENTS
 from sampler.config import BUNDLED_MODEL
 from sampler.loading import ModelFiles

@@ -1,22 +1,142 @@
-"""What one run of the sweep command will do: which trials, with which workers, and what sweep.json will say."""
+"""The trials of a sweep, their ids and their order; and the plan of one command: which trials, with which workers."""
 
+import hashlib
+import json
+import random
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import system
+from orchestrator.core.configuration import Configuration, grid
 from orchestrator.core.race import Race
 from orchestrator.core.trial import Trial, WantedDocuments
-from orchestrator.planning.sweep_record import SweepRecord, combine, describe_extension, unknown_settings
+from orchestrator.planning.settings import SweepSettings
+from orchestrator.planning.sweep_record import (
+    Cut,
+    SweepIdentity,
+    SweepRecord,
+    combine,
+    describe_extension,
+    unknown_settings,
+)
 from orchestrator.store import StoreWriter
 from sampler.errors import InputError, counted
 from tasks.catalog import GENERATE
-from tasks.documents import TaskOptions
+from tasks.documents import Document, TaskOptions
 
 if TYPE_CHECKING:  # imports torch and lm-eval, which the result actor does not need
     from orchestrator.planning.prepared import PreparedSweep
+
+SUBJECT_RUN_LENGTH = 8  # consecutive documents of one subject: they share few-shot examples, which are prefilled once
+
+
+def extend_cuts(
+    cuts: Sequence[Cut], documents: Sequence[Document], *, limit: int | None, shard_size: int
+) -> tuple[Cut, ...]:
+    """Adds a cut if some documents within the limit have no shard yet: as few shards as have at most `shard_size`.
+
+    Documents keep their shards when the limit grows, so no trial of an earlier command changes.
+    """
+    assert shard_size >= 1
+    covered, shards = cuts[-1] if cuts else (0, 0)
+    new = 0 if covered is None else sum(covered <= d.index and (limit is None or d.index < limit) for d in documents)
+    if not new:
+        return tuple(cuts)
+    everything = limit is None or all(document.index < limit for document in documents)
+    return (*cuts, (None if everything else limit, shards + -(-new // shard_size)))
+
+
+def assign_shards(
+    documents: Sequence[Document],
+    cuts: Sequence[Cut] | None,
+    *,
+    shard_size: int = 1,
+    position: Callable[[str], bytes] | None = None,
+) -> dict[str, int]:
+    """The shard of each document of a task (or of a sample) that a cut covers, in the order they are run.
+
+    Subjects take turns, a few documents each. So the first documents of every subject, which --limit selects, fill the
+    first shards. The shards of a cut have the same number of documents, or one more. `shard_size` is for sweeps of
+    older versions, which have no cuts: their last shard can be much shorter than the others. In a race, documents are
+    in the order of `position`, by id.
+    """
+    order = {subtask: place for place, subtask in enumerate(dict.fromkeys(d.subtask for d in documents))}
+
+    def turn(document: Document) -> tuple[int, int, int]:
+        round_number, place = divmod(document.index, SUBJECT_RUN_LENGTH)
+        return round_number, order[document.subtask], place
+
+    in_order = sorted(documents, key=turn if position is None else lambda document: position(document.doc_id))
+    if cuts is None:
+        return {document.doc_id: i // shard_size for i, document in enumerate(in_order)}
+    shards: dict[str, int] = {}
+    covered, first = 0, 0
+    for limit, last in cuts:
+        new = [d for d in in_order if covered <= d.index and (limit is None or d.index < limit)]
+        shards |= {d.doc_id: first + i * (last - first) // len(new) for i, d in enumerate(new)}
+        covered, first = limit or 0, last
+    return shards
+
+
+def plan_trials(
+    identity: SweepIdentity,
+    settings: SweepSettings,
+    shards: Mapping[str, Sequence[int]],
+    *,
+    scored: Collection[str] = (),
+) -> list[Trial]:
+    """All trials in the order they should run, for the shards that each task has documents in.
+
+    Shard by shard, and within a shard all configurations in random order: every configuration grows at the same pace
+    on the same documents, and none always runs first. Tasks in `scored` have no decode settings.
+    """
+    prefixes = {task: _ShardPrefixes(identity, task) for task in settings.tasks}
+    last = max((max(numbers) for numbers in shards.values() if numbers), default=-1)
+    present = {task: frozenset(shards[task]) for task in settings.tasks}
+    axes = settings.as_dict()
+    trials = []
+    for repeat, shard, task in product(range(settings.repeats), range(last + 1), settings.tasks):
+        if shard in present[task]:
+            configurations = grid(axes, decoded=task not in scored)
+            random.Random(f"{settings.seed}:{repeat}:{shard}:{task}").shuffle(configurations)
+            prefix = prefixes[task].of(shard)
+            trials += [_trial(task, prefix, chosen, shard=shard, repeat=repeat) for chosen in configurations]
+    return trials
+
+
+class _ShardPrefixes:
+    """The hashes of what the trials of a task's shards have in common, computed once per cut.
+
+    The documents of a shard follow from its cut and those before it. A later cut changes no id.
+    """
+
+    def __init__(self, identity: SweepIdentity, task: str) -> None:
+        common, cuts = identity.for_task(task), (identity.cuts or {}).get(task, ())
+        self._ends = [shards for _, shards in cuts]
+        upto = [{**common, "cuts": cuts[: place + 1]} for place in range(len(cuts))] if cuts else [common]
+        self._hashes = [hashlib.sha256(f"[{_canonical_json(one)},".encode()) for one in upto]
+
+    def of(self, shard: int) -> Any:
+        return self._hashes[bisect_right(self._ends, shard)]
+
+
+def _trial(task: str, prefix: Any, configuration: Configuration, *, shard: int, repeat: int) -> Trial:
+    """The id is a hash of everything that can change the trial's rows: not of the limit, nor of the machine."""
+    digest = prefix.copy()
+    own = {**configuration.identity(), "repeat": repeat, "shard": shard}
+    digest.update(f"{_canonical_json(own)}]".encode())
+    return Trial(trial_id=digest.hexdigest()[:16], task=task, configuration=configuration, repeat=repeat, shard=shard)
+
+
+_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+# The plan of one command
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

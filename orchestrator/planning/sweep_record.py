@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 from orchestrator.core.configuration import DECODE_SETTINGS, OWN, default_of
-from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.store.schema import SCHEMA_VERSION
 from sampler.config import BUNDLED_MODEL
@@ -14,9 +14,9 @@ from sampler.errors import InputError
 from sampler.reveal import THRESHOLD
 
 SweepRecord = Mapping[str, Any]  # the content of sweep.json
+Cut = tuple[int | None, int]  # documents below this index of their subject (None: all) fill this many shards in total
 REQUIRED_SETTINGS = ("tasks", "policies", "model", "data", "limit", "repeats")
 EXTENDABLE = ("tasks", "policies", "configurations", *DECODE_SETTINGS)  # lists that a later command may add to
-REQUIRED_IDENTITY = tuple(item.name for item in fields(SweepIdentity) if item.default is MISSING)
 FIXED = {  # identity values that a later command must repeat, and what a person calls them
     "model": "--model",
     "model_revision": "the model's revision",
@@ -37,6 +37,84 @@ FIXED = {  # identity values that a later command must repeat, and what a person
     "race": "--race",
     "half": "--half",
 }
+
+# Not in format version 1: part of a trial's id only if set, so that the trials of existing sweeps keep their ids.
+LATER_IDENTITY = ("family", "block_size", "thinking", "race", "half")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepIdentity:
+    """What all trials of a sweep have in common: model, prompts and documents.
+
+    Created by preflight; read by the trial ids, sweep.json (which refuses to continue with another one) and the report.
+    """
+
+    model: str
+    model_revision: str | None
+    depth: int
+    dtype: str
+    subset_size: int
+    data: str  # kind of source: hub, folder or bundled
+    datasets: Mapping[str, Mapping[str, str]]  # task: dataset: revision
+    sample: int | None
+    seed: int
+    fewshot: int | None
+    chat_template: bool
+    max_new_tokens: int | None
+    batch_size: int
+    shard_size: int  # documents per trial, at most; of the first command
+    cuts: Mapping[str, Sequence[Cut]] | None = None  # by task; None in older sweeps: shards of exactly shard_size
+    family: str | None = None  # --family and --block-size, where config.json was overridden
+    block_size: int | None = None
+    thinking: bool = False
+    race: bool = False  # documents are in a random order that depends on the seed
+    half: str | None = None  # of the documents, which depends on the seed
+
+    def as_dict(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["datasets"] = {task: dict(revisions) for task, revisions in self.datasets.items()}
+        for name in ("race", "half"):
+            if not values[name]:
+                del values[name]  # an older version can continue the sweep
+        if self.cuts is None:
+            del values["cuts"]
+        else:
+            values["cuts"] = {task: [list(cut) for cut in cuts] for task, cuts in self.cuts.items()}
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SweepIdentity":
+        return cls(**{**values, "cuts": stored_cuts(values)})
+
+    def for_task(self, task: str) -> dict[str, Any]:
+        """What can change the rows of every trial of a task."""
+        leave_out = {"depth", "datasets", "cuts"} | (set() if self.cuts is None else {"shard_size"})
+        common = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in leave_out}
+        if self.sample is None and not self.race and self.half is None:
+            del common["seed"]
+        for name in LATER_IDENTITY:
+            if not common[name]:
+                del common[name]
+        return {**common, "task": task, "datasets": dict(self.datasets[task])}
+
+
+REQUIRED_IDENTITY = tuple(item.name for item in fields(SweepIdentity) if item.default is MISSING)
+
+
+def stored_cuts(identity: Mapping[str, Any]) -> dict[str, tuple[Cut, ...]] | None:
+    """The cuts in a stored identity; None if an older version made the sweep."""
+    if "cuts" not in identity:
+        return None
+    try:
+        found = {task: tuple((limit, shards) for limit, shards in cuts) for task, cuts in identity["cuts"].items()}
+    except (AttributeError, TypeError, ValueError):
+        found = {"": ((0, 0),)}
+    for cuts in found.values():
+        limits = [limit for limit, _ in cuts[:-1]] + [limit for limit, _ in cuts[-1:] if limit is not None]
+        for numbers in (limits, [shards for _, shards in cuts]):
+            if not all(type(number) is int and number > before for before, number in pairwise([0, *numbers])):
+                raise InputError("sweep.json must state in 'cuts' growing limits and numbers of shards for each task")
+    return found
 
 
 def new_record(
