@@ -60,7 +60,7 @@ def aliases(settings: Mapping[str, Setting]) -> dict[str, str]:
 
 
 def parse_values(parser: Parser, settings: Mapping[str, Setting], arguments: Sequence[str]) -> dict[str, Any]:
-    """Checked values of all settings; an InputError has every problem."""
+    """The checked values of all settings; InputError with every problem."""
     problems = Problems()
     add_settings(parser, settings)
     parser.usage = parser.usage or _usage(parser.prog, settings)
@@ -81,7 +81,7 @@ def parse_values(parser: Parser, settings: Mapping[str, Setting], arguments: Seq
 
 
 def as_typed(settings: Mapping[str, Setting], arguments: Sequence[str]) -> Mapping[str, Setting]:
-    """The settings by the aliases that were typed, so that errors name these."""
+    """The settings under the aliases that were typed, so that errors name the flags as the user wrote them."""
     typed = {word[2:].partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
     names = {setting.key: next(iter(typed.intersection(setting.aliases)), "") for setting in settings.values()}
     return {
@@ -135,9 +135,9 @@ def parse_flags(
 
 
 class Output:
-    """Standard output for the time of a command, which ends with an error if anything cannot be written.
+    """Standard output while a command runs. The command ends with an error if a write fails.
 
-    With `to_the_end` that error is raised after the command: a sweep goes on even if its display is lost.
+    With `to_the_end`, the error is raised after the command has finished: a sweep continues without its terminal.
     """
 
     def __init__(self, stream: TextIO | None, *, to_the_end: bool) -> None:
@@ -174,10 +174,10 @@ class Output:
         try:
             yield
         except OSError as error:
-            # Python would otherwise try again to write what is buffered, at exit.
+            # Otherwise Python would try to write the buffered text again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             cannot = InputError(f"standard output cannot be written ({error.strerror})")
-            self._problem = error if isinstance(error, BrokenPipeError) else cannot  # in `| head` that is no error
+            self._problem = error if isinstance(error, BrokenPipeError) else cannot  # as in `| head`: not an error
             if not self._to_the_end:
                 raise self._problem from None
 
@@ -237,7 +237,7 @@ def sub_command(command: str, arguments: Sequence[str], known: Sequence[str]) ->
 
 
 def announce(text: str) -> None:
-    """Prints at a terminal what a command begins to do: importing torch or reading a model takes seconds."""
+    """Prints a progress message on a terminal: importing torch or loading a model takes seconds."""
     if sys.stderr.isatty():
         say(text, error=True)
 
@@ -305,7 +305,7 @@ def read_lines() -> list[Line]:
 def _parse(text: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(text.strip().decode("utf-8-sig"), object_pairs_hook=_object)
-        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # what cannot be printed again
+        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # fails for what cannot be printed again
     except json.JSONDecodeError as error:
         raise InputError(f"not valid JSON ({error.msg} at column {error.colno})") from None
     except UnicodeDecodeError as error:

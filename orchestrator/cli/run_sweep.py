@@ -146,7 +146,7 @@ def _run_trials(
         actors = f"{counted(placement.actors, 'actor')} ({placement.each}) in {prepared.identity.dtype}"
         view.note(f"{plan.sweep}: {counted(len(plan.remaining), 'trial')} to run on {actors}")
         if dashboard is not None:
-            # A Slurm job has the token in its environment and prints where its user finds it.
+            # A Slurm job has the token in its environment and prints where to find it.
             needs_token = cluster.uses_token() and "RAY_AUTH_TOKEN" not in os.environ
             hint = " (it asks for the token that `ray get-auth-token` prints)" if needs_token else ""
             view.note(f"dashboard: http://{dashboard}{hint}")

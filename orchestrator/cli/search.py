@@ -1,10 +1,10 @@
 """`sweep --race --search N`: proposes configurations with Optuna, races them in rounds, and confirms the best one.
 
-The policies and decode settings of the flags are the space; all are compared with k=1 at the first decode settings. A
-random half of the documents is for the search: each round races a few proposals against k=1, and what it measured tells
-Optuna what to propose next. Once a configuration is confirmed, later ones must also be faster than the lower bound of
-its speed-up. The best one then runs on the other half, to the end and alone: it was chosen because its estimates looked
-good, and only documents that had no part in that give fair ones.
+The flags list the policies and decode settings to choose from; every configuration is compared with k=1 at the first
+decode settings. The search uses a random half of the documents. Each round races a few proposals against k=1 and gives
+the results to Optuna, which proposes the next ones. Once a configuration is confirmed, later ones must also be faster
+than the lower bound of its speed-up. Finally the best one runs on all documents of the other half, without a race. It
+was chosen for its good estimates, so only documents that played no part in the choice give unbiased ones.
 
 Each round, and the confirmation, is a sweep of its own in the folder of the search; search.json lists them.
 """
@@ -93,7 +93,7 @@ class Proposer:
             sampler=sampler,
         )
         self._asked = 0
-        self._waiting: dict[str, str] = {}  # by configuration: what Optuna calls it
+        self._waiting: dict[str, str] = {}  # Optuna's trial ids, by configuration
         self._known: dict[str, Proposal] = {}
 
     def propose(self, number: int) -> list[str]:
@@ -120,7 +120,7 @@ class Proposer:
         return None
 
     def _nearest(self, point: Mapping[str, Any]) -> str | None:
-        """The configuration at this point, or with a number in its rule as near as there is."""
+        """The configuration at this point, or else the one whose rule has the closest number."""
         exact = [name for name in point if name != STRENGTH]
         possible = {
             found: own
@@ -145,10 +145,10 @@ def search_space(settings: Mapping[str, Any]) -> list[str]:
 
 
 def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Where each configuration lies: its rule, the rank of the rule's number, its layers, and settings that vary.
+    """The point of each configuration: its rule, the rule's number, its layers, and the decode settings that vary.
 
-    A number is its rank among the values in the space. ANY stands for what a configuration does not have: layers, or a
-    threshold under another reveal rule.
+    Numbers are replaced by their ranks in the space. ANY stands for what a configuration does not have, such as layers,
+    or a threshold under another reveal rule.
     """
     parsed = [Configuration.parse(text) for text in space]
     values = {name: sorted({getattr(one, name) for one in parsed}) for name in varying_settings(parsed)}
@@ -264,7 +264,7 @@ def _run(settings: SweepSettings, command: SweepCommand, arguments: list[str], s
 
 
 def _measured(folder: Path, proposed: Sequence[str]) -> list[Proposal]:
-    """What a finished sweep says about its configurations."""
+    """The results of a finished sweep for these configurations."""
     (data,) = read_sweeps([folder])
     tasks = build_section(data, figures=False).analysis.tasks
     base = first_settings(data.request["settings"])

@@ -15,8 +15,8 @@ import yaml
 
 from orchestrator.cli.console import Parser, add_settings, aliases, announce, as_typed, parse_flags, say
 from orchestrator.core.system import GPU_PROFILES, DeviceProfile
-from orchestrator.planning.fields import Setting, as_flags, display, read_bool
-from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings, is_url
+from orchestrator.planning.fields import Setting, as_flags, display, is_url, read_bool
+from orchestrator.planning.settings import ALL_SETTINGS, PolicyGrid, SweepSettings
 from sampler.errors import InputError, InputErrors, Problems, counted, did_you_mean
 from sampler.policy import ReusePolicy
 
@@ -32,9 +32,9 @@ EXAMPLES = """examples:
 Run the same command again to continue a sweep. More policies, more tasks or a larger --limit extend it.
 """
 SEARCHED_RULES = {"adaptive": (0.1, 0.2, 0.4), "trim": (0.1, 0.25, 0.5), "mlp": (2, 3), "attn": (2, 3)}
-NOT_READ = ("not-read",)  # tasks if they could not be read: the other settings are checked nevertheless
+NOT_READ = ("not-read",)  # stands for tasks that could not be read, so that the other settings are still checked
 EXCLUSIVE = (({"policies"}, {"k", "subsets", "reuse"}), ({"limit"}, {"sample"}))
-ONLY_FLAGS = ("config", "save-config", "dry-run", "device-profile", "force", "help")  # not settings of a file
+ONLY_FLAGS = ("config", "save-config", "dry-run", "device-profile", "force", "help")  # not allowed in a file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ def sweep(arguments: Sequence[str]) -> None:
 
 
 def print_plan(settings: SweepSettings, device: DeviceProfile) -> None:
-    """The plan of a sweep for a machine that is not here."""
+    """Prints the plan of a sweep for a GPU that this machine does not have."""
     from orchestrator.planning.forecast import describe_plan
     from orchestrator.planning.machine import Machine
     from orchestrator.planning.preflight import prepare

@@ -83,8 +83,9 @@ def tasks(arguments: Sequence[str]) -> None:
 
 
 def list_tasks(options: "TaskOptions") -> list[dict[str, Any]]:
-    """What is printed of each benchmark; `problem` is why it cannot run here, or None; `bundled` is the same for
-    the bundled documents.
+    """The facts printed about each benchmark.
+
+    `problem`: why it cannot run here, or None; `bundled`: whether it can run with the bundled documents.
     """
     from tasks.catalog import CATALOG
     from tasks.sources import choose_source

@@ -1,1 +1,1 @@
-"""From a command line to the trials of a sweep, and everything that can be wrong with them. Starts nothing."""
+"""Turns the settings of a sweep into its trials, and checks them before anything is started."""

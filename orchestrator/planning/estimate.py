@@ -41,9 +41,9 @@ BUNDLED_ANSWER_TOKENS = 50  # of the bundled model, which answers the bundled do
 SCORED_PASSES = 4.0  # per document whose options are scored
 ONE_BY_ONE = 101.7 / 39.1  # how much longer an answer takes at threshold 1 (tokens/s on an A100, published)
 
-# A trial lasts about as long as its actor's speed stays the same, so that all policies run at each speed; a shared CPU
-# changes its speed within seconds. It lasts long enough for the work between trials to be less than 3 % of it. Scored
-# tasks have no speed-up to measure.
+# A trial is short, so that all policies run while an actor's speed stays the same (that of a shared CPU changes within
+# seconds), but long enough that the work between trials takes less than 3 % of the time. Scored tasks have no speed-up
+# to measure, so their trials may be longer.
 SCORED_TRIAL_SECONDS = 60.0
 
 
@@ -54,7 +54,7 @@ def parameters(config: ModelConfig) -> int:
 def memory_needed(config: ModelConfig, dtype: str, *, batch_size: int = 1, positions: int = 4096) -> int:
     """Bytes on the device: weights, keys and values of `positions` per row, logits, cached states.
 
-    One row more than the batch has takes what padding writes. A prompt is prefilled in parts, and without a mask.
+    One extra row receives the writes of padding. A prompt is prefilled in chunks, without a mask.
     """
     width, block, rows = BYTES_PER_VALUE[dtype], config.block_size, batch_size + 1
     positions = min(-(-positions // block) * block, config.max_positions)
@@ -68,7 +68,7 @@ def memory_needed(config: ModelConfig, dtype: str, *, batch_size: int = 1, posit
 
 
 def memory_remedy(dtype: str, batch_size: int, *, actors: int = 1) -> str:
-    """What to do if memory does not suffice; what costs no speed comes first."""
+    """How to need less memory; remedies that cost no speed come first."""
     remedies = ["--dtype bfloat16"] if dtype == "float32" else []
     remedies += ["a smaller --batch-size"] if batch_size > 1 else []
     remedies += ["fewer --actors"] if actors > 1 else []
@@ -82,8 +82,8 @@ class RemainingWork:
     trials: int
     rows: int  # documents × configurations × repeats
     tokens: int  # expected per answer; 0 if options are scored
-    least: float = 1.0  # mean time of a row relative to k=1, if every policy gains as much as it can
-    most: float = 1.0  # the same if no policy gains anything
+    least: float = 1.0  # mean time of a row relative to k=1, if every policy reaches its ideal speed-up
+    most: float = 1.0  # the same if no policy is faster
 
 
 def disk_needed(work: Mapping[str, RemainingWork], *, running: int, steps: bool = False) -> int:
@@ -95,7 +95,7 @@ def disk_needed(work: Mapping[str, RemainingWork], *, running: int, steps: bool 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecondsNeeded:
-    """Of one actor for a task: if every policy gains as much as it can, and if none gains anything."""
+    """Seconds that one actor needs for a task: if every policy reaches its ideal speed-up, and if none is faster."""
 
     least: float
     most: float
@@ -129,7 +129,7 @@ def documents_per_trial(tokens: int, *, config: ModelConfig, dtype: str, device:
 
 
 def document_seconds(tokens: int, *, config: ModelConfig, dtype: str, device: DeviceProfile) -> float:
-    """Of a document at k=1 and a threshold below 1. `tokens`: per answer; 0 if options are scored."""
+    """Seconds per document at k=1 and a threshold below 1. `tokens`: per answer; 0 if options are scored."""
     passes = tokens / device.tokens_per_pass if tokens else SCORED_PASSES
     return passes * rough_pass_seconds(config, dtype, device)
 

@@ -4,6 +4,7 @@ A setting is a dataclass field: the annotation is its type, `setting()` adds def
 """
 
 import math
+import re
 import types
 import typing
 import unicodedata
@@ -18,6 +19,12 @@ BOOLEANS: Mapping[object, bool] = {True: True, False: False} | {
     word: value for value, words in ((True, ("on", "true", "yes")), (False, ("off", "false", "no"))) for word in words
 }
 OPTIONS = "options"  # the group of flags that need no heading of their own
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+RESOURCE = re.compile(r"([A-Za-z_][^=,\s]*)=([0-9]*\.?[0-9]+)")
+CALLBACK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(?:\?(.*))?")  # scheme, host, path, options
+UPLOAD_SCHEMES = ("s3", "gs", "file")
+SECRET_OPTION = re.compile(r"key|secret|token|password|credential|signature", re.IGNORECASE)
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH", bool: "on,off"}
 
 
@@ -283,3 +290,61 @@ def repeated(values: Iterable[object]) -> object | None:
             return value
         seen.append(value)
     return None
+
+
+# Checks of values that have a format; they return what is wrong
+
+
+def check_resource(resource: str) -> str | None:
+    match = RESOURCE.fullmatch(resource)
+    if match is None or float(match[2]) <= 0:
+        return f"must be NAME=AMOUNT with an amount above 0, such as highmem=1 (got {display(resource)})"
+    if match[1].upper() in ("CPU", "GPU"):
+        return f"must not contain {match[1]} (got {resource}): use --{match[1].lower()}s-per-actor"
+    return None
+
+
+def check_address(address: str) -> str | None:
+    if not address.startswith("ray://"):
+        return None
+    return (
+        f"must be the address of the cluster's head, such as HOST:6379 (got {address}): Ray Client is not supported; "
+        "`ray job submit` runs the sweep on the cluster"
+    )
+
+
+def check_callback(callback: str) -> str | None:
+    if CALLBACK.fullmatch(callback):
+        return None
+    return f"must be MODULE:CLASS, such as my_package.callbacks:MyCallback (got {display(callback)})"
+
+
+def check_name(name: str) -> str | None:
+    if NAME.fullmatch(name):
+        return None
+    return (
+        "must be a valid directory name of up to 100 letters, digits and . _ + -, beginning with a letter or digit "
+        f"(got {name!r})"
+    )
+
+
+def check_upload(url: str) -> str | None:
+    """The messages leave out every part of the URL that may be a secret."""
+    match = URL.fullmatch(url)
+    if match is None or match[1] not in UPLOAD_SCHEMES:
+        got = f"{url.partition('://')[0]}://…" if is_url(url) else "no URL"
+        return f"must be a URL such as s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER (got {got})"
+    scheme, host, path, options = match.groups(default="")
+    names = [option.partition("=")[0] for option in options.split("&")]
+    user, at, _ = host.rpartition("@")
+    if (at and (scheme, user) != ("gs", "anonymous")) or "@" in options or any(map(SECRET_OPTION.search, names)):
+        return "must not contain credentials: put them into environment variables such as AWS_ACCESS_KEY_ID"
+    if scheme == "file" and (host or not path):
+        return f"must be an absolute path after file://, such as file:///data/copies (got {url})"
+    if scheme != "file" and not host:
+        return f"must contain a bucket, as in {scheme}://BUCKET/FOLDER (got {url})"
+    return None
+
+
+def is_url(text: str) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None

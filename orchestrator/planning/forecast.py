@@ -36,10 +36,10 @@ MAX_BATCH = 256  # the largest batch size that is suggested
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaceWorld:
-    """What may turn out to be true of all policies."""
+    """An assumption about all policies, for simulated races."""
 
     words: str
-    gains: bool  # each policy its ideal speed-up; otherwise nothing
+    gains: bool  # every policy reaches its ideal speed-up; otherwise none is faster
     lost: float = 0.0  # accuracy, as a multiple of the margin
 
 

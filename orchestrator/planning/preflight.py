@@ -112,7 +112,9 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
             if machine.profile is not None and machine.profile.memory:
                 remedy = memory_remedy(prepared.identity.dtype, settings.batch_size)
                 check_devices(prepared.memory, machine.devices, remedy=remedy, share=placement.gpus_per_actor)
-            elif machine.profile is None and stored is None:  # an existing one is checked when it is known what remains
+            elif (
+                machine.profile is None and stored is None
+            ):  # an existing sweep is checked once its remaining trials are known
                 check_capacity(prepared, machine, prepared.trials)
     problems.check()
     assert prepared is not None
@@ -164,7 +166,7 @@ def with_model_defaults(settings: SweepSettings, config: ModelConfig) -> SweepSe
 
 
 def _with_absolute_paths(settings: SweepSettings) -> SweepSettings:
-    """Actors have other working directories."""
+    """Makes paths absolute, because actors have other working directories."""
     changes: dict[str, Any] = {"out": os.path.abspath(os.path.expanduser(settings.out))}
     for name in ("model", "data"):
         path = os.path.expanduser(getattr(settings, name))
@@ -194,7 +196,7 @@ def _shard_size(task: Task, settings: SweepSettings, files: ModelFiles | None, d
 
 
 def replicate_of(policy: str) -> str:
-    """Another name of k=1: what is computed is the same."""
+    """The other name of k=1, which computes the same."""
     return "k1_last" if policy == "k1_first" else "k1_first"
 
 

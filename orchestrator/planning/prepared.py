@@ -35,7 +35,7 @@ from tasks.task import Task
 
 
 def answer_tokens(task: Task) -> int:
-    """Expected of an answer; 0 if options are scored."""
+    """Expected length of an answer in tokens; 0 if options are scored."""
     if task.kind == LOGLIKELIHOOD:
         return 0
     usual = BUNDLED_ANSWER_TOKENS if task.provenance.source == "bundled" else task.spec.answer_tokens or ANSWER_TOKENS
@@ -197,7 +197,7 @@ class PreparedSweep:
         return self._costs[task, configuration]
 
     def document_seconds(self, task: str) -> float:
-        """Of a document at k=1, by the rules for a folder without rows."""
+        """Seconds per document at k=1, by the rules for a folder without rows."""
         tokens, config = self.tasks[task].tokens, self.files.config
         return document_seconds(tokens, config=config, dtype=self.identity.dtype, device=self.device)
 

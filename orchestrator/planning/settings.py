@@ -4,7 +4,6 @@ Flags, YAML files, --save-config, validation and docs/settings.md all follow fro
 is one field. A new decode setting is one field made with `_decode_axis`, named as in `Configuration`.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,11 @@ from orchestrator.core.configuration import DECODE_SETTINGS, FIRST, OWN, Configu
 from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.planning.fields import (
     Setting,
+    check_address,
+    check_callback,
+    check_name,
+    check_resource,
+    check_upload,
     display,
     problems_of,
     repeated,
@@ -29,12 +33,6 @@ HALVES = ("first", "second")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SMALLEST_SHARE = 0.01  # of a GPU or core that an actor can reserve
 WEEK_SECONDS = 604_800
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-RESOURCE = re.compile(r"([A-Za-z_][^=,\s]*)=([0-9]*\.?[0-9]+)")
-CALLBACK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(?:\?(.*))?")  # scheme, host, path, options
-UPLOAD_SCHEMES = ("s3", "gs", "file")
-SECRET_OPTION = re.compile(r"key|secret|token|password|credential|signature", re.IGNORECASE)
 TASKS_EXAMPLE = "give names such as gsm8k,minerva_math (`reuse-sweep tasks` lists them)"
 
 
@@ -122,61 +120,6 @@ def _check_gpus(gpus: float) -> str | None:
     if gpus == 0 or SMALLEST_SHARE <= gpus <= 1:
         return None
     return f"must be 0 or between {SMALLEST_SHARE} and 1 (got {display(gpus)}): an actor decodes on one device"
-
-
-def _check_resource(resource: str) -> str | None:
-    match = RESOURCE.fullmatch(resource)
-    if match is None or float(match[2]) <= 0:
-        return f"must be NAME=AMOUNT with an amount above 0, such as highmem=1 (got {display(resource)})"
-    if match[1].upper() in ("CPU", "GPU"):
-        return f"must not contain {match[1]} (got {resource}): use --{match[1].lower()}s-per-actor"
-    return None
-
-
-def _check_callback(callback: str) -> str | None:
-    if CALLBACK.fullmatch(callback):
-        return None
-    return f"must be MODULE:CLASS, such as my_package.callbacks:MyCallback (got {display(callback)})"
-
-
-def _check_address(address: str) -> str | None:
-    if not address.startswith("ray://"):
-        return None
-    return (
-        f"must be the address of the cluster's head, such as HOST:6379 (got {address}): Ray Client is not supported; "
-        "`ray job submit` runs the sweep on the cluster"
-    )
-
-
-def _check_name(name: str) -> str | None:
-    if NAME.fullmatch(name):
-        return None
-    return (
-        "must be a valid directory name of up to 100 letters, digits and . _ + -, beginning with a letter or digit "
-        f"(got {name!r})"
-    )
-
-
-def _check_upload(url: str) -> str | None:
-    """The messages leave out every part of the URL that may be a secret."""
-    match = URL.fullmatch(url)
-    if match is None or match[1] not in UPLOAD_SCHEMES:
-        got = f"{url.partition('://')[0]}://…" if is_url(url) else "no URL"
-        return f"must be a URL such as s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER (got {got})"
-    scheme, host, path, options = match.groups(default="")
-    names = [option.partition("=")[0] for option in options.split("&")]
-    user, at, _ = host.rpartition("@")
-    if (at and (scheme, user) != ("gs", "anonymous")) or "@" in options or any(map(SECRET_OPTION.search, names)):
-        return "must not contain credentials: put them into environment variables such as AWS_ACCESS_KEY_ID"
-    if scheme == "file" and (host or not path):
-        return f"must be an absolute path after file://, such as file:///data/copies (got {url})"
-    if scheme != "file" and not host:
-        return f"must contain a bucket, as in {scheme}://BUCKET/FOLDER (got {url})"
-    return None
-
-
-def is_url(text: str) -> bool:
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,13 +246,13 @@ class SweepSettings:
         (),
         metavar="NAME=X,…",
         repeatable=True,
-        check=_check_resource,
+        check=check_resource,
         help="custom Ray resources that each actor needs (repeatable)",
     )
     address: str | None = setting(
         None,
         metavar="HOST:PORT",
-        check=_check_address,
+        check=check_address,
         default_text="start Ray here",
         help="running Ray cluster to use",
     )
@@ -323,7 +266,7 @@ class SweepSettings:
     )
     dashboard: bool = setting(True, help="serve Ray's dashboard to this machine")
     callback: tuple[str, ...] = setting(
-        (), metavar="MODULE:CLASS", repeatable=True, check=_check_callback, help="Ray Tune callback to add (repeatable)"
+        (), metavar="MODULE:CLASS", repeatable=True, check=check_callback, help="Ray Tune callback to add (repeatable)"
     )
     worker_timeout: float = setting(
         600.0,
@@ -337,9 +280,9 @@ class SweepSettings:
     out: str = setting(
         "results", group=RUN, metavar="DIR", aliases=("output-path",), help="directory that contains the sweeps"
     )
-    name: str | None = setting(None, check=_check_name, default_text="model name", help="directory of this sweep")
+    name: str | None = setting(None, check=check_name, default_text="model name", help="directory of this sweep")
     upload: str | None = setting(
-        None, metavar="URL", check=_check_upload, help="copy the sweep there as it runs: s3, gs or file URL"
+        None, metavar="URL", check=check_upload, help="copy the sweep there as it runs: s3, gs or file URL"
     )
     track: tuple[str, ...] = setting(
         (),

@@ -1,4 +1,4 @@
-"""sweep.json: what a sweep's folder says about it, and how a new command continues, extends or contradicts that."""
+"""sweep.json: identity and settings of a sweep, and how a new command continues, extends or contradicts them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ SweepRecord = Mapping[str, Any]  # the content of sweep.json
 Cut = tuple[int | None, int]  # documents below this index of their subject (None: all) fill this many shards in total
 REQUIRED_SETTINGS = ("tasks", "policies", "model", "data", "limit", "repeats")
 EXTENDABLE = ("tasks", "policies", "configurations", *DECODE_SETTINGS)  # lists that a later command may add to
-FIXED = {  # identity values that a later command must repeat, and what a person calls them
+FIXED = {  # identity values that a later command must repeat, and their names in messages
     "model": "--model",
     "model_revision": "the model's revision",
     "depth": "the number of layers",
@@ -216,7 +216,7 @@ def combine(stored: SweepRecord | None, new: SweepRecord, *, folder: str = "the 
 
 
 def describe_extension(stored: SweepRecord, combined: SweepRecord) -> list[str]:
-    """What the combined record has more than the stored one; empty if the command only continues."""
+    """What the combined record adds to the stored one; empty if the command only continues."""
     before, now = stored["settings"], combined["settings"]
     more = []
     for name in EXTENDABLE:
