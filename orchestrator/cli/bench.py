@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import Parser, announce, parse_options, sub_command
-from orchestrator.cli.sampling import DEVICE_HELP, threads_setting
+from orchestrator.cli.sampling import ModelOptions, threads_setting
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings, check_policy
 from sampler.errors import InputError, counted
@@ -75,7 +75,7 @@ class PassesOptions:
     )
     rounds: int = setting(20, minimum=1, help="measurements per median")
     dtype: str = shared(SweepSettings, "dtype")
-    device: str = setting("auto", metavar="DEVICE", help=DEVICE_HELP)
+    device: str = shared(ModelOptions, "device")
     compile: bool = shared(SweepSettings, "compile")
     json: bool = setting(False, help="print JSON instead of a table")
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from orchestrator.cli.console import Parser, parse_options, say
-from orchestrator.cli.sampling import DEVICE_HELP, MODEL_HELP, SourceOptions
+from orchestrator.cli.sampling import DEVICE_HELP, ModelOptions, SourceOptions
 from orchestrator.core import system
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
@@ -29,9 +29,9 @@ PARITY_EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckOptions(SourceOptions):
-    model: str = setting("tiny", verbatim=True, metavar="MODEL", help=MODEL_HELP)
+    model: str = shared(SourceOptions, "model", default="tiny", metavar="MODEL")
     dtype: str = shared(SweepSettings, "dtype")
-    device: str = setting("auto", metavar="DEVICE", help=DEVICE_HELP)
+    device: str = shared(ModelOptions, "device")
     out: Path = setting(Path("check.json"), metavar="FILE", help="write the results to this file, for a bug report")
     json: bool = setting(False, help="print the results as JSON instead of a table")
 
@@ -92,12 +92,12 @@ def check(arguments: Sequence[str]) -> None:
     if options.json:
         print(text)
     else:
-        told = (
+        summary = (
             f"{len(failed)} of {counted(len(results), 'check')} failed: {', '.join(failed)}"
             if failed
             else "all checks passed"
         )
-        print(f"{told}; {options.out} has the details for a bug report")
+        print(f"{summary}; {options.out} has the details for a bug report")
     if failed:
         sys.exit(1)
 

@@ -288,7 +288,7 @@ def track(arguments: Sequence[str]) -> None:
 
 
 def feed_tracker(folder: str, name: str) -> None:
-    """The process of a tracker; see orchestrator/progress/trackers.py."""
+    """The entry point of a tracker's process; see orchestrator/progress/trackers.py."""
     from orchestrator.progress.trackers import feed
 
     run_command(lambda: feed(Path(folder), name, lambda: _tracker_summary(Path(folder))))

@@ -99,7 +99,7 @@ def _create(folder: Path) -> StoreWriter:
 
 
 def _wait_and_probe(settings: SweepSettings, machine: Machine, placement: Placement) -> tuple[Machine, cluster.Probe]:
-    """Waits until a node of the joined cluster can hold an actor; the machine as it is then, and its devices."""
+    """Waits until a node of the joined cluster can hold an actor. Returns the machine at that time, and its devices."""
     autoscaler.wait_for_node(placement, seconds=settings.wait_for_nodes, machine=cluster.joined_machine)
     probe = cluster.probe_devices(placement)
     dtype = cluster.choose_dtype(probe) if settings.dtype == "auto" else machine.dtype

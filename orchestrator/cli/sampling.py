@@ -259,7 +259,12 @@ def _raise_with_line(lines: Sequence[Line]) -> "OnFailure":
 
 
 def read_prompts(
-    lines: Sequence[Line], files: "ModelFiles", settings: DecodeSettings, as_ids: bool, stop: Any = (), seed: int = 0
+    lines: Sequence[Line],
+    files: "ModelFiles",
+    settings: DecodeSettings,
+    as_ids: bool,
+    stop: tuple[str, ...] = (),
+    seed: int = 0,
 ) -> list[Prompt]:
     """The prompts in the lines, checked against the model."""
     from sampler.decode import check_prompts

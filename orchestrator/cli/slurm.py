@@ -77,7 +77,7 @@ def slurm(arguments: Sequence[str]) -> None:
 
 
 def parse_submission(arguments: Sequence[str]) -> "Submission":
-    """The flags of the job, and after -- those of the sweep; both are checked here rather than after the queue."""
+    """Parses the flags of the job and, after --, those of the sweep. Checks both now, not when the job starts."""
     job_flags, sweep_flags = _split(arguments)
     parser = Parser(
         prog="reuse-sweep slurm submit",

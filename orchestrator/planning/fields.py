@@ -193,13 +193,13 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 
 def problems_of(instance: Any) -> list[str]:
-    """Everything that is wrong with a dataclass's settings, each on its own."""
+    """Every problem of a dataclass's settings, each checked on its own."""
     declared = settings_of(type(instance))
     return [problem for name in declared for problem in declared[name].problems(getattr(instance, name))]
 
 
 def as_flags(instance: Any) -> list[str]:
-    """The command line that has these settings, without those that are the defaults."""
+    """The flags of these settings, without those that have their default value."""
     words = []
     for name, declared in settings_of(type(instance)).items():
         value = getattr(instance, name)

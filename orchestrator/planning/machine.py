@@ -50,7 +50,7 @@ def _times(available: float, name: str, amount: float) -> int:
 class Growth:
     """The nodes that an autoscaler may provide at a time, including running ones.
 
-    `open_ended`: nodes are expected, but only the autoscaler knows how many; `groups` states the least that one has.
+    `open_ended`: nodes are expected, but only the autoscaler knows how many; `groups` has the least that one provides.
     """
 
     groups: tuple[Nodes, ...] = ()
@@ -154,7 +154,7 @@ def resolve_model(model: str, machine: Machine, address: str | None) -> str:
             "such as --model tiny"
         )
     raise InputError(
-        f"--model auto needs a GPU, and the cluster at {address} has none and cannot add one as far as is known; "
+        f"--model auto needs a GPU, and the cluster at {address} has none and, as far as is known, cannot add one; "
         "choose a model for CPUs, such as --model tiny, or wait for GPUs with --gpus-per-actor 1"
     )
 
@@ -177,7 +177,7 @@ def describe_auto_model(requested: SweepSettings, settings: SweepSettings, machi
 
 
 def gpus_of(machine: Machine, address: str | None) -> str:
-    """The GPUs because of which auto is the 7B model."""
+    """Describes the GPUs because of which --model auto selects the 7B model."""
     count = machine.most("GPU") or machine.driver_gpus
     many = counted(int(count), "GPU") if count == int(count) else f"{count:g} GPUs"
     if not machine.most("GPU") or address is None:
@@ -201,10 +201,10 @@ class Placement:
     @property
     def bundle(self) -> dict[str, float]:
         """What an actor requests from Ray: the single bundle of its placement group."""
-        asked = {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor}
+        requested = {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor}
         if self.accelerator_type is not None:
-            asked[f"{ACCELERATOR}{self.accelerator_type}"] = ACCELERATOR_AMOUNT
-        return {name: amount for name, amount in (asked | dict(self.resources)).items() if amount}
+            requested[f"{ACCELERATOR}{self.accelerator_type}"] = ACCELERATOR_AMOUNT
+        return {name: amount for name, amount in (requested | dict(self.resources)).items() if amount}
 
     @property
     def words(self) -> str:
@@ -261,16 +261,16 @@ def _unplaceable(placement: Placement, settings: SweepSettings, machine: Machine
         "--cpus-per-actor": ("CPU", placement.cpus_per_actor if settings.cpus_per_actor or not threads else 0),
         "--threads-per-actor": ("CPU", threads),
     }
-    for flag, (what, asked) in needs.items():
-        if asked > machine.largest(what):
-            yield f"{flag} must be at most {machine.largest(what):g}, which the largest node has (got {asked:g})"
+    for flag, (what, amount) in needs.items():
+        if amount > machine.largest(what):
+            yield f"{flag} must be at most {machine.largest(what):g}, which the largest node has (got {amount:g})"
     named = [f"--accelerator-type {placement.accelerator_type}"] if placement.accelerator_type is not None else []
     named += [f"--resources {name}={amount:g}" for name, amount in placement.resources.items()]
     if named and settings.address is None:
         yield f"{named[0]} selects nodes of a Ray cluster: also give --address, or omit it"
     elif machine.names_all:
-        asked_of = [name for name in placement.bundle if name not in ("CPU", "GPU")]
-        for flag, name in zip(named, asked_of, strict=True):
+        resources = [name for name in placement.bundle if name not in ("CPU", "GPU")]
+        for flag, name in zip(named, resources, strict=True):
             if placement.bundle[name] > machine.largest(name):
                 yield f"{flag}: no node of the cluster has it; {inventory(machine)}"
 

@@ -313,7 +313,7 @@ class SweepSettings:
         cap=1000,
         help="with --race: try N of the policies and decode settings listed, chosen by Optuna, and confirm the best",
     )
-    quiet: bool = setting(False, help="no live view")
+    quiet: bool = setting(False, help="do not show the live view")
 
     def __post_init__(self) -> None:
         problems = [*problems_of(self), *self._conflicts()]
@@ -329,7 +329,7 @@ class SweepSettings:
         self._separate_thresholds()
 
     def _separate_thresholds(self) -> None:
-        """Moves threshold=X from the reveal rules to the thresholds, and lists the rule of thresholds if there are any.
+        """Moves the X of each reveal rule threshold=X to `threshold`; lists `threshold` as a rule if it has a value.
 
         Without that rule there is no threshold, not even the model's default.
         """
@@ -357,7 +357,7 @@ class SweepSettings:
 
     @property
     def all_policies(self) -> tuple[str, ...]:
-        """Those of the grid, and of the configurations listed by themselves."""
+        """The policies of the grid and of --configurations."""
         listed = (Configuration.parse(text).policy for text in self.configurations)
         return tuple(dict.fromkeys((*self.policies, *listed)))
 

@@ -291,6 +291,7 @@ def _union(before: Sequence[Any], now: Sequence[Any]) -> list[Any]:
 
 
 def larger_limit(before: int | None, now: int | None) -> int | None:
+    """None is no limit, which is larger than any."""
     return None if before is None or now is None else max(before, now)
 
 
