@@ -11,7 +11,7 @@ from hypothesis import settings as run
 from hypothesis import strategies as st
 
 from orchestrator.cli.console import aliases, run_command
-from orchestrator.cli.sweep import SweepCommand, combine, parse_sweep, save_config, sweep_parser, without_force
+from orchestrator.cli.sweep import SweepCommand, merge_settings, parse_sweep, save_config, sweep_parser, without_force
 from orchestrator.planning.settings import ALL_SETTINGS, SweepSettings
 from sampler import InputError
 
@@ -295,9 +295,9 @@ def test_whatever_is_typed_or_filed_is_read_or_refused(name: str, typed: str, da
     )
     for raw in (typed, filed):
         with contextlib.suppress(InputError):
-            combine({"tasks": "gsm8k", name: raw}, {})
+            merge_settings({"tasks": "gsm8k", name: raw}, {})
         with contextlib.suppress(InputError):
-            combine({"tasks": "gsm8k"}, {} if raw is None else {name: raw}, "file")
+            merge_settings({"tasks": "gsm8k"}, {} if raw is None else {name: raw}, "file")
 
 
 def test_all_unreadable_values_are_reported_at_once() -> None:

@@ -236,7 +236,7 @@ def bench_sweep(arguments: Sequence[str]) -> None:
     options = parse_options(parser, SweepBenchOptions, arguments)
     with ExitStack() as stack:
         out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="reuse-bench-"))
-        run = run_sweep(options, Path(out).resolve())
+        run = measure_sweep(options, Path(out).resolve())
     figures = sweep_figures(run)
     print(json.dumps(figures, indent=1) if options.json else sweep_table(figures))
 
@@ -249,7 +249,7 @@ class MeasuredSweep:
     documents: int
 
 
-def run_sweep(options: SweepBenchOptions, out: Path) -> MeasuredSweep:
+def measure_sweep(options: SweepBenchOptions, out: Path) -> MeasuredSweep:
     from orchestrator.core.totals import COLUMNS, totals_of
     from orchestrator.progress.progress import timeline
     from orchestrator.store import Store

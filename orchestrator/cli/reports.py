@@ -150,7 +150,7 @@ class TrackOptions:
 def status(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep status",
-        description="Shows what a sweep was asked to do, what is done, what failed and what is missing.",
+        description="Shows what a sweep will do in total, what is done, what failed and what is missing.",
         examples=STATUS_EXAMPLES,
     )
     options = parse_options(parser, StatusOptions, arguments)

@@ -141,7 +141,7 @@ def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
         with problems.collect():
             filed = read_config(Path(config), problems)
     with problems.collect():
-        settings = combine(given, filed, str(config), as_typed(ALL_SETTINGS, arguments))
+        settings = merge_settings(given, filed, str(config), as_typed(ALL_SETTINGS, arguments))
         forced = None if force is None else _forced(force, settings.all_policies)
         profile = None if device is None else _device_profile(device, settings, dry_run=bool(dry_run))
     problems.check()
@@ -154,7 +154,7 @@ def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
     )
 
 
-def combine(
+def merge_settings(
     typed: Mapping[str, Any],
     filed: Mapping[str, Any],
     file: str = "",

@@ -218,7 +218,7 @@ class PreparedSweep:
         return grid(self.settings.as_dict(), decoded=self.tasks[task].task.kind != LOGLIKELIHOOD)
 
     def record(self) -> dict[str, Any]:
-        """What sweep.json says about this command."""
+        """The record of this command, for sweep.json."""
         model = {
             "source": self.settings.model,
             "revision": self.identity.model_revision,
