@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import Parser, announce, parse_options, sub_command
-from orchestrator.cli.sampling import ModelOptions, threads_setting
+from orchestrator.cli.sampling import ModelOptions, SourceOptions
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings, check_policy
 from sampler.errors import InputError, counted
@@ -62,7 +62,7 @@ class PassesOptions:
         metavar="MODEL",
         help="tiny, mid or mid-qwen3 (shapes with random weights), a directory or a Hub id",
     )
-    threads: int = threads_setting()
+    threads: int = shared(SourceOptions, "threads")
     batch_size: tuple[int, ...] = setting(
         (1, 4, 8), aliases=("batch",), metavar="N,N", minimum=1, cap=10**4, help="batch sizes"
     )
@@ -91,7 +91,7 @@ class SweepBenchOptions:
     data: str = shared(SweepSettings, "data")
     max_new_tokens: int | None = shared(SweepSettings, "max_new_tokens")
     actors: int = shared(SweepSettings, "actors", default=2, default_text="2")
-    threads: int = threads_setting()
+    threads: int = shared(SourceOptions, "threads")
     out: Path | None = setting(None, metavar="DIR", default_text="not kept", help="keep the sweep in DIR/bench")
     json: bool = setting(False, help="print JSON instead of a table")
 

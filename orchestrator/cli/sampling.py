@@ -45,21 +45,16 @@ def _check_threads(threads: int) -> str | None:
     return None if threads <= cores else f"must be at most {cores}, the cores of this machine (got {display(threads)})"
 
 
-def threads_setting() -> Any:
-    """--threads: one by default, as in an actor of a sweep."""
-    return shared(
-        SweepSettings, "threads_per_actor", default=1, default_text=None, check=_check_threads, help="CPU threads"
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """Where a model is, what its config.json may not state, and the threads that run it."""
+    """Where a model is, what its config.json may lack, and the number of threads that run it."""
 
     model: str = setting(verbatim=True, help=MODEL_HELP)
     family: str | None = shared(SweepSettings, "family")
     block_size: int | None = shared(SweepSettings, "block_size")
-    threads: int = threads_setting()
+    threads: int = shared(  # one by default, as in an actor of a sweep
+        SweepSettings, "threads_per_actor", default=1, default_text=None, check=_check_threads, help="CPU threads"
+    )
 
     def start(self) -> None:
         """Imports torch, which takes seconds, and sets its threads."""

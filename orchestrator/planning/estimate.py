@@ -169,7 +169,7 @@ def measured_seconds(rows: pa.Table) -> dict[str, float]:
     return {task["task"]: task["batch_seconds_max_sum"] / task["batch_seconds_count_sum"] for task in tasks.to_pylist()}
 
 
-# Whether memory and disk suffice
+# Whether there is enough memory and disk space
 
 
 def free_on(device: "torch.device") -> int:
@@ -180,7 +180,7 @@ def free_on(device: "torch.device") -> int:
 
 
 def check_model_fits(config: ModelConfig, dtype: str, device: "torch.device", *, batch_size: int) -> None:
-    """Raises InputError if a device of this machine has not enough free memory to decode with a model."""
+    """Raises InputError if a device of this machine does not have enough free memory to decode with a model."""
     from sampler.device import pick_dtype
 
     chosen = str(pick_dtype(dtype, device)).removeprefix("torch.")

@@ -278,6 +278,7 @@ def display(value: object) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
+    """a, b or c"""
     *most, last = map(str, values)
     return f"{', '.join(most)} or {last}" if most else last
 
