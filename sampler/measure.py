@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sampler.cache import ReuseCache, Rows
+from sampler.attention import Rows
+from sampler.cache import ReuseCache
 from sampler.config import HEAD, SDAR, ModelConfig, expected_shapes
 from sampler.decode import Predictor, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from sampler.cache import rotary_frequencies
+from sampler.attention import rotary_frequencies
 from sampler.config import EMBEDDING, ModelConfig
 from sampler.decode import Step, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row

@@ -5,7 +5,7 @@ break, and the forward pass executes the result. Plans are hashable, so that row
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -109,6 +109,12 @@ class LayerPlan:
     def batch_key(self) -> tuple[object, ...]:
         """Equal for plans that can run in one batch; their selected positions and priors may differ."""
         return self.steps, self.stale, *(checkpoint.batch_key for checkpoint in self.checkpoints)
+
+    @property
+    def template(self) -> "LayerPlan":
+        """This plan with placeholders for its selected positions and priors, which a compiled graph gets as tensors."""
+        checkpoints = (replace(one, priors=(0.0,) * len(one.priors)) for one in self.checkpoints)
+        return replace(self, selected=self.selected[:1], checkpoints=tuple(checkpoints))
 
 
 def compute_all(depth: int) -> LayerPlan:
