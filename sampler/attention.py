@@ -1,4 +1,4 @@
-"""Attention of a pass over cached keys and values, which are read where they lie and never copied.
+"""Attention of a pass over cached keys and values, which are read in place, and rotary position factors.
 
 Query heads that share a key head become additional queries, so keys are never repeated. A row's result does not depend
 on the other rows: the kernels work on one sequence at a time, and splitting its keys (split-K) is switched off.
@@ -56,8 +56,8 @@ class Attention(Protocol):
 class Rows:
     """The positions of one pass: the slot of each row, and the row's positions that are forwarded.
 
-    A row's positions lie in one block, or they are all of several blocks. Each position attends to its own block and
-    everything before it.
+    A row's positions belong to one block, or they are all positions of several blocks. Each position attends to its own
+    block and everything before it.
     """
 
     slots: Sequence[int]

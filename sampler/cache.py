@@ -1,8 +1,8 @@
 """The caches of a batch of rows: keys and values for attention, and layer contributions for replays.
 
-A slot of a `KeyValueCache` belongs to one row, a slot of a `ReuseCache` to one block; their memory may serve one call
-after another (`CachePool`), because nothing is read that the same row has not written. A `KeyValueView` and a
-`ReuseView` belong to one pass.
+A slot of a `KeyValueCache` belongs to one row, a slot of a `ReuseCache` to one block. Later calls may use the same
+memory (`CachePool`), because a row only reads what it has written itself. A `KeyValueView` and a `ReuseView` belong to
+one pass.
 Shapes: L layers, S slots, C capacity, B rows, N positions of all rows, K key/value heads, d head size, M features of a
 fused projection, D model.
 """
@@ -71,7 +71,7 @@ class KeyValueCache:
         )
 
     def reference_attention(self, rows: Rows, count: int | None = None) -> ReferenceAttention:
-        """Attention of these rows; with `count`, of that many positions in each: any that lie in the row's block."""
+        """Attention of these rows; with `count`, of any `count` positions in each row's block."""
         chosen = rows if count is None else Rows(rows.slots, [row[:count] for row in rows.positions])
         return ReferenceAttention.over(chosen, self.kv_LSCM, self.config)
 
@@ -236,7 +236,7 @@ class ReuseView:
         return self.cache.values[rows[0] : rows[-1] + 1, self.index].sum(0)
 
     def add(self, layer: int, before_ND: Tensor, after_ND: Tensor) -> None:
-        """Notes the contribution of a layer, if it is cached."""
+        """Queues the contribution of a layer, if it is cached; `finish` stores it."""
         row = self.cache.row_of.get(layer)
         if row is None:
             return
@@ -245,7 +245,7 @@ class ReuseView:
         self.states.append((layer, before_ND, after_ND))
 
     def finish(self) -> None:
-        """Stores the contributions that were added."""
+        """Stores the queued contributions."""
         if self.states:
             layers, before, after = zip(*self.states, strict=True)
             self.states = []
