@@ -1,4 +1,4 @@
-"""Attention of a pass over cached keys and values, which are read where they lie and never copied.
+"""Attention of a pass over cached keys and values, which are read in place, and rotary position factors.
 
 Query heads that share a key head become additional queries, so keys are never repeated. A row's result does not depend
 on the other rows: the kernels work on one sequence at a time, and splitting its keys (split-K) is switched off.
@@ -53,6 +53,39 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """The positions of one pass: the slot of each row, and the row's positions that are forwarded.
+
+    A row's positions belong to one block, or they are all positions of several blocks. Each position attends to its own
+    block and everything before it.
+    """
+
+    slots: Sequence[int]
+    positions: Sequence[Sequence[int]]
+
+    def in_sequences(self, width: int, count: int, *, block: int, scratch: int) -> "Rows":
+        """`count` rows of `width` positions each: these rows, split, and then padding in the slot `scratch`."""
+        slots: list[int] = []
+        positions: list[Sequence[int]] = []
+        for slot, row in zip(self.slots, self.positions, strict=True):
+            parts = [row[first : first + width] for first in range(0, len(row), width)]
+            assert len(parts[-1]) == width
+            assert parts[-1][0] // block == parts[-1][-1] // block
+            slots += [slot] * len(parts)
+            positions += parts
+        missing = count - len(slots)
+        assert missing >= 0
+        return Rows(slots + [scratch] * missing, positions + [range(width)] * missing)
+
+    def padded(self, count: int, total: int) -> "Rows":
+        """`count` rows with `total` positions in all; padding repeats the first one, which stores the same values."""
+        missing = total - sum(map(len, self.positions))
+        empty = count - len(self.slots)
+        padding = [self.positions[0][0]] * missing
+        return Rows([*self.slots, *[self.slots[0]] * (empty + 1)], [*self.positions, padding, *[()] * empty])
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Rows in adjacent slots that attend in one call, over views of the cache."""
 
@@ -69,6 +102,12 @@ class ReferenceAttention:
 
     runs: Sequence[Run]
 
+    @classmethod
+    def over(cls, rows: Rows, kv_LSCM: Tensor, config: ModelConfig) -> "ReferenceAttention":
+        """Attention of these rows to the cached keys and values of L layers, S slots and C positions."""
+        block = config.block_size
+        return cls([run for adjacent in _adjacent_rows(rows, block) for run in _runs(rows, adjacent, kv_LSCM, config)])
+
     def attend(self, layer: int, q_NM: Tensor) -> Tensor:
         if len(self.runs) == 1:
             return self._attend(self.runs[0], layer, q_NM)
@@ -79,6 +118,45 @@ class ReferenceAttention:
         q_BKQd = q_NM.view(run.query_shape).transpose(1, 2)
         out_BKQd = scaled_dot_product_attention(q_BKQd, run.keys[layer], run.values[layer], attn_mask=run.mask)
         return out_BKQd.transpose(1, 2).reshape(q_NM.shape)
+
+
+def _adjacent_rows(rows: Rows, block: int) -> list[range]:
+    """Splits rows into maximal runs of adjacent slots with the same number of positions and the same end."""
+    keys = [
+        (slot - row, len(p), _block_end(p, block) if p else 0)
+        for row, (slot, p) in enumerate(zip(rows.slots, rows.positions, strict=True))
+    ]
+    breaks = [row for row in range(1, len(keys)) if keys[row] != keys[row - 1]]
+    return [range(first, last) for first, last in zip([0, *breaks], [*breaks, len(keys)], strict=True)]
+
+
+def _runs(rows: Rows, adjacent: range, kv_LSCM: Tensor, config: ModelConfig) -> list[Run]:
+    """One run, with a mask if its rows span several blocks. Of a long prompt, each block is a run of its own."""
+    slot, positions, block = rows.slots[adjacent.start], rows.positions[adjacent.start], config.block_size
+    if not positions:
+        return []
+    if positions[0] // block == positions[-1] // block:
+        return [_run(slot, len(adjacent), positions, kv_LSCM, config)]
+    assert isinstance(positions, range)
+    if positions[-1] < MAX_MASKED_POSITIONS:
+        mask = block_causal_mask(positions, config, kv_LSCM.dtype, kv_LSCM.device)
+        return [_run(slot, len(adjacent), positions, kv_LSCM, config, mask)]
+    blocks = [range(start, start + block) for start in range(positions.start, positions.stop, block)]
+    return [_run(s, 1, positions, kv_LSCM, config) for s in range(slot, slot + len(adjacent)) for positions in blocks]
+
+
+def _run(
+    slot: int, count: int, positions: Sequence[int], kv_LSCM: Tensor, config: ModelConfig, mask: Tensor | None = None
+) -> Run:
+    heads, head_dim, end = config.num_kv_heads, config.head_dim, _block_end(positions, config.block_size)
+    seen_LBCM = kv_LSCM[:, slot : slot + count, :end]
+    keys, values = seen_LBCM.view(-1, count, end, 2, heads, head_dim).transpose(2, 4).unbind(3)
+    return Run(count * len(positions), (count, -1, heads, head_dim), keys.unbind(0), values.unbind(0), mask)
+
+
+def _block_end(positions: Sequence[int], block: int) -> int:
+    """The end of the block that the last position lies in."""
+    return positions[-1] // block * block + block
 
 
 def block_causal_mask(positions: range, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -146,3 +224,32 @@ class SequenceAttention:
         query_T = torch.arange(q_TKd.shape[0], device=q_TKd.device, dtype=self.query_starts.dtype)
         sequence_T = torch.bucketize(query_T, self.query_starts[1:], right=True).clamp(max=self.lengths.shape[0] - 1)
         return out_BKQd.transpose(1, 2)[sequence_T, query_T - self.query_starts[sequence_T]]
+
+
+def rotary_factors(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
+    """Complex factors at each position: for queries, for keys, and for values (whose factor is 1)."""
+    frequency_d, scale = rotary_frequencies(config, device)
+    angle_Cd = torch.outer(torch.arange(positions, device=device).float(), frequency_d)
+    factor_Cd = torch.polar(torch.full_like(angle_Cd, scale), angle_Cd)
+    keys = factor_Cd.repeat(1, config.num_kv_heads)
+    return torch.cat((factor_Cd.repeat(1, config.num_heads), keys, torch.ones_like(keys)), -1)
+
+
+def rotary_frequencies(config: ModelConfig, device: torch.device) -> tuple[Tensor, float]:
+    """The frequency of each rotated pair, and what queries and keys are multiplied by (llama3 and yarn scaling)."""
+    if not config.rope_scaling:
+        half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+        return config.rope_theta**-half, 1.0
+    from transformers import LlamaConfig  # slow to import, and rarely needed
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_theta": config.rope_theta, **dict(config.rope_scaling)}
+    described = LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_positions,
+        rope_parameters=rope,
+    )
+    frequency_d, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](described, device)
+    return frequency_d, float(scale)

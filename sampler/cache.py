@@ -1,8 +1,8 @@
 """The caches of a batch of rows: keys and values for attention, and layer contributions for replays.
 
-A slot of a `KeyValueCache` belongs to one row, a slot of a `ReuseCache` to one block; their memory may serve one call
-after another (`CachePool`), because nothing is read that the same row has not written. A `KeyValueView` and a
-`ReuseView` belong to one pass.
+A slot of a `KeyValueCache` belongs to one row, a slot of a `ReuseCache` to one block. Later calls may use the same
+memory (`CachePool`), because a row only reads what it has written itself. A `KeyValueView` and a `ReuseView` belong to
+one pass.
 Shapes: L layers, S slots, C capacity, B rows, N positions of all rows, K key/value heads, d head size, M features of a
 fused projection, D model.
 """
@@ -10,11 +10,12 @@ fused projection, D model.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from sampler.attention import MAX_MASKED_POSITIONS, Attention, ReferenceAttention, Run, block_causal_mask
+from sampler.attention import Attention, ReferenceAttention, Rows, rotary_factors
 from sampler.config import ModelConfig
 from sampler.plan import WATCHED_INPUT, CacheSpec, Unit
 
@@ -24,18 +25,6 @@ MIN_POOLED_CAPACITY = 1024  # positions; pooled caches hold a power of two, so t
 MAX_VIEWS = 64
 
 FlatIndex = slice | Tensor  # rows of a flattened (slot, position) axis: a slice, hence a view, if they are adjacent
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The positions of one pass: the slot of each row, and the row's positions that are forwarded.
-
-    A row's positions lie in one block, or they are all of several blocks. Each position attends to its own block and
-    everything before it.
-    """
-
-    slots: Sequence[int]
-    positions: Sequence[Sequence[int]]
 
 
 class KeyValueCache:
@@ -81,41 +70,24 @@ class KeyValueCache:
             attention=self.reference_attention(rows),
         )
 
-    def reference_attention(self, rows: Rows) -> ReferenceAttention:
-        return ReferenceAttention([run for adjacent in self._adjacent_rows(rows) for run in self._runs(rows, adjacent)])
+    def reference_attention(self, rows: Rows, count: int | None = None) -> ReferenceAttention:
+        """Attention of these rows; with `count`, of any `count` positions in each row's block."""
+        chosen = rows if count is None else Rows(rows.slots, [row[:count] for row in rows.positions])
+        return ReferenceAttention.over(chosen, self.kv_LSCM, self.config)
 
-    def _adjacent_rows(self, rows: Rows) -> list[range]:
-        """Splits rows into maximal runs of adjacent slots with the same number of positions and the same end."""
-        keys = [
-            (slot - row, len(p), self._end(p) if p else 0)
-            for row, (slot, p) in enumerate(zip(rows.slots, rows.positions, strict=True))
+    def places(self, rows: Rows) -> list[list[int]]:
+        """Positions, rows in both caches, and of each sequence: its first query and key, and its number of keys."""
+        group = self.config.num_heads // self.config.num_kv_heads
+        capacity, block = self.capacity, self.config.block_size
+        flat = [(slot, p) for slot, row in zip(rows.slots, rows.positions, strict=True) for p in row]
+        return [
+            [position for _, position in flat],
+            [slot * capacity + position for slot, position in flat],
+            [slot * block + position % block for slot, position in flat],
+            [group * first for first in (0, *accumulate(map(len, rows.positions)))],
+            [*(slot * capacity for slot in rows.slots), 0],
+            [row[0] // block * block + block if row else block for row in rows.positions],
         ]
-        breaks = [row for row in range(1, len(keys)) if keys[row] != keys[row - 1]]
-        return [range(first, last) for first, last in zip([0, *breaks], [*breaks, len(keys)], strict=True)]
-
-    def _runs(self, rows: Rows, run: range) -> list[Run]:
-        """One run, with a mask if its rows span several blocks. Of a long prompt, each block is a run of its own."""
-        slot, positions, block = rows.slots[run.start], rows.positions[run.start], self.config.block_size
-        if not positions:
-            return []
-        if positions[0] // block == positions[-1] // block:
-            return [self._run(slot, len(run), positions)]
-        assert isinstance(positions, range)
-        if positions[-1] < MAX_MASKED_POSITIONS:
-            mask = block_causal_mask(positions, self.config, self.kv_LSCM.dtype, self.kv_LSCM.device)
-            return [self._run(slot, len(run), positions, mask)]
-        starts = range(positions.start, positions.stop, block)
-        return [self._run(s, 1, range(start, start + block)) for s in range(slot, slot + len(run)) for start in starts]
-
-    def _run(self, slot: int, count: int, positions: Sequence[int], mask: Tensor | None = None) -> Run:
-        heads, head_dim, end = self.config.num_kv_heads, self.config.head_dim, self._end(positions)
-        seen_LBCM = self.kv_LSCM[:, slot : slot + count, :end]
-        keys, values = seen_LBCM.view(-1, count, end, 2, heads, head_dim).transpose(2, 4).unbind(3)
-        return Run(count * len(positions), (count, -1, heads, head_dim), keys.unbind(0), values.unbind(0), mask)
-
-    def _end(self, positions: Sequence[int]) -> int:
-        """The end of the block that the last position lies in."""
-        return positions[-1] // self.config.block_size * self.config.block_size + self.config.block_size
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self.kv_LSCM[:, target, :length] = self.kv_LSCM[:, source, :length]
@@ -264,7 +236,7 @@ class ReuseView:
         return self.cache.values[rows[0] : rows[-1] + 1, self.index].sum(0)
 
     def add(self, layer: int, before_ND: Tensor, after_ND: Tensor) -> None:
-        """Notes the contribution of a layer, if it is cached."""
+        """Queues the contribution of a layer, if it is cached; `finish` stores it."""
         row = self.cache.row_of.get(layer)
         if row is None:
             return
@@ -273,7 +245,7 @@ class ReuseView:
         self.states.append((layer, before_ND, after_ND))
 
     def finish(self) -> None:
-        """Stores the contributions that were added."""
+        """Stores the queued contributions."""
         if self.states:
             layers, before, after = zip(*self.states, strict=True)
             self.states = []
@@ -334,35 +306,6 @@ class CachePool:
     def give_back(self, keys_values: KeyValueCache, values: Tensor) -> None:
         self.keys_values.append(keys_values)
         self.values.append(values)
-
-
-def rotary_factors(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
-    """Complex factors at each position: for queries, for keys, and for values (whose factor is 1)."""
-    frequency_d, scale = rotary_frequencies(config, device)
-    angle_Cd = torch.outer(torch.arange(positions, device=device).float(), frequency_d)
-    factor_Cd = torch.polar(torch.full_like(angle_Cd, scale), angle_Cd)
-    keys = factor_Cd.repeat(1, config.num_kv_heads)
-    return torch.cat((factor_Cd.repeat(1, config.num_heads), keys, torch.ones_like(keys)), -1)
-
-
-def rotary_frequencies(config: ModelConfig, device: torch.device) -> tuple[Tensor, float]:
-    """The frequency of each rotated pair, and what queries and keys are multiplied by (llama3 and yarn scaling)."""
-    if not config.rope_scaling:
-        half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
-        return config.rope_theta**-half, 1.0
-    from transformers import LlamaConfig  # slow to import, and rarely needed
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = {"rope_theta": config.rope_theta, **dict(config.rope_scaling)}
-    described = LlamaConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_positions,
-        rope_parameters=rope,
-    )
-    frequency_d, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](described, device)
-    return frequency_d, float(scale)
 
 
 def _l1_norms(*tensors_ND: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sampler.config import BUNDLED_MODEL
 from sampler.decode import Predictor, decode_prompts
-from sampler.device import OperationCounter, forbid_synchronisation, numeric_flags
+from sampler.device import OperationCounter, forbid_synchronisation, numeric_flags, synchronise
 from sampler.engine import Engine, Pass, Prefill, Row
 from sampler.loading import BUNDLED_FOLDER, LoadedModel, find_model, load_model, open_checkpoint
 from sampler.parity import fixed_tokens, reference_states
@@ -174,7 +174,7 @@ def check_layers(model: LoadedModel) -> Outcome:
 
 
 class _Altered:
-    """An object with other methods in place of some of its own."""
+    """An object with some of its methods replaced."""
 
     def __init__(self, inner: Any, **methods: Callable[..., Any]) -> None:
         self.inner = inner
@@ -185,7 +185,7 @@ class _Altered:
 
 
 def _within(context: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which runs inside a context."""
+    """A function that calls `function` inside a context."""
 
     def call(*arguments: Any) -> Any:
         with context():
@@ -371,8 +371,7 @@ def _fastest(model: LoadedModel, parts: Mapping[str, Callable[[], object]]) -> d
     times: dict[str, list[float]] = {name: [] for name in ("pass", *parts)}
 
     def now() -> float:
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
+        synchronise(model.device)
         return time.perf_counter()
 
     def repeated(part: Callable[[], object], seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Model families, and a checkpoint's config.json read as a dense transformer of one of them. Does not import torch."""
+"""Model families, and the configuration of a model, read from its config.json. Does not import torch."""
 
 import json
 import math
@@ -29,7 +29,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFamily:
-    """The facts in which families differ: what config.json never states, and the values for what it may omit.
+    """What differs between families: facts that config.json never states, and defaults for those that it may omit.
 
     To add a family, add an entry to `FAMILIES` and a row to docs/models.md.
     """
@@ -50,17 +50,18 @@ class ModelFamily:
         return math.gcd(self.small_block or block_size, block_size)
 
 
+FAST_DLLM_BLOCK_SIZE, FAST_DLLM_MASK, FAST_DLLM_STOP = 32, 151_665, 151_645
 FAST_DLLM_V2 = ModelFamily(
     name="fast-dllm-v2",
     aliases=("fastdllm",),
     plain_type="qwen2",
     qkv_bias=True,
     token_shift=True,
-    block_size=32,
+    block_size=FAST_DLLM_BLOCK_SIZE,
     small_block=8,
     threshold=0.95,
-    mask_token_id=151665,
-    stop_token_id=151645,
+    mask_token_id=FAST_DLLM_MASK,
+    stop_token_id=FAST_DLLM_STOP,
 )
 SDAR = ModelFamily(name="sdar", aliases=("sdar",), qk_norm=True, block_size=4, threshold=0.85, mask_token_id=151669)
 FAMILIES = (
@@ -142,6 +143,11 @@ class ModelConfig:
         return position - self.family.token_shift
 
     @property
+    def boundary_predictions(self) -> int:
+        """How many tokens of a block are predicted by the position before the block: 1 with token shift, else 0."""
+        return int(self.family.token_shift)
+
+    @property
     def decode_defaults(self) -> dict[str, Any]:
         """The decode settings whose defaults depend on the model."""
         return {
@@ -167,36 +173,27 @@ class ModelConfig:
         return attention, 3 * self.hidden_size * self.intermediate_size
 
 
-def _published_shape(**shape: Any) -> ModelConfig:
-    """The facts that the published checkpoints of Fast-dLLM v2 have in common, and the shape of one."""
-    family, stop = FAST_DLLM_V2, FAST_DLLM_V2.stop_token_id
-    assert family.block_size is not None
-    assert family.mask_token_id is not None
-    assert stop is not None
-    return ModelConfig(
-        num_layers=28,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        block_size=family.block_size,
-        mask_token_id=family.mask_token_id,
-        eos_token_ids=(stop,),
-        pad_token_id=stop,
-        **shape,
-    )
-
-
+_FULL_CONFIG = ModelConfig(
+    num_layers=28,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    vocab_size=152_064,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    tied_embeddings=False,
+    block_size=FAST_DLLM_BLOCK_SIZE,
+    mask_token_id=FAST_DLLM_MASK,
+    eos_token_ids=(FAST_DLLM_STOP,),
+    pad_token_id=FAST_DLLM_STOP,
+)
 # Shapes by Hub id (those of Qwen2.5, which the checkpoints were trained from): sweeps can be planned without the files.
 KNOWN_CHECKPOINTS: Mapping[str, ModelConfig] = {
-    FULL_MODEL: _published_shape(
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_heads=28,
-        num_kv_heads=4,
-        vocab_size=152_064,
-        tied_embeddings=False,
-    ),
-    SMALL_MODEL: _published_shape(
+    FULL_MODEL: _FULL_CONFIG,
+    SMALL_MODEL: replace(
+        _FULL_CONFIG,
         hidden_size=1536,
         intermediate_size=8960,
         num_heads=12,
@@ -236,7 +233,7 @@ def read_config(
     family: str | None = None,
     block_size: int | None = None,
 ) -> ModelConfig:
-    """The configuration, with `family` and `block_size` in place of what config.json states or implies.
+    """The configuration; `family` and `block_size` override what config.json states or implies.
 
     `tokenizer_ids` loads the tokenizer, so it is only called for ids that config.json does not give.
     """
@@ -335,7 +332,7 @@ class _Fields:
         return self.family.block_size
 
     def _stop_ids(self) -> tuple[int, ...]:
-        """Those in config.json, and the tokenizer's: of a chat model, the end of a turn."""
+        """The ids in config.json and the tokenizer's, which for a chat model marks the end of a turn."""
         given, family = self.raw.get("eos_token_id"), self.family
         if family.stop_token_id is not None:
             return self._token_ids("eos_token_id", self._value_or_fallback("eos_token_id", family.stop_token_id))

@@ -128,8 +128,8 @@ def decode_prompts(
 ) -> Iterator[tuple[int, Generated]]:
     """Continues every prompt; yields (index of the prompt, continuation) in order of completion.
 
-    A prompt for which the model computes NaN or infinity raises NonFiniteError. With `on_failure` it is reported there
-    and left out instead, and the other prompts go on.
+    A prompt for which the model computes NaN or infinity raises NonFiniteError. With `on_failure`, this function gets
+    the error instead, and the other prompts continue.
     """
     config = model.config
     bound = policy.bind(config.num_layers, subset_size)
@@ -232,7 +232,7 @@ class _Sequence:
 
     document: int
     prompt: Prompt
-    limit: int  # on its length
+    limit: int  # on the length of prompt and continuation
     config: ModelConfig
     policy: BoundPolicy
     settings: DecodeSettings
@@ -253,7 +253,7 @@ class _Sequence:
         size = self.config.block_size
         start = self.prompt_length // size * size
         if start:
-            predictions = self._handed_over(start) if start == self.prompt_length else 0
+            predictions = self.config.boundary_predictions if start == self.prompt_length else 0
             answer = yield Prefill(tokens=self.tokens[:start], queries=self._uniforms(predictions))
             self._append(self._finite(answer, start - size, "prefill"))
         while not self._finished():
@@ -261,7 +261,7 @@ class _Sequence:
             yield from self._denoise_block(start)
             if self._finished():
                 break
-            predictions = self._handed_over(start + size)
+            predictions = self.config.boundary_predictions
             commit = Pass(
                 kind=PassKind.COMMIT,
                 start=start,
@@ -340,12 +340,8 @@ class _Sequence:
     def _pass_kind(self, step: int, first: int) -> PassKind:
         """A full pass if the block has no keys yet, or if a masked first position is predicted before the window."""
         masked_first = self.tokens[first] == self.config.mask_token_id
-        needs_block = step == 0 or (masked_first and self._handed_over(first))
+        needs_block = step == 0 or (masked_first and self.config.family.token_shift)
         return PassKind.FULL if needs_block or not self.settings.block_cache else PassKind.SMALL
-
-    def _handed_over(self, first: int) -> int:
-        """1 if the position before `first` predicts it (token shift), else 0."""
-        return first - self.config.predicted_at(first)
 
     def _masked(self, begin: int, end: int) -> list[int]:
         return [position for position in range(begin, end) if self.tokens[position] == self.config.mask_token_id]

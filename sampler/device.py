@@ -151,7 +151,7 @@ ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "detach", "l
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what a device is asked to do while it is active: kernels by name, and transfers in both directions.
+    """Counts the operations of a device while active: kernels by name, and transfers in both directions.
 
     An operation that does not only view or allocate counts as one kernel.
     """
@@ -197,6 +197,12 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.views += 1
         else:
             self.kernels[name] += 1
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits until the device has finished all its work, so that a clock can be read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 # Functions and operations that make the host wait for the device.

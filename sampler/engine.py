@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from sampler.device import numeric_flags
+from sampler.device import numeric_flags, synchronise
 from sampler.errors import NonFiniteError
 from sampler.model import LayerWork, Transformer
 from sampler.passes import LogitReader, PassRunner, PassSegment
@@ -21,7 +21,7 @@ from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind, compute_a
 from sampler.records import Counters
 
 Result = TypeVar("Result")
-# Is given the index of a failed row and its error
+# Called with the index of a failed row and its error
 OnFailure = Callable[[int, NonFiniteError], None]
 
 
@@ -43,7 +43,8 @@ class Pass:
 class Prefill:
     """Caches keys and values of complete blocks of known tokens; `queries` are about the last position.
 
-    `then` is a pass over the next block that computes every layer. It runs in the same forward, and it is answered.
+    `then` is a pass over the next block that computes every layer. It runs in the same forward pass, and the answer is
+    that of its queries.
     """
 
     tokens: Sequence[int]
@@ -203,7 +204,8 @@ class Engine(Generic[Result]):
     def _advance(self, active: _ActiveRow[Result], answer: Any) -> FinishedRow[Result] | None:
         """Sends a row its answer and executes its commands until it waits for a pass or is finished."""
         if active.started is None:
-            active.started = self._synchronised_now()
+            synchronise(self.network.device)
+            active.started = self.stopwatch.now()
         try:
             while True:
                 command = active.row.send(answer)
@@ -240,12 +242,12 @@ class Engine(Generic[Result]):
 
     def _run_prefills(self, waiting: Sequence[_ActiveRow[Result]]) -> tuple[list[_ActiveRow[Result]], list[list[Any]]]:
         """One forward over blocks of one or several rows; returns the rows whose prefill is complete, and answers."""
-        room = self.runner.prefill_positions
+        remaining = self.runner.prefill_positions
         parts: list[tuple[_ActiveRow[Result], PassSegment]] = []
         for row in waiting:
-            if room and self._begin_prefill(row, waiting):
-                parts.append((row, self._prefill_segment(row, room)))
-                room -= len(parts[-1][1].tokens)
+            if remaining and self._begin_prefill(row, waiting):
+                parts.append((row, self._prefill_segment(row, remaining)))
+                remaining -= len(parts[-1][1].tokens)
         forwarded = [segment for _, segment in parts if segment.tokens]  # others were copied from other rows
         work, found = LayerWork(), list[list[Any]]()
         if forwarded:
@@ -292,11 +294,11 @@ class Engine(Generic[Result]):
         self.prefilled[row.slot] = tuple(command.tokens[:start])
         return True
 
-    def _prefill_segment(self, row: _ActiveRow[Result], room: int) -> PassSegment:
+    def _prefill_segment(self, row: _ActiveRow[Result], remaining: int) -> PassSegment:
         """The next blocks of a row's prefill, and what is read at its end."""
         assert row.prefill is not None
         command, tokens, start = row.prefill.command, row.prefill.tokens, row.prefill.done
-        end = min(len(tokens), start + room)
+        end = min(len(tokens), start + remaining)
         last = end == len(tokens)
         if last and command.then is not None:
             first = len(command.tokens) - start
@@ -377,14 +379,12 @@ class Engine(Generic[Result]):
             weighted = (work.attention_only * attention + work.mlp_only * mlp) * positions
             counters.layer_positions += _rounded_quotient(weighted, attention + mlp)
 
-    def _synchronised_now(self) -> float:
-        if self.network.device.type == "cuda":
-            torch.cuda.synchronize(self.network.device)
-        return self.stopwatch.now()
-
 
 def slots_needed(network: Transformer, batch_size: int, rows: int) -> int:
-    """Padded passes have the shape of the whole batch, so that the last documents of a call are rounded like others."""
+    """One slot per row, up to the batch size.
+
+    Padded passes have the shape of the whole batch, so that the number of rows does not affect rounding.
+    """
     return batch_size if network.execution.padded else min(batch_size, max(1, rows))
 
 

@@ -42,7 +42,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "", cutoff: float = 0.5) -> str:
-    """The known word that is most similar, whatever its case, as a question; `otherwise` if none is."""
+    """A question that suggests the most similar known word, ignoring case; `otherwise` if no word is similar."""
     lower = {name.lower(): name for name in known}
     similar = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=cutoff)
     return f"did you mean {lower[similar[0]]}?" if similar else otherwise

@@ -1,4 +1,4 @@
-"""Finds a model (bundled, local folder or Hub id), and loads its safetensors into a `Transformer`.
+"""Finds a model (bundled, local folder or Hub id), and builds a `Transformer` from its safetensors or random weights.
 
 Remote code and pickles are never loaded.
 """
@@ -107,8 +107,8 @@ def find_model(
 ) -> ModelFiles:
     """Locates the model's files, downloading them if needed, and reads its configuration.
 
-    `family` and `block_size` override what config.json states or implies. With `code`, also its Python files are
-    located, which this package never runs: see `sampler.parity`.
+    `family` and `block_size` override what config.json states or implies. With `code`, its Python files are located
+    too, which this package never runs: see `sampler.parity`.
     """
     files = [*(FILES if weights else METADATA_FILES), *(["*.py"] if code else [])]
     folder, revision = _find_folder(source, files, clock)
@@ -268,6 +268,34 @@ def _reorder(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
     if "o_proj" in name:
         return group_heads(tensor.t()).t()
     return tensor
+
+
+def random_model(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+    compiled: bool = False,
+) -> LoadedModel:
+    """A model with seeded random weights, which is as fast as a real one of this shape.
+
+    It is confident enough to reveal several tokens per step, and never stops: mask, stop and pad have zero logits.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shapes = expected_shapes(config)
+
+    def read(name: str) -> Tensor:
+        shape = shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape)
+        tensor = torch.randn(shape, generator=generator) * (1.6 / config.hidden_size**0.5 if len(shape) > 1 else 0.2)
+        if name == HEAD:
+            tensor[[config.mask_token_id, config.pad_token_id, *config.eos_token_ids]] = 0
+        return tensor
+
+    network = build_transformer(read, config, dtype=dtype, device=device, compiled=compiled)
+    return LoadedModel(source="random", revision=None, folder=Path("random"), config=config, network=network)
 
 
 def open_checkpoint(folder: Path, config: ModelConfig) -> Callable[[str], Tensor]:

@@ -1,4 +1,4 @@
-"""Warm-up of a model, the times of its passes, decoding, prefill and scoring, and random models to measure.
+"""Warm-up of a model, and the times of its passes, of decoding, prefill and scoring.
 
 Alternatives are timed in alternation within one run, so that ratios hold on a noisy machine. The floor of a pass is the
 time of its matrix products alone: a plain `F.linear` for each matrix of the model.
@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sampler.cache import ReuseCache, Rows
-from sampler.config import HEAD, SDAR, ModelConfig, expected_shapes
+from sampler.attention import Rows
+from sampler.cache import ReuseCache
+from sampler.config import SDAR, ModelConfig, expected_shapes
 from sampler.decode import Predictor, decode_prompts
+from sampler.device import synchronise
 from sampler.engine import Engine, Pass, Prefill, Row
-from sampler.loading import LoadedModel, build_transformer
+from sampler.loading import LoadedModel
 from sampler.passes import PassRunner, PassSegment
 from sampler.plan import (
     PARTIAL,
@@ -96,7 +97,7 @@ def warm_up(
     min_seconds: float | None = None,
     positions: Sequence[int] | None = None,
 ) -> WarmUp:
-    """Runs rounds of all kinds of passes until they get no faster, so that no measured document pays for it.
+    """Runs rounds of all kinds of passes until they get no faster, so that the first documents are not slower.
 
     The passes and tokens are fixed; they do not depend on what the model predicts. `positions` are the lengths of the
     rows; by default a short one, and on CUDA also a long one for at least CUDA_WARM_UP_SECONDS.
@@ -130,8 +131,7 @@ def warm_up(
         for blocks in prompts:
             for finished in engine.run(_warm_up_row(config, blocks, replay) for _ in range(batch_size)):
                 counters += finished.counters
-        if network.device.type == "cuda":
-            torch.cuda.synchronize(network.device)
+        synchronise(network.device)
         rounds.append(clock() - started)
         done = settled(rounds)
     return WarmUp(seconds=clock() - began, rounds=tuple(rounds), settled=done, counters=counters)
@@ -269,7 +269,7 @@ class Bench:
         return 0.0 if plan.stale else sum(costs) / len(costs)
 
     def deciding(self, policy: str) -> float:
-        """Median milliseconds that a row of a full pass spends on what precedes it: measuring and planning."""
+        """Median milliseconds that measuring and planning take for one row before a full pass."""
         bound = ReusePolicy.parse(policy).bind(self.config.num_layers)
         context = self.context(PassKind.FULL)
         late = replace(context, step=LATE_STEP, past=context.past * LATE_STEP)
@@ -375,8 +375,7 @@ class Bench:
         return tokens
 
     def _now(self) -> float:
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
+        synchronise(self.model.device)
         return time.perf_counter()
 
 
@@ -391,31 +390,3 @@ def narrowing_alone(plan: LayerPlan, window: range) -> dict[str, LayerPlan]:
     steps = tuple(PARTIAL if layer == last else SKIP for layer in range(len(plan.steps)))
     kept = LayerPlan(steps, selected=tuple(window[: plan.checkpoints[-1].keep]))
     return {"with checkpoints": LayerPlan(steps, checkpoints=plan.checkpoints), "without checkpoints": kept}
-
-
-def random_model(
-    config: ModelConfig,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
-    compiled: bool = False,
-) -> LoadedModel:
-    """A model with seeded random weights that costs what a real one of this shape does.
-
-    It is confident enough to reveal several tokens per step, and never stops: mask, stop and pad have zero logits.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shapes = expected_shapes(config)
-
-    def read(name: str) -> Tensor:
-        shape = shapes[name]
-        if name.endswith("norm.weight"):
-            return torch.ones(shape)
-        tensor = torch.randn(shape, generator=generator) * (1.6 / config.hidden_size**0.5 if len(shape) > 1 else 0.2)
-        if name == HEAD:
-            tensor[[config.mask_token_id, config.pad_token_id, *config.eos_token_ids]] = 0
-        return tensor
-
-    network = build_transformer(read, config, dtype=dtype, device=device, compiled=compiled)
-    return LoadedModel(source="random", revision=None, folder=Path("random"), config=config, network=network)

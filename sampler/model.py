@@ -91,7 +91,7 @@ def make_linear(
 
 @dataclass(slots=True)
 class LayerWork:
-    """What a pass did for each of its rows, counted where it happens."""
+    """What a pass did for each of its rows, counted while it runs."""
 
     computed: int = 0  # layers that ran
     partial: int = 0  # of these, layers that ran for the positions that the plan selected
@@ -159,7 +159,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Narrowing:
-    """What checkpoints need to select positions: S sequences of W positions each, and where each position lies."""
+    """What checkpoints need to select positions: S sequences of W positions each, and the places of all positions."""
 
     width: int
     factors_N: Tensor  # rotary
@@ -167,7 +167,7 @@ class Narrowing:
     places_2N: Tensor  # rows in the flattened keys and values, and rows in the reuse cache
     targets: Sequence[Tensor]  # the flattened keys and values of each layer
     priors: Sequence[Tensor]  # (N,) for each checkpoint
-    attention: Callable[[int], Attention]  # over any positions of the block, as many in each sequence
+    attention: Callable[[int], Attention]  # for this many positions in each sequence, any in its block
 
     def select(
         self, number: int, checkpoint: Checkpoint, signal_N: Tensor, live: Selection | None, reuse: ReuseCache
@@ -251,7 +251,7 @@ class Layer:
         return self.attention(x_ND, keys_values) + reuse.load(self.index)
 
     def run_selected(self, x_ND: Tensor, selection: Selection, selected_ND: Tensor | None, work: LayerWork) -> Tensor:
-        """Computes the selected positions, as the layer before left them, against the cached keys of all positions."""
+        """Computes the selected positions from their current states. They attend to the cached keys of all."""
         if selection.kept:
             work.narrowed += 1
             work.narrowed_positions += selection.kept
@@ -291,7 +291,7 @@ class Transformer:
         return self.embedding_VD.dtype
 
     def logits(self, states_ND: Tensor) -> Tensor:
-        """Logits in float32: which position they predict is a fact of the family, see `ModelConfig.predicted_at`."""
+        """Logits in float32. Which position they predict depends on the family, see `ModelConfig.predicted_at`."""
         return self.head(self.final_norm(states_ND)).float()
 
     def forward(
@@ -306,8 +306,8 @@ class Transformer:
         """The states after the last layer. Prefill and commit passes have no `reuse`: they cache no contributions.
 
         The selected positions go through adjacent partial layers on their own, while all positions replay. After the
-        last of these layers, and before a checkpoint, they are put back. A stale pass runs no layer and returns the
-        states as last computed.
+        last of these layers, and before a checkpoint, their states are written back. A stale pass runs no layer and
+        returns the states as last computed.
         """
         if plan.stale:
             assert reuse is not None
@@ -368,7 +368,7 @@ class Transformer:
         return x_ND, work
 
     def _signal(self, layer: Layer, checkpoint: Checkpoint, x_ND: Tensor, narrowing: Narrowing) -> Tensor:
-        """What a checkpoint before this layer sees of each position, but for the change of its input; in float32."""
+        """The value change or the attention of each position at a checkpoint before this layer, in float32."""
         qkv_NM, width = layer.fused_projection(x_ND), layer.qkv_pairs[1]
         if checkpoint.signal is CheckpointSignal.VALUE_CHANGE:
             held_NM = narrowing.targets[layer.index][narrowing.places_2N[0], width:]
@@ -384,7 +384,7 @@ class Transformer:
 
 
 def _put_back(x_ND: Tensor, selection: Selection, selected_ND: Tensor, reuse: ReuseView, pending: list[int]) -> Tensor:
-    """The states of all positions after partial layers; at a checkpoint's layers the others replay all at once."""
+    """Writes the selected positions' states back; all others first replay the pending layers, in one operation."""
     if pending:
         x_ND = x_ND + reuse.load_sum(pending)
         pending.clear()

@@ -1,8 +1,8 @@
 """Compares a model with other implementations of it: a plain float32 forward, and the checkpoint's own modelling code.
 
 The checkpoint's code runs in a child process with another interpreter, whose environment has the package versions that
-the code needs and no secrets. It forwards the states of a decoding, whole sequences with masks, and its logits and the
-tokens they reveal are compared with ours.
+the code needs and no secrets. It computes the logits of every step of a decoding, from the whole sequence with its
+masks. These logits, and the tokens that they reveal, are compared with ours.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from sampler.cache import rotary_frequencies
+from sampler.attention import rotary_frequencies
 from sampler.config import EMBEDDING, ModelConfig
 from sampler.decode import Step, decode_prompts
 from sampler.engine import Engine, Pass, Prefill, Row
@@ -337,11 +337,11 @@ def run_child(
         ],
     }
     with tempfile.TemporaryDirectory(prefix="reuse-parity-") as folder:
-        asked, answered = Path(folder, "request.json"), Path(folder, "answers.json")
-        asked.write_text(json.dumps(request), encoding="utf-8")
+        request_file, answers_file = Path(folder, "request.json"), Path(folder, "answers.json")
+        request_file.write_text(json.dumps(request), encoding="utf-8")
         try:
             ended = subprocess.run(
-                [str(python), "-I", "-B", "-c", CHILD, str(asked), str(answered)],
+                [str(python), "-I", "-B", "-c", CHILD, str(request_file), str(answers_file)],
                 cwd=folder,
                 env=child_environment(folder),
                 stdin=subprocess.DEVNULL,
@@ -357,7 +357,7 @@ def run_child(
         if ended.returncode:
             reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
             raise InputError(f"the checkpoint's code failed with {python}: {reason}")
-        found: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(answers_file.read_text(encoding="utf-8"))
     return found
 
 

@@ -1,7 +1,7 @@
-"""Runs one forward pass for a group of rows: integers to the device, the layers, and the answers back.
+"""Runs one forward pass for a group of rows: sends the tokens to the device, runs the layers, returns the answers.
 
-Where passes are padded, they have fixed shapes (`Bucket`): the kernels that a device chooses, and therefore the
-rounding of a row's results, do not depend on the other rows. All integers of a padded pass travel in one buffer.
+Padded passes have fixed shapes (`Bucket`), so that the kernels that a device chooses, and therefore the rounding of a
+row's results, do not depend on the other rows. All integers of a padded pass are sent to the device in one buffer.
 Shapes: N positions of all rows, P positions whose logits are read, V vocabulary.
 """
 
@@ -9,14 +9,15 @@ import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from sampler.attention import Attention, Backend, SequenceAttention
-from sampler.cache import KeyValueCache, KeyValueView, ReuseCache, ReuseView, Rows, layer_views
+from sampler.attention import Attention, Backend, Rows, SequenceAttention
+from sampler.cache import KeyValueCache, KeyValueView, ReuseCache, ReuseView, layer_views
 from sampler.model import LayerWork, Narrowing, Selection, Transformer
 from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind
 
@@ -96,14 +97,13 @@ class PassRunner:
         self.block, self.padded = network.config.block_size, network.execution.padded
         capacity = -(-capacity // self.block) * self.block
         where: Any = {"dtype": network.dtype, "device": network.device}
-        if self.padded:  # the last slot takes what padding writes
+        if self.padded:  # padding is written to the last slot
             self.keys_values = network.pool.take_keys_values(network.config, slots + 1, capacity, **where)
             self.reuse = ReuseCache(spec, network.config, slots + 1, **where, pool=network.pool)
             weakref.finalize(self, network.pool.give_back, self.keys_values, self.reuse.values)
         else:
             self.keys_values = KeyValueCache(network.config, slots, capacity, **where)
             self.reuse = ReuseCache(spec, network.config, slots, **where)
-        self._nothing = torch.empty(0, dtype=torch.int64, device=network.device)
         self._compiled = compile_forward(network.device) if network.execution.compiled else None
 
     def sequences(self, kind: PassKind, width: int) -> int:
@@ -163,7 +163,7 @@ class PassRunner:
         narrowing = None
         if plan.checkpoints:
             width = len(segments[0].tokens)
-            positions, *places = self._places(rows)[:3]
+            positions, *places = self.keys_values.places(rows)[:3]
             narrowing = Narrowing(
                 width=width,
                 firsts_S1=self._tensor(_first_states(segments))[:, None],
@@ -171,7 +171,7 @@ class PassRunner:
                 places_2N=torch.tensor(places, device=self.network.device),
                 targets=self.keys_values.views[0],
                 priors=_as_priors(self._tensor(_prior_bits(segments, len(segments) * width)), len(plan.checkpoints)),
-                attention=self._attention_of(rows),
+                attention=partial(self.keys_values.reference_attention, rows),
             )
         states_ND, work = self.network.forward(ids_N, self.keys_values.view(rows), plan, view, selection, narrowing)
         read = _read_rows(segments)
@@ -183,8 +183,10 @@ class PassRunner:
         self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, packed: Sequence[int], reuse: bool
     ) -> tuple[ForwardResult, Tensor | None]:
         bucket = self._bucket(segments, plan, kind, reuse)
-        rows = _padded_rows(segments, bucket, self.block, scratch=self.keys_values.slots - 1)
-        selected = _padded_selection(segments, bucket, self.block) if bucket.selected else None
+        scratch = self.keys_values.slots - 1
+        rows = _rows(segments).in_sequences(bucket.width, bucket.sequences, block=self.block, scratch=scratch)
+        chosen = _selected_rows(segments, self.block)
+        selected = chosen.padded(bucket.sequences, bucket.selected) if bucket.selected else None
         sections = [*self._integers(segments, bucket, rows, selected), _prior_bits(segments, bucket.positions)]
         words = [word for section in sections for word in section]
         sent = torch.tensor([*words, *packed], dtype=torch.int64)
@@ -195,14 +197,11 @@ class PassRunner:
         attention_of = None
         if backend is Backend.REFERENCE or (backend is Backend.DENSE and kind is PassKind.PREFILL):
             attention = [self.keys_values.reference_attention(one) for one in (rows, selected) if one is not None]
-            attention_of = self._attention_of(rows)
+            attention_of = partial(self.keys_values.reference_attention, rows)
         forward = padded_forward if self._compiled is None or attention else self._compiled
-        # A graph belongs to the steps of a plan; the selected positions and priors are among the integers.
-        zeros = tuple(replace(one, priors=(0.0,) * len(one.priors)) for one in plan.checkpoints)
-        steps = replace(plan, selected=plan.selected[:1], checkpoints=zeros)
         sizes = tuple(map(len, sections))
         caches = self.keys_values, self.reuse
-        done = forward(self.network, steps, bucket, sizes, sent[: len(words)], *caches, attention, attention_of)
+        done = forward(self.network, plan.template, bucket, sizes, sent[: len(words)], *caches, attention, attention_of)
         return done, None if done.logits_PV is None else self.reader.read(done.logits_PV, sent[len(words) :])
 
     def _bucket(self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, reuse: bool) -> Bucket:
@@ -222,41 +221,19 @@ class PassRunner:
     def _integers(
         self, segments: Sequence[PassSegment], bucket: Bucket, rows: Rows, selected: Rows | None
     ) -> list[list[int]]:
-        """What a padded pass must know: its tokens, the states to read, those selected, and where its rows lie."""
+        """The tokens of a padded pass, the states to read, the selected states, and the places of its rows."""
         ids = [token for segment in segments for token in segment.tokens]
-        read = _read_rows(segments)
-        padded_ids = ids + [0] * (bucket.positions - len(ids))
-        padded_read = read + [0] * (bucket.reads - len(read))
-        if selected is None:
-            return [padded_ids, padded_read, [], *self._places(rows)]
-        states = _selected_states(segments, self.block)
-        padded_states = states + states[:1] * (bucket.selected - len(states))
-        return [padded_ids, padded_read, padded_states, *self._places(rows), *self._places(selected)]
-
-    def _places(self, rows: Rows) -> list[list[int]]:
-        """Positions, rows in both caches, and of each sequence: its first query and key, and its number of keys."""
-        group = self.network.config.num_heads // self.network.config.num_kv_heads
-        capacity, block = self.keys_values.capacity, self.block
-        flat = [(slot, p) for slot, row in zip(rows.slots, rows.positions, strict=True) for p in row]
+        read, states = _read_rows(segments), _selected_states(segments, self.block)
         return [
-            [position for _, position in flat],
-            [slot * capacity + position for slot, position in flat],
-            [slot * block + position % block for slot, position in flat],
-            [group * first for first in (0, *accumulate(map(len, rows.positions)))],
-            [*(slot * capacity for slot in rows.slots), 0],
-            [row[0] // block * block + block if row else block for row in rows.positions],
+            ids + [0] * (bucket.positions - len(ids)),
+            read + [0] * (bucket.reads - len(read)),
+            states + states[:1] * (bucket.selected - len(states)),
+            *self.keys_values.places(rows),
+            *([] if selected is None else self.keys_values.places(selected)),
         ]
 
-    def _attention_of(self, rows: Rows) -> Callable[[int], Attention]:
-        """Attention for a number of positions in each row; it does not depend on which of the block they are."""
-
-        def attention(count: int) -> Attention:
-            return self.keys_values.reference_attention(Rows(rows.slots, [row[:count] for row in rows.positions]))
-
-        return attention
-
     def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, device=self.network.device) if values else self._nothing
+        return torch.tensor(values, dtype=torch.int64, device=self.network.device)
 
 
 def padded_forward(
@@ -354,31 +331,6 @@ def compile_forward(device: torch.device) -> Callable[..., ForwardResult]:
     return forward
 
 
-def _padded_rows(segments: Sequence[PassSegment], bucket: Bucket, block: int, *, scratch: int) -> Rows:
-    """One row per sequence: what a segment has in one block, then padding in the scratch slot."""
-    slots: list[int] = []
-    positions: list[range] = []
-    for segment in segments:
-        end = segment.start + len(segment.tokens)
-        for start in range(segment.start, end, bucket.width):
-            slots.append(segment.slot)
-            positions.append(range(start, start + bucket.width))
-        assert positions[-1].stop == end
-        assert positions[-1].start // block == (end - 1) // block
-    missing = bucket.sequences - len(slots)
-    assert missing >= 0
-    return Rows(slots + [scratch] * missing, positions + [range(bucket.width)] * missing)
-
-
-def _padded_selection(segments: Sequence[PassSegment], bucket: Bucket, block: int) -> Rows:
-    """The selected positions of each row, then the first of them as padding: it computes once more what is there."""
-    chosen = _selected_rows(segments, block)
-    slot, position = chosen.slots[0], chosen.positions[0][0]
-    empty = bucket.sequences - len(chosen.slots)
-    padding = [position] * (bucket.selected - sum(map(len, chosen.positions)))
-    return Rows([*chosen.slots, *[slot] * (empty + 1)], [*chosen.positions, padding, *[()] * empty])
-
-
 def _rows(segments: Sequence[PassSegment]) -> Rows:
     return Rows(
         [segment.slot for segment in segments],
@@ -438,11 +390,11 @@ def _measurements(
     """Gives each segment the norms of its own positions."""
     by_key: dict[int, list[Sequence[float]]] = {}
     start = 0
-    for key, (positions, norms) in ((key, tensor.shape) for key, tensor in measured.items()):
+    for key, tensor in measured.items():
+        positions, norms = tensor.shape
         by_key[key] = [numbers[at : at + norms] for at in range(start, start + positions * norms, norms)]
         start += positions * norms
-    firsts = _first_states(segments) if by_key else [0] * len(segments)
     return [
         {key: rows[first : first + len(segment.tokens)] for key, rows in by_key.items()}
-        for first, segment in zip(firsts, segments, strict=True)
+        for first, segment in zip(_first_states(segments), segments, strict=True)
     ]

@@ -5,7 +5,7 @@ break, and the forward pass executes the result. Plans are hashable, so that row
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -43,11 +43,11 @@ REPLAY_ATTENTION, REPLAY_MLP = LayerStep.REPLAY_ATTENTION, LayerStep.REPLAY_MLP
 
 
 class CheckpointSignal(Enum):
-    """What a checkpoint sees of each position that a pass forwards; none of it is known before the pass."""
+    """What a checkpoint measures at each position of a pass; it is not known before the pass."""
 
     INPUT_CHANGE = "relative L1 change of the layer's input since the position was last forwarded"
     VALUE_CHANGE = "minus the cosine of the layer's values and those in the cache"
-    ATTENTION = "attention that the position receives from the pass's positions, as a share of theirs to each other"
+    ATTENTION = "attention that the position receives from the pass's positions, relative to all attention between them"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,15 +74,16 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """One step per layer. `selected` lists the positions in the block that partial layers compute, or checkpoints do.
+    """One step per layer. Partial layers compute the positions in `selected`, or those that `checkpoints` select.
 
+    Positions count from the block's start.
     A `stale` plan runs no layer: each position keeps the final state of the last pass that computed it.
     """
 
     steps: tuple[LayerStep, ...]
     selected: tuple[int, ...] = ()
     stale: bool = False
-    checkpoints: tuple[Checkpoint, ...] = ()  # in the order of their layers; each keeps some of what the last one kept
+    checkpoints: tuple[Checkpoint, ...] = ()  # by layer; each selects from the positions that the one before kept
 
     def __post_init__(self) -> None:
         chosen = bool(self.selected) + bool(self.checkpoints)
@@ -109,6 +110,12 @@ class LayerPlan:
     def batch_key(self) -> tuple[object, ...]:
         """Equal for plans that can run in one batch; their selected positions and priors may differ."""
         return self.steps, self.stale, *(checkpoint.batch_key for checkpoint in self.checkpoints)
+
+    @property
+    def template(self) -> "LayerPlan":
+        """This plan with placeholders for its selected positions and priors, which a compiled graph gets as tensors."""
+        checkpoints = (replace(one, priors=(0.0,) * len(one.priors)) for one in self.checkpoints)
+        return replace(self, selected=self.selected[:1], checkpoints=tuple(checkpoints))
 
 
 def compute_all(depth: int) -> LayerPlan:
@@ -137,7 +144,7 @@ class CacheSpec:
     final_states: bool = False
     watched_layer: int | None = None  # each pass measures how much the input of this layer changed
     measures_contributions: bool = False  # also measure how much the contribution of each of `layers` changed
-    compared_inputs: tuple[int, ...] = ()  # layers whose input is cached for checkpoints that see how it changed
+    compared_inputs: tuple[int, ...] = ()  # layers whose input is cached, for checkpoints that measure how it changed
 
 
 WATCHED_INPUT = -2  # key of the watched layer's input in `Measurements`; contributions have their layer's index

@@ -74,7 +74,7 @@ class ReusePolicy:
             raise InputError(f"unknown policy {name!r}: {(suggest and _suggestion(name)) or GRAMMAR}")
         try:
             rule = RULES[word](value, options)
-        except ValueError as error:  # InputError, or what a rule of a user raises
+        except ValueError as error:  # InputError, or an error of a rule that a user added
             raise InputError(f"unknown policy {name!r}: {error}") from None
         if options and not rule.options and _ignores_options(word, value):
             raise InputError(f"unknown policy {name!r}: {word} takes no options (got .{options[0]})")
@@ -131,7 +131,7 @@ def _suggestion(name: str) -> str:
 
 
 def _ignores_options(word: str, value: str) -> bool:
-    """Whether a rule, for instance a user's, accepts an option that no rule has."""
+    """Whether a rule (for instance one that a user added) accepts any option, even one that does not exist."""
     try:
         RULES[word](value, ["no-such-option"])
     except ValueError:

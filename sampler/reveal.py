@@ -9,8 +9,8 @@ credit=0.9          every token with a probability above 0.9 after earlier steps
 topk=2              the two most probable tokens
 factor=1            the n most probable tokens, for the largest n with (n + 1) · (1 − probability of the n-th) below 1
 
-Every rule reveals at least one token: its best, and of equals the leftmost. A rule sees the masked positions of the
-current small block and, of each, the predictions of the steps since that block was opened.
+Every rule reveals at least one token: the best, or the leftmost of several that are equally good. A rule sees the
+masked positions of the current small block and, for each, the predictions of the steps since that block was opened.
 
 Sources: threshold and factor, Fast-dLLM (Wu et al., 2025, arXiv 2505.22618); margin, Kim et al. (2025, arXiv
 2502.06768); entropy, EB-Sampler (Ben-Hamu et al., 2025, arXiv 2505.24857); klass, KLASS (Kim et al., 2025, arXiv
@@ -45,7 +45,7 @@ class Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted token of a position, its probability, and the signal that the reveal rule asked for."""
+    """The predicted token of a position, its probability, and the signal that the reveal rule uses."""
 
     token: int
     probability: float
@@ -153,7 +153,7 @@ class CreditReveal(RevealRule):
 
     @staticmethod
     def _credited(trace: Trace) -> float:
-        """The probability whose odds are 1 + credit times those predicted: the credit is added to the token's logit."""
+        """The predicted probability after its odds were multiplied by 1 + credit."""
         credit = 0.0
         for earlier, later in pairwise(trace):
             credit = credit * CREDIT_DECAY + earlier.probability if later.token == earlier.token else 0.0

@@ -43,7 +43,7 @@ def score_pairs(
 
     Consecutive pairs with the same prefix form one question: what they share is forwarded once and counted for the
     first of them. Leading blocks that questions share are prefilled once. A question for which the model computes NaN
-    or infinity raises NonFiniteError. With `on_failure` its pairs are reported there and left out instead.
+    or infinity raises NonFiniteError. With `on_failure`, this function gets the error for each of its pairs instead.
     """
     config = model.config
     bound = policy.bind(config.num_layers, subset_size)
@@ -276,15 +276,14 @@ class _Question:
 
     def _commit(self, tokens: list[int], start: int, queried: tuple[int, ...]) -> Pass:
         """Commits a block. If tokens are shifted, its last position predicts the first token of the next block."""
-        border = start + self.size
-        handed_over = border - self.config.predicted_at(border)
+        predictions = self.config.boundary_predictions
         return Pass(
             kind=PassKind.COMMIT,
             start=start,
             tokens=tokens[start : start + self.size],
             plan=compute_all(self.config.num_layers),
-            read=(self.size - 1,) * handed_over,
-            queries=(queried,) * handed_over,
+            read=(self.size - 1,) * predictions,
+            queries=(queried,) * predictions,
         )
 
     def _record(self, members: Sequence[int], token: int, answer: Answer, place: str) -> None:

@@ -92,7 +92,7 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
 def token_ends(tokenizer: Any, ids: Sequence[int], text: str) -> tuple[int, ...]:
     """How many characters of `text`, which may be cut, are complete after each token.
 
-    Each token is decoded together with those before it that it may complete a character or a space with.
+    Each token is decoded together with the tokens before it, because they may encode one character together.
     """
     ends: list[int] = []
     first = complete = length = 0
@@ -106,7 +106,7 @@ def token_ends(tokenizer: Any, ids: Sequence[int], text: str) -> tuple[int, ...]
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token; a character of several tokens is the text of its last one."""
+    """The text of each token. A character that several tokens encode is the text of the last of them."""
     text = decode(tokenizer, ids)
     ends = token_ends(tokenizer, ids, text)
     return [text[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]

@@ -8,7 +8,8 @@ import torch
 
 from orchestrator.cli.bench import POLICIES, bench, measure_passes, passes_table
 from orchestrator.cli.console import run_command
-from sampler.measure import TINY, Bench, PassTimes, narrowing_alone, random_model
+from sampler.loading import random_model
+from sampler.measure import TINY, Bench, PassTimes, narrowing_alone
 from sampler.plan import PassKind, compute_all
 from sampler.policy import ReusePolicy
 

@@ -30,8 +30,8 @@ from sampler.check import (
     check_synchronisation,
     run_checks,
 )
-from sampler.loading import BUNDLED_FOLDER
-from sampler.measure import TINY, random_model
+from sampler.loading import BUNDLED_FOLDER, random_model
+from sampler.measure import TINY
 from sampler.plan import LayerPlan, StepContext
 from sampler.policies import RULES
 from sampler.policies.periodic import PeriodicRule

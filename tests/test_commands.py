@@ -21,7 +21,7 @@ from orchestrator.cli import sampling
 from orchestrator.cli.__main__ import dispatch
 from orchestrator.cli.console import run_command
 from orchestrator.core.system import usable_cores
-from sampler import loading, measure
+from sampler import loading
 from sampler.errors import InputError
 
 torch.set_num_threads(1)
@@ -586,7 +586,6 @@ def test_threads_are_those_of_a_worker_or_as_given(
         raise InputError("seen")
 
     monkeypatch.setattr(loading, "build_transformer", note)
-    monkeypatch.setattr(measure, "random_model", note)
     try:
         with pytest.raises(InputError, match="seen"):
             dispatch([*command.split(), *MODELS[command], *flags])

@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from sampler import loading
-from sampler.cache import KeyValueCache, Rows
+from sampler.attention import Rows
+from sampler.cache import KeyValueCache
 from sampler.config import ModelConfig
 from sampler.decode import decode_prompts
 from sampler.device import pick_device, pick_dtype

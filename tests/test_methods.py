@@ -94,7 +94,7 @@ def test_names_round_trip(name: str) -> None:
         ("delayed=0.5_all", "N in delayed=N must be a whole number or inf (got 0.5)"),
         ("delayed=1_all.2", "unknown option .2"),
         ("dllm=1.5_all", "R in dllm=R must be between 0 and 1 (got 1.5)"),
-        ("dllm=0.5_all.0", "K must be at least 1"),
+        ("dllm=0.5_all.0", "must be at least 1 (got 0)"),
         ("dllm=0.5_all.1.2", "dllm takes one option"),
         ("es=0.5_all.0", "the number of checkpoints must be at least 1 (got 0)"),
         ("focus=0.5", "needs layers"),

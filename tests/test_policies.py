@@ -13,7 +13,8 @@ from golden_cases import batch_rows, single_rows
 from small_models import golden_model
 
 from sampler import DecodeSettings, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
-from sampler.measure import TINY, random_model
+from sampler.loading import random_model
+from sampler.measure import TINY
 from sampler.plan import (
     COMPUTE,
     PARTIAL,

@@ -7,7 +7,8 @@ from itertools import accumulate, count
 import pytest
 import torch
 
-from sampler.measure import MAX_WARM_UP_ROUNDS, TINY, random_model, settled, warm_up
+from sampler.loading import random_model
+from sampler.measure import MAX_WARM_UP_ROUNDS, TINY, settled, warm_up
 
 torch.set_num_threads(1)
 

@@ -112,8 +112,8 @@ def bench(arguments: Sequence[str]) -> None:
 
     from orchestrator.planning.estimate import check_model_fits
     from sampler.device import pick_device, pick_dtype
-    from sampler.loading import find_model, load_model
-    from sampler.measure import SHAPES, Bench, random_model
+    from sampler.loading import find_model, load_model, random_model
+    from sampler.measure import SHAPES, Bench
 
     torch.set_num_threads(options.threads)
     device = pick_device(options.device)

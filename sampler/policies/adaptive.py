@@ -27,9 +27,10 @@ from sampler.policies.base import (
     PlanningRule,
     Rule,
     count_of,
+    count_options,
     format_decimal,
+    parse_count_option,
     parse_decimal,
-    parse_integer,
     parse_share,
 )
 
@@ -50,9 +51,9 @@ class AdaptiveRule(PlanningRule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        if len(options) > 1:
-            raise InputError("adaptive takes one option, the maximum number of replays, as in adaptive=0.2_middle.3")
-        replays = parse_integer(options[0], "the maximum number of replays") if options else DEFAULT_MAX_REPLAYS
+        replays = parse_count_option(
+            options, DEFAULT_MAX_REPLAYS, name="the maximum number of replays", example="adaptive=0.2_middle.3"
+        )
         return cls(threshold=parse_decimal(value, "T in adaptive=T"), max_replays=replays)
 
     def __str__(self) -> str:
@@ -60,7 +61,7 @@ class AdaptiveRule(PlanningRule):
 
     @property
     def options(self) -> tuple[str, ...]:
-        return () if self.max_replays == DEFAULT_MAX_REPLAYS else (str(self.max_replays),)
+        return count_options(self.max_replays, DEFAULT_MAX_REPLAYS)
 
     def plan(self, context: StepContext) -> LayerPlan:
         if not context.past:
@@ -78,7 +79,7 @@ class AdaptiveRule(PlanningRule):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrimRule(PlanningRule):
-    """Selects the positions to compute: all of them make a computed pass, none a replay."""
+    """Selects the positions to compute. If these are all of them, the pass computes everything; if none, it replays."""
 
     mode: ClassVar[str] = "trim"
     watches_input: ClassVar[bool] = True

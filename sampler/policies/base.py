@@ -86,6 +86,9 @@ class NarrowingRule(PlanningRule):
     )
     share: float
 
+    def __str__(self) -> str:
+        return f"{self.mode}={format_decimal(self.share)}"
+
     @property
     def cache_spec(self) -> CacheSpec:
         compared = self.checkpoint_layers if self.signal is CheckpointSignal.INPUT_CHANGE else ()
@@ -118,7 +121,7 @@ class NarrowingRule(PlanningRule):
 
 
 def count_of(share: float, positions: int) -> int:
-    """So many of these positions, rounded up."""
+    """The number of positions in a share of them, rounded up."""
     return math.ceil(share * positions - 1e-9)
 
 
@@ -127,6 +130,20 @@ def parse_share(text: str, word: str) -> float:
     if not share <= 1:
         raise InputError(f"R in {word}=R must be between 0 and 1 (got {format_decimal(share)})")
     return share
+
+
+def parse_count_option(options: list[str], default: int, *, name: str, example: str, minimum: int = 0) -> int:
+    """The only option of a rule, a whole number such as N in `adaptive=0.2_middle.N`; inverse of `count_options`."""
+    if len(options) > 1:
+        raise InputError(f"{example.partition('=')[0]} takes one option, {name}, as in {example}")
+    count = parse_integer(options[0], name) if options else default
+    if count < minimum:
+        raise InputError(f"{name} must be at least {minimum} (got {count})")
+    return count
+
+
+def count_options(count: int, default: int) -> tuple[str, ...]:
+    return () if count == default else (str(count),)
 
 
 def refuse_options(options: list[str]) -> None:

@@ -15,9 +15,8 @@ Limits: R = 1 is k1; R = 0 is kK with the same layers; K = 1 is k1.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sampler.errors import InputError
 from sampler.plan import CheckpointSignal, LayerPlan, StepContext, compute_all
-from sampler.policies.base import NarrowingRule, Rule, format_decimal, parse_period, parse_share
+from sampler.policies.base import NarrowingRule, Rule, count_options, parse_count_option, parse_share
 
 DEFAULT_INTERVAL = 8
 
@@ -30,17 +29,18 @@ class DllmRule(NarrowingRule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        if len(options) > 1:
-            raise InputError("dllm takes one option, the passes from one refresh to the next, as in dllm=0.25_middle.8")
-        interval = parse_period(options[0], "dllm=R_layers.K, where K") if options else DEFAULT_INTERVAL
+        interval = parse_count_option(
+            options,
+            DEFAULT_INTERVAL,
+            name="the number of passes from one refresh to the next",
+            example="dllm=0.25_middle.8",
+            minimum=1,
+        )
         return cls(share=parse_share(value, "dllm"), interval=interval)
-
-    def __str__(self) -> str:
-        return f"dllm={format_decimal(self.share)}"
 
     @property
     def options(self) -> tuple[str, ...]:
-        return () if self.interval == DEFAULT_INTERVAL else (str(self.interval),)
+        return count_options(self.interval, DEFAULT_INTERVAL)
 
     @property
     def checkpoint_layers(self) -> tuple[int, ...]:

@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from sampler.errors import InputError
 from sampler.plan import REPLAY, CacheSpec, LayerPlan, StepContext, compute_all, in_layers
-from sampler.policies.base import PlanningRule, Rule, format_decimal, parse_decimal, parse_integer
+from sampler.policies.base import (
+    PlanningRule,
+    Rule,
+    count_options,
+    format_decimal,
+    parse_count_option,
+    parse_decimal,
+)
 
 DEFAULT_MAX_REPLAYS = 3
 
@@ -34,9 +40,9 @@ class ElasticRule(PlanningRule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        if len(options) > 1:
-            raise InputError("elastic takes one option, the maximum number of replays, as in elastic=0.1_middle.3")
-        replays = parse_integer(options[0], "the maximum number of replays") if options else DEFAULT_MAX_REPLAYS
+        replays = parse_count_option(
+            options, DEFAULT_MAX_REPLAYS, name="the maximum number of replays", example="elastic=0.1_middle.3"
+        )
         return cls(drift=parse_decimal(value, "G in elastic=G"), max_replays=replays)
 
     def __str__(self) -> str:
@@ -44,7 +50,7 @@ class ElasticRule(PlanningRule):
 
     @property
     def options(self) -> tuple[str, ...]:
-        return () if self.max_replays == DEFAULT_MAX_REPLAYS else (str(self.max_replays),)
+        return count_options(self.max_replays, DEFAULT_MAX_REPLAYS)
 
     @property
     def cache_spec(self) -> CacheSpec:

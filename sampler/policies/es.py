@@ -16,9 +16,8 @@ A batch of one on a GPU is limited by reading weights, which skipping positions 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sampler.errors import InputError
 from sampler.plan import CheckpointSignal, LayerPlan, StepContext, compute_all
-from sampler.policies.base import NarrowingRule, Rule, format_decimal, parse_integer, parse_share
+from sampler.policies.base import NarrowingRule, Rule, count_options, parse_count_option, parse_share
 
 CONFIDENCE_WEIGHT = 0.5  # α; the change has 1 − α
 
@@ -31,19 +30,14 @@ class EarlySkipRule(NarrowingRule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        if len(options) > 1:
-            raise InputError("es takes one option, the number of checkpoints, as in es=0.5_middle.2")
-        checkpoints = parse_integer(options[0], "the number of checkpoints") if options else 1
-        if checkpoints < 1:
-            raise InputError("the number of checkpoints must be at least 1 (got 0)")
+        checkpoints = parse_count_option(
+            options, 1, name="the number of checkpoints", example="es=0.5_middle.2", minimum=1
+        )
         return cls(share=parse_share(value, "es"), checkpoints=checkpoints)
-
-    def __str__(self) -> str:
-        return f"es={format_decimal(self.share)}"
 
     @property
     def options(self) -> tuple[str, ...]:
-        return () if self.checkpoints == 1 else (str(self.checkpoints),)
+        return count_options(self.checkpoints, 1)
 
     @property
     def checkpoint_layers(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sampler.plan import CheckpointSignal, LayerPlan, StepContext, compute_all
-from sampler.policies.base import NarrowingRule, Rule, format_decimal, parse_share, refuse_options
+from sampler.policies.base import NarrowingRule, Rule, parse_share, refuse_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +28,6 @@ class FocusRule(NarrowingRule):
     def parse(cls, value: str, options: list[str]) -> Rule:
         refuse_options(options)
         return cls(share=parse_share(value, "focus"))
-
-    def __str__(self) -> str:
-        return f"focus={format_decimal(self.share)}"
 
     def plan(self, context: StepContext) -> LayerPlan:
         if not context.past:

@@ -11,8 +11,8 @@ Idea: the MLP holds most of a layer's weights, and live attention keeps keys and
 Conversely, attention's contribution changes slowly, and a live MLP still sees each position's new state.
 Source: FORA caches both halves of a layer; Pyramid Attention Broadcast (Zhao et al., 2024) caches attention only.
 
-`stale=K` repeats the last logits and names no layers. It is what output mode amounts to: a span that returns its old
-output hides everything before it, so the pass only reveals one more token from stale logits (same tokens as `.output`).
+`stale=K` repeats the last logits and names no layers. Its tokens are those of `.output`: if a span of layers returns
+its old output, the layers before it have no effect, and the pass only reveals one more token from the last logits.
 It is a control: a policy that is no better than revealing more tokens per pass gains nothing from its layers.
 Source: the same experiment, whose accuracy did not depend on the span (73.69 / 73.62 / 73.77 %).
 
