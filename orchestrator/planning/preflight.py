@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.configuration import grid
-from orchestrator.core.race import half_of, race_position
 from orchestrator.core.system import Device, DeviceProfile
-from orchestrator.core.trial import Trial
+from orchestrator.core.trial import Trial, half_of, race_position
 from orchestrator.planning.estimate import disk_needed, documents_per_trial, format_bytes, memory_remedy
 from orchestrator.planning.grid import SweepIdentity, assign_shards, extend_cuts, stored_cuts
 from orchestrator.planning.machine import (
