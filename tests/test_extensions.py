@@ -69,7 +69,7 @@ EXTENSIONS = {  # what is added: per file, the text to find and what replaces it
             '        pa.field("text", pa.string()),\n',
             '        pa.field("text", pa.string()),\n        pa.field("answer_characters", pa.int64()),\n',
         ),
-        "orchestrator/running/rows.py": (
+        "orchestrator/running/worker.py": (
             '        "token_ids": list(result.token_ids),\n',
             '        "token_ids": list(result.token_ids),\n        "answer_characters": len(result.text or ""),\n',
         ),

@@ -318,7 +318,7 @@ def test_documents_of_a_race_are_in_a_seeded_random_order(command: list[str]) ->
 def test_an_edited_decision_is_refused(raced: RacedSweep) -> None:
     record = dict(raced.plan().record)
     record[DECISIONS_KEY] = [{**record[DECISIONS_KEY][0], "look": {}}]
-    with pytest.raises(InputError, match="declares a race and lacks"):
+    with pytest.raises(InputError, match="declares a race but lacks"):
         Race.from_record(record, raced.plan().wanted)
 
 

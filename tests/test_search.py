@@ -14,7 +14,7 @@ from sweep_runs import ROOT, SECONDS
 from orchestrator.cli.search import Proposal, Proposer, _measured, best_of, coordinates, search_space
 from orchestrator.cli.sweep import parse_sweep
 from orchestrator.core.configuration import Configuration
-from orchestrator.core.race import half_of
+from orchestrator.core.trial import half_of
 from orchestrator.store import Store
 from sampler.errors import InputErrors
 from sampler.policy import ReusePolicy

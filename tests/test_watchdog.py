@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 3.0
 PROGRAM = f"""
 import sys, time
-from orchestrator.running.watchdog import Watchdog
+from orchestrator.running.stop import Watchdog
 dog = Watchdog({SECONDS})
 print("watched", flush=True)
 {{act}}

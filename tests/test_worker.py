@@ -16,7 +16,7 @@ from test_tasks_sources import gsm8k_folder, write_dataset
 
 from orchestrator.core import system
 from orchestrator.planning.preflight import folder_revision
-from orchestrator.running.rows import TrialTotals
+from orchestrator.running.trainable import TrialTotals
 from orchestrator.running.worker import Worker, explain_out_of_memory, find_planned_model, wait_for_memory
 from orchestrator.store.schema import ROWS
 from sampler import DecodeSettings, InputError, ReusePolicy

@@ -1,14 +1,15 @@
-"""Evidence that may be looked at as often as one likes: e-processes for accuracy, confidence sequences for speed.
+"""Evidence that stays valid at any number of looks: e-processes for accuracy, confidence sequences for speed.
 
-Accuracy: differences of scores between a configuration and k=1, each between −1 and 1, of documents drawn without
-replacement, in random order, from a benchmark. What is tested is the benchmark's own mean. Under the null hypothesis
-that it is at most `bound`, the expected next value is at most (population × bound − sum so far) ÷ documents left, so
-betting a fraction of the wealth against it is a supermartingale that starts at 1. The mean over many fractions is one
-too. By Ville's inequality it ever reaches 1/α with a probability of at most α (Waudby-Smith & Ramdas 2020, 2024).
+Accuracy: the data are differences of scores between a configuration and k=1, each between −1 and 1, of documents drawn
+from a benchmark in random order without replacement. The test is about the mean over the whole benchmark. Under the
+null hypothesis that this mean is at most `bound`, the expected next value is at most (population × bound − sum so far)
+÷ documents left, so the wealth from betting a fraction of it against the hypothesis is a supermartingale that starts
+at 1, and so is the mean of the wealth over many fractions. By Ville's inequality, it ever reaches 1/α with a
+probability of at most α (Waudby-Smith & Ramdas 2020, 2024).
 
-Speed: the mean of log speed-ups of shards, with an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy
-& Ramdas 2021). Neighbouring shards may share a slow moment of the machine, so a positive covariance between neighbours
-is added to the variance. docs/statistics.md has the derivations.
+Speed: the mean of the shards' log speed-ups, with an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha,
+Kennedy & Ramdas 2021). The machine may be slow during several neighbouring shards, so a positive covariance between
+neighbours is added to the variance. docs/statistics.md has the derivations.
 """
 
 import json
@@ -25,9 +26,9 @@ from orchestrator.core.trial import Trial
 
 STAKES = np.geomspace(0.01, 0.9, 24)  # fractions of the wealth that are bet on each document
 MAX_LOG_E = 700.0  # a hypothesis that the documents seen so far exclude; e⁷⁰⁰ is still a float
-BURN_IN_SHARDS = 12  # before which no confidence sequence is used: its variance is not known well enough
+BURN_IN_SHARDS = 12  # before these, the variance is too uncertain for a confidence sequence
 SEQUENCE_FOCUS = 3.0  # ρ² × planned shards; 16 would be narrowest at the end, but early variances are uncertain
-COVARIANCE_LAGS = 3  # a machine that is slow for a while slows so many of the following shards too
+COVARIANCE_LAGS = 3  # the number of following shards that a slow phase of the machine also affects
 UNCERTAIN_SHARDS = 3.0  # a deviation estimated from n shards is multiplied by 1 + 3/n
 TOLERANCE = 1e-9  # of sums of scores, per document
 BISECTIONS = 30
@@ -63,7 +64,7 @@ def difference_bounds(differences: Array, population: int, level: float) -> tupl
     needed = -np.log(level)
 
     def search(side: int) -> float:
-        """The bound that was ever excluded on one side and is nearest to the data: evidence is monotone in it."""
+        """The bound nearest to the data that was excluded at any time on one side, by bisection."""
         excluded, possible = (-1.0, 1.0) if side == 0 else (1.0, -1.0)
         for _ in range(BISECTIONS):
             middle = (excluded + possible) / 2
@@ -145,7 +146,7 @@ class RaceRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialEvidence:
-    """What a race uses of a finished trial's rows."""
+    """The facts from a finished trial's rows that a race uses."""
 
     scores: Mapping[str, float]  # primary metric by document id
     tokens: int
@@ -213,7 +214,7 @@ class SpeedEvidence:
         return {name: math.exp(float(path[-1])) for name, path in values.items()}
 
     def is_fast(self, rules: RaceRules) -> Array:
-        """After each shard: surely above the goal, also in documents/s unless the length surely stays the same."""
+        """After each shard: certainly above the goal, in documents/s too unless the length certainly stays the same."""
         goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
         same_length = (self.length.low(level / 4) > math.log(1 - MAX_LENGTH_CHANGE)) & (
             self.length.high(level / 4) < math.log(1 + MAX_LENGTH_CHANGE)
@@ -222,7 +223,7 @@ class SpeedEvidence:
         return result
 
     def is_slow(self, rules: RaceRules) -> Array:
-        """After each shard: surely below the goal, or below it in documents/s with answers of surely another length."""
+        """After each shard: certainly below the goal in tokens/s, or in documents/s if the length certainly differs."""
         goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
         other_length = (self.length.low(level / 8) > math.log(1 + MAX_LENGTH_CHANGE)) | (
             self.length.high(level / 8) < math.log(1 - MAX_LENGTH_CHANGE)

@@ -1,20 +1,19 @@
-"""The race of a sweep: which configurations are decided, and which trials nobody needs any more.
+"""The race of a sweep: which configurations are decided, and which trials are no longer needed.
 
-A configuration is looked at after each shard that it and k=1 have completed, in the order of the shards. What a look
-sees are the rows of these shards and nothing else, so the same rows lead to the same decisions, in whatever order they
-arrived and however often the sweep was interrupted.
+The evidence on a configuration is evaluated after each shard that it and k=1 have completed, in the order of the
+shards. Such a look uses only the rows of the shards up to that one, so the same rows always lead to the same decisions,
+in any order of arrival and with any number of interruptions.
 
 With m configurations on a task and a familywise error of α:
 confirmed   E⁺ ≥ m/α, and the lower bound of the speed-up at level α/m is above the goal
 rejected    E⁻ ≥ 2m/α, or the upper bound of the speed-up is below the goal, at a level of α/2m in total
-If answers change in length by more than MAX_LENGTH_CHANGE, documents per second must reach the goal too; bounds on both
-decide that, within the same levels.
+If answers change in length by more than MAX_LENGTH_CHANGE, documents per second must reach the goal too; confidence
+bounds of both decide this, within the same levels.
 """
 
-import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -33,23 +32,13 @@ from orchestrator.core.evidence import (
 )
 from orchestrator.core.speed import Array
 from orchestrator.core.totals import TaskConfiguration
-from orchestrator.core.trial import Trial, TrialKey, WantedDocuments
+from orchestrator.core.trial import Trial, TrialKey, WantedDocuments, race_position, trial_key
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
 
 RACING, CONFIRMED, REJECTED, FINISHED = "racing", "confirmed", "rejected", "finished"
 SPEED, ACCURACY = "speed", "accuracy"
 DECISIONS_KEY = "race_decisions"  # in sweep.json: a list that only grows
-
-
-def race_position(seed: int, task: str, doc_id: str) -> bytes:
-    """The sort key of a document in a race: a random order that depends on nothing but the seed."""
-    return hashlib.sha256(f"{seed}\n{task}\n{doc_id}".encode()).digest()
-
-
-def half_of(seed: int, task: str, doc_id: str) -> str:
-    """The half of a task that a document belongs to."""
-    return "second" if race_position(seed, f"{task}/half", doc_id)[0] % 2 else "first"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +57,7 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Stored in sweep.json with the evidence that it was made from; never changed."""
+    """Stored in sweep.json together with its evidence; never changed."""
 
     task: str
     configuration: Configuration
@@ -78,10 +67,14 @@ class Decision:
     rules: RaceRules
 
     def as_dict(self) -> dict[str, Any]:
-        values = {item.name: getattr(self.look, item.name) for item in fields(Look)}
-        rules = {item.name: getattr(self.rules, item.name) for item in fields(RaceRules)}
-        named = {"task": self.task, **self.configuration.as_dict()}
-        return {**named, "outcome": self.outcome, "because": list(self.because), "look": values, "rules": rules}
+        return {
+            "task": self.task,
+            **self.configuration.as_dict(),
+            "outcome": self.outcome,
+            "because": list(self.because),
+            "look": asdict(self.look),
+            "rules": asdict(self.rules),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Decision":
@@ -97,21 +90,21 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """A configuration in the race, for people. Created by `Race.standings`; read by views, metrics and reports."""
+    """The state of a configuration in the race. Created by `Race.standings`; read by views, metrics and reports."""
 
     task: str
     configuration: Configuration
     state: str
-    documents: int  # with a row in a complete trial
+    documents: int  # in finished trials
     planned: int  # without the race
-    look: Look | None  # None: k=1, or nothing to look at yet
+    look: Look | None  # the last one; None for k=1, and before the first shard is complete
     rules: RaceRules
-    seconds_saved: float  # of decoding, up to the documents that k=1 has
-    seconds_saved_at_end: float  # if nothing else is decided
+    seconds_saved: float  # of decoding, compared with as many documents as the configuration with most has
+    seconds_saved_at_end: float  # of decoding all documents, if nothing else is decided
 
     @property
     def documents_saved(self) -> int:
-        return self.planned - self.documents if self.state in (CONFIRMED, REJECTED, FINISHED) else 0
+        return 0 if self.state == RACING else self.planned - self.documents
 
     @property
     def key(self) -> TaskConfiguration:
@@ -119,13 +112,13 @@ class Standing:
 
     @property
     def nearest(self) -> float | None:
-        """How near the nearest decision on accuracy is: 1 is reached."""
+        """How close the evidence on accuracy is to its nearest decision: 1 means reached."""
         known = self.measures
         return max(0.0, known["evidence_for"], known["evidence_against"]) if known else None
 
     @property
     def measures(self) -> dict[str, float]:
-        """Evidence on accuracy (1 decides) and bounds of the speed-up, as far as they are known."""
+        """The known evidence on accuracy (1 means decided) and bounds of the speed-up."""
         if self.look is None:
             return {}
         values = {
@@ -137,12 +130,11 @@ class Standing:
         return {name: value for name, value in values.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
-        look = {} if self.look is None else {item.name: getattr(self.look, item.name) for item in fields(Look)}
         return {
             "state": self.state,
             "documents": self.documents,
             "planned": self.planned,
-            "look": look or None,
+            "look": None if self.look is None else asdict(self.look),
             "log_e_confirm": self.rules.log_e_confirm,
             "log_e_reject": self.rules.log_e_reject,
             "goal": self.rules.speedup,
@@ -154,13 +146,13 @@ class Standing:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Lane:
-    """One configuration on one task: its trials, and how far they have been looked at."""
+    """One configuration on one task: its finished trials and the looks so far."""
 
-    trials: dict[int, TrialEvidence] = field(default_factory=dict)  # by shard
+    trials: dict[int, TrialEvidence] = field(default_factory=dict)  # by the shard's place in the order
     path: list[Look] = field(default_factory=list)
     decision: Decision | None = None
-    fast: bool = False  # at some look; the levels allow for any number of looks
-    accurate: bool = False
+    fast: bool = False  # at any look so far: the levels account for repeated looks
+    accurate: bool = False  # at any look so far
 
 
 class TaskRace:
@@ -178,6 +170,7 @@ class TaskRace:
     ) -> None:
         self.task = task
         self._shards = [tuple(shards[number]) for number in sorted(shards)]
+        self.population = sum(map(len, self._shards))
         self._place = {number: place for place, number in enumerate(sorted(shards))}
         self.lanes = {one: _Lane() for one in configurations}
         self.baseline = baseline
@@ -190,73 +183,82 @@ class TaskRace:
             **rules, comparisons=max(1, len(self.compared)), generates=generates, shards=max(1, len(shards))
         )
 
-    @cached_property
-    def population(self) -> int:
-        return sum(map(len, self._shards))
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], task: str, shards: Mapping[int, Sequence[str]]) -> "TaskRace":
+        """As sweep.json declares it; `shards` has the wanted documents of the task, in any order."""
+        settings, generates = record["settings"], record["tasks"][task]["kind"] != "loglikelihood"
+        position = partial(race_position, record["identity"].get("seed", 0), task)
+        return cls(
+            task,
+            shards={shard: sorted(ids, key=position) for shard, ids in shards.items()},
+            configurations=grid(settings, decoded=generates),
+            rules={"alpha": settings["race_alpha"], "margin": record["margin"], "speedup": record["speedup"]},
+            generates=generates,
+            baseline=BaselineRule.by_task(record)[task],
+        )
 
     def add(self, configuration: Configuration, shard: int, evidence: TrialEvidence) -> None:
-        """Adds a finished trial. One of another command, or with documents that failed, is left out."""
+        """Adds a finished trial, unless another command planned it or some of its documents failed."""
         place = self._place.get(shard)
         if place is not None and configuration in self.lanes and evidence.scores.keys() == set(self._shards[place]):
             self.lanes[configuration].trials[place] = evidence
 
     def look(self, settings: tuple[Any, ...] | None = None) -> list[Decision]:
-        """Looks at all that is new (of configurations whose k=1 has these decode settings); returns the decisions."""
+        """Takes all due looks and returns the new decisions; `settings` are those of the k=1 run compared with."""
         looked = (self._look(one) for one in self.compared if settings in (None, self.baseline.settings_for(one)))
         return [decision for decision in looked if decision is not None]
 
     def _k1_of(self, configuration: Configuration) -> Configuration | None:
-        """The k=1 configuration that carries the race. The others are replicates, which run during the burn-in."""
+        """The k=1 run that a configuration is compared with. Others are replicates, needed only during the burn-in."""
         return next(iter(self._k1.get(self.baseline.settings_for(configuration), ())), None)
 
     def needed_shards(self, configuration: Configuration) -> int:
-        """How many of the first shards this configuration has to run."""
+        """The number of shards, counted from the first, that this configuration has to run."""
         lane, baseline = self.lanes[configuration], self._k1_of(configuration)
         if configuration in self.compared:
             return len(self._shards) if lane.decision is None else lane.decision.look.shards
-        settings_for = self.baseline.settings_for
-        same = [one for one in self.compared if settings_for(one) == settings_for(configuration)]
-        rivals = [self.needed_shards(one) for one in same]
+        settings = self.baseline.settings_for(configuration)
+        rivals = [self.needed_shards(one) for one in self.compared if self.baseline.settings_for(one) == settings]
         longest = max(rivals, default=len(self._shards))
         return longest if configuration == baseline else min(longest, BURN_IN_SHARDS)
 
     def is_needed(self, configuration: Configuration, shard: int) -> bool:
+        """True also for trials that are not part of the race."""
         return configuration not in self.lanes or self._place.get(shard, 0) < self.needed_shards(configuration)
 
-    def skipped_trials(self, begun: Collection[TrialKey]) -> int:
-        return sum(
-            place >= self.needed_shards(one) and (self.task, *one.as_dict().values(), 0, shard) not in begun
-            for one in self.lanes
-            for shard, place in self._place.items()
-        )
+    def unneeded_trials(self) -> Iterator[TrialKey]:
+        for configuration in self.lanes:
+            for shard in list(self._place)[self.needed_shards(configuration) :]:
+                yield trial_key({"task": self.task, **configuration.as_dict(), "repeat": 0, "shard": shard})
 
     def needed_documents(self, configuration: Configuration) -> int:
         return sum(map(len, self._shards[: self.needed_shards(configuration)]))
 
     def pairs(self, configuration: Configuration) -> tuple[list[TrialEvidence], list[TrialEvidence]]:
-        """Trials of the first shards that both the configuration and k=1 have completed: its own, and those of k=1."""
+        """The trials of the configuration and of k=1 on all shards before the first that one of them is missing."""
         baseline = self._k1_of(configuration)
         own, base = self.lanes[configuration].trials, {} if baseline is None else self.lanes[baseline].trials
         ready = next(place for place in count() if place not in own or place not in base)
         return [own[place] for place in range(ready)], [base[place] for place in range(ready)]
 
     def differences(self, own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> tuple[Array, Array]:
-        """Differences of scores, in the order of the race, and whether all scores so far lie between 0 and 1."""
-        ids = [doc_id for shard in self._shards[: len(own)] for doc_id in shard]
-        scores = np.array([[by_id[one] for one in ids] for by_id in (_scores(own), _scores(base))])
+        """For each document in race order: the difference of scores, and whether all scores so far are in 0 to 1."""
+        documents = [(place, doc_id) for place, ids in enumerate(self._shards[: len(own)]) for doc_id in ids]
+        scores = np.array([[trials[place].scores[doc_id] for place, doc_id in documents] for trials in (own, base)])
         bounded = np.logical_and.accumulate(((scores >= 0) & (scores <= 1)).all(axis=0))
         return scores[0] - scores[1], bounded
 
     def _look(self, configuration: Configuration) -> Decision | None:
-        """Looks at every shard that is new, in order, until one decides; returns a decision that is new."""
+        """Takes a look after each new shard, in order, until one decides; returns the new decision, if any."""
         lane, (own, base) = self.lanes[configuration], self.pairs(configuration)
         known = lane.decision
         first, last = len(lane.path), len(own) if known is None else min(len(own), known.look.shards)
         if first >= last:
             return None
         differences, bounded = self.differences(own[:last], base[:last])
-        bets = np.where(bounded, differences, 0.0)
-        plus, minus = log_wealth(bets, -self.rules.margin / 100, self.population)
+        bets = np.where(bounded, differences, 0.0)  # no bets on metrics beyond 0 and 1
+        wealth = log_wealth(bets, -self.rules.margin / 100, self.population)
+        plus, minus = (np.where(bounded, path, 0.0) for path in wealth)
         ends = np.cumsum([len(shard) for shard in self._shards[:last]])
         for place in range(first, last):
             speed = self.speed(own[: place + 1], base[: place + 1])
@@ -265,8 +267,8 @@ class TaskRace:
                 shards=place + 1,
                 documents=end,
                 difference=100 * float(differences[:end].mean()),
-                log_e_plus=float(plus[end - 1]) if bounded[end - 1] else 0.0,  # no bets on other metrics
-                log_e_minus=float(minus[end - 1]) if bounded[end - 1] else 0.0,
+                log_e_plus=float(plus[end - 1]),
+                log_e_minus=float(minus[end - 1]),
                 **({} if speed is None else speed.bounds(self.rules)),
             )
             lane.path.append(look)
@@ -276,7 +278,7 @@ class TaskRace:
         return None
 
     def speed(self, own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> SpeedEvidence | None:
-        """None before the burn-in, and if nothing is generated."""
+        """None during the burn-in, and for tasks that do not generate tokens."""
         if not self.rules.generates or len(own) < BURN_IN_SHARDS:
             return None
         return SpeedEvidence.of(*log_ratios(own, base), self.rules)
@@ -330,12 +332,8 @@ class TaskRace:
         return sum(len(self._shards[place]) for place in lane.trials)
 
 
-def _scores(trials: Iterable[TrialEvidence]) -> dict[str, float]:
-    return {doc_id: score for trial in trials for doc_id, score in trial.scores.items()}
-
-
 class Race:
-    """The race of a sweep: a function of its rows, and of decisions that were stored before."""
+    """The race of a sweep on all its tasks, determined by its rows and the decisions stored earlier."""
 
     def __init__(self, tasks: Iterable[TaskRace], primary: Mapping[str, str]) -> None:
         self.tasks = {race.task: race for race in tasks}
@@ -343,45 +341,25 @@ class Race:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], wanted: WantedDocuments) -> "Race | None":
-        """The race that sweep.json declares; None if it declares none."""
+        """The race that sweep.json declares, with the decisions stored there; None if the sweep is not a race."""
         if not record.get("settings", {}).get("race"):
             return None
         try:
-            return cls._declared(record, record["settings"], wanted)
+            races = [
+                TaskRace.from_record(record, task, shards)
+                for task, shards in wanted.by_shard.items()
+                if task in record["tasks"]
+            ]
+            race = cls(races, {one.task: str(record["tasks"][one.task].get("primary", "")) for one in races})
+            for decision in map(Decision.from_dict, record.get(DECISIONS_KEY, ())):
+                if decision.task in race.tasks:
+                    race.tasks[decision.task].restore(decision)
         except (KeyError, TypeError) as problem:
-            raise InputError(f"sweep.json declares a race and lacks {problem}: it was edited") from None
-
-    @classmethod
-    def _declared(cls, record: Mapping[str, Any], settings: Mapping[str, Any], wanted: WantedDocuments) -> "Race":
-        rules = {"alpha": settings["race_alpha"], "margin": record["margin"], "speedup": record["speedup"]}
-        facts = {task: record["tasks"][task] for task in wanted.by_shard if task in record["tasks"]}
-        generates = {task: one["kind"] != "loglikelihood" for task, one in facts.items()}
-        baselines = BaselineRule.by_task(record)
-        race = cls(
-            (
-                TaskRace(
-                    task,
-                    shards={
-                        shard: sorted(ids, key=partial(race_position, record["identity"].get("seed", 0), task))
-                        for shard, ids in wanted.by_shard[task].items()
-                    },
-                    configurations=grid(settings, decoded=generates[task]),
-                    rules=rules,
-                    generates=generates[task],
-                    baseline=baselines[task],
-                )
-                for task in facts
-            ),
-            {task: str(one.get("primary", "")) for task, one in facts.items()},
-        )
-        for values in record.get(DECISIONS_KEY, ()):
-            decision = Decision.from_dict(values)
-            if decision.task in race.tasks:
-                race.tasks[decision.task].restore(decision)
+            raise InputError(f"sweep.json declares a race but lacks {problem}; restore the original file") from None
         return race
 
     def add_rows(self, rows: pa.Table, *, look: bool = True) -> list[Decision]:
-        """Adds the rows (with ROW_COLUMNS) of finished trials, in any order; returns the decisions that follow."""
+        """Adds the rows (with ROW_COLUMNS) of finished trials, in any order; returns the new decisions."""
         touched = set()
         for trial, evidence in trial_evidence(rows, self.primary):
             if trial.task in self.tasks and not trial.repeat:
@@ -391,7 +369,7 @@ class Race:
         return [one for task, settings in sorted(touched) for one in self.tasks[task].look(settings)] if look else []
 
     def merged_decisions(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The decisions for sweep.json: those it has, then new ones."""
+        """All decisions, to be stored in sweep.json: those already there, then the new ones."""
         stored = list(record.get(DECISIONS_KEY, ()))
         known = {(one.task, one.configuration) for one in map(Decision.from_dict, stored)}
         return stored + [
@@ -402,13 +380,13 @@ class Race:
         ]
 
     def is_needed(self, trial: Trial) -> bool:
-        """Whether a decision still needs this trial, or was made from it."""
+        """Whether the trial is part of the evidence of a past or a possible decision."""
         race = self.tasks.get(trial.task)
         return race is None or race.is_needed(trial.configuration, trial.shard)
 
     def skipped_trials(self, begun: Collection[TrialKey]) -> int:
-        """How many trials were not begun and are not needed any more."""
-        return sum(race.skipped_trials(begun) for race in self.tasks.values())
+        """The number of trials that are neither begun nor needed."""
+        return sum(key not in begun for race in self.tasks.values() for key in race.unneeded_trials())
 
     def needed_documents(self) -> dict[TaskConfiguration, int]:
         return {

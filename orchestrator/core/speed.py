@@ -3,7 +3,7 @@
 A speed-up compares a configuration with all k=1 runs on the shards of documents that both have completed: tokens ÷
 calibrated time of one side ÷ the same of the other. An actor's typical calibration counts in full, since actors may run
 on different devices. A trial's deviation from it counts with an exponent below 1, because a calibration is itself a
-noisy sample; the exponent is fitted to the k=1 replicates, which do the same work, or in a race to the compared pairs.
+noisy sample. The exponent is fitted to the k=1 replicates, which do the same work; in a race, to the compared pairs.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """Trials (one shard of a task's documents under one configuration) and the documents they are to have rows of."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -96,3 +97,13 @@ def documents_by_shard(shards: Iterable[tuple[str, int]]) -> dict[int, tuple[str
     for doc_id, shard in shards:
         found.setdefault(shard, []).append(doc_id)
     return {shard: tuple(ids) for shard, ids in found.items()}
+
+
+def race_position(seed: int, task: str, doc_id: str) -> bytes:
+    """The sort key of a document in a race: a random order that depends only on the seed."""
+    return hashlib.sha256(f"{seed}\n{task}\n{doc_id}".encode()).digest()
+
+
+def half_of(seed: int, task: str, doc_id: str) -> str:
+    """The half of a task that a document belongs to."""
+    return "second" if race_position(seed, f"{task}/half", doc_id)[0] % 2 else "first"

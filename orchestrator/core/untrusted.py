@@ -1,6 +1,6 @@
-"""Values of a results folder that somebody else may have written: names, text and numbers that are only data.
+"""Checks of values from a results folder that another person may have written.
 
-Names that become part of a path, text that reaches a terminal or a page, and the types of JSON values are checked here.
+These are names that become part of a path, text that is printed or put into a page, and the types of JSON values.
 """
 
 import re
@@ -25,7 +25,7 @@ Shape = Any  # a Check; [shape] for a list; {key: shape} for an object, whose ot
 
 
 def printable(text: object) -> str:
-    """Text without characters that a terminal obeys, or that SVG, HTML and Markdown cannot hold."""
+    """Text without control characters and others that SVG, HTML and Markdown cannot contain."""
     return UNPRINTABLE.sub("", str(text))
 
 
@@ -128,7 +128,7 @@ def each(shape: Shape, key: Check = line) -> Check:
 
 
 def like(default: Any) -> Check:
-    """A value of the type of `default`; a later decode setting may have any of these."""
+    """A value of the same type as `default`, which may be that of a decode setting added later."""
     if isinstance(default, bool):
         return flag
     if isinstance(default, int):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.configuration import grid
-from orchestrator.core.race import half_of, race_position
 from orchestrator.core.system import DeviceProfile
+from orchestrator.core.trial import half_of, race_position
 from orchestrator.planning.estimate import (
     check_capacity,
     check_devices,

@@ -1,8 +1,8 @@
-"""A joined cluster that can grow: how large it may become, and waiting for a node that can hold an actor.
+"""A joined cluster that can grow: its maximum size, and waiting for a node that can hold an actor.
 
-The largest size is known if the platform stores its configuration in Ray's control store (GCS), or if this process runs
-on a head started by `ray up`. Every autoscaler, KubeRay's too, reports to GCS which nodes it is starting and which
-requests it cannot serve. None of this is documented API, so anything that cannot be read counts as unknown.
+The maximum size is known if the platform stores its configuration in Ray's control store (GCS), or if this process runs
+on a head node started by `ray up`. Every autoscaler, including KubeRay's, reports to GCS which nodes it is starting and
+which requests it cannot serve. None of this is a documented API, so anything that cannot be read counts as unknown.
 """
 
 import json
@@ -36,7 +36,7 @@ MAX_REFUSALS = 5  # reports in a row that a request cannot be served; the first 
 
 
 class Prospect(Enum):
-    """Whether a request that no node can serve now will be served."""
+    """Whether a request that no present node can serve will be served later."""
 
     COMING = "nodes are being started"
     NEVER = "the autoscaler cannot serve it, or there is no autoscaler"
@@ -45,7 +45,7 @@ class Prospect(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoscalerReport:
-    """The last report of a cluster's autoscaler, as far as it concerns one request."""
+    """The parts of the autoscaler's last report that concern one request."""
 
     prospect: Prospect
     starting: Mapping[str, int]  # number of nodes being started, by type
@@ -59,7 +59,7 @@ def read_growth(*, on_head: bool) -> Growth:
 
 
 def growth_from_file(path: Path) -> Growth:
-    """From a cluster file as `ray up` leaves it; no growth if it is missing or not a cluster file."""
+    """From the cluster file that `ray up` leaves on the head; no growth if it is missing or not a cluster file."""
     try:
         described = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -175,7 +175,7 @@ def print_now(line: str) -> None:
 
 
 def describe_shortage(placement: Placement, *, free: Mapping[str, float], total: Mapping[str, float]) -> str:
-    """each actor asks for 0.5 GPU and 1 CPU, and the cluster has 2 of 2 GPU and 0 of 4 CPU free"""
+    """For example: each actor asks for 0.5 GPU and 1 CPU, and the cluster has 2 of 2 GPU and 0 of 4 CPU free."""
     names = [name for name in ("GPU", "CPU", *placement.resources) if name in placement.bundle]
     left = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in names]
     return f"each actor asks for {placement.words}, and the cluster has {' and '.join(left)} free"

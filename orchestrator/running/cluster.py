@@ -1,4 +1,4 @@
-"""Ray for one sweep: started on this machine or joined, the devices of its nodes, and the result actor.
+"""The Ray cluster of one sweep: starting or joining it, the devices of its nodes, and its actors on this node.
 
 Import this module after `environment.prepare`.
 """
@@ -44,7 +44,7 @@ from orchestrator.store import StoreError
 from sampler.errors import InputError
 
 START_ATTEMPTS = 3
-CAPACITY_SECONDS = 5.0  # between two looks at the size of the cluster
+CAPACITY_SECONDS = 5.0  # between two updates of the cluster's size
 WAITING_ACTORS = 8  # requested beyond those that fit, where an autoscaler's limit is not known
 HEAD_RESOURCE = "node:__internal_head__"
 TOKEN_CHECK_TIMEOUT_SECONDS = 60.0
@@ -68,7 +68,7 @@ def start_local(placement: Placement, machine: Machine, *, dashboard: bool) -> I
 
 
 def _start(temporary: Path, *, cores: int, dashboard: bool) -> str | None:
-    """Several attempts: on a very busy machine Ray may exceed its own start-up limit, and a second start is faster."""
+    """Tries several times: on a busy machine Ray may exceed its own time limit, and a second start is faster."""
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
             context = ray.init(
@@ -93,7 +93,7 @@ def _start(temporary: Path, *, cores: int, dashboard: bool) -> str | None:
 
 
 def _remove(temporary: Path) -> None:
-    """Several attempts: Ray's last processes may still be writing there."""
+    """Tries several times, because Ray's last processes may still be writing there."""
     for _ in range(20):
         shutil.rmtree(temporary, ignore_errors=True)
         if not temporary.exists():
@@ -151,13 +151,13 @@ def _cluster_uses_token() -> bool:
 
 
 def _restart_command(**variables: str) -> NoReturn:
-    """Runs this command again in this process, with other variables: Ray reads them only once."""
+    """Restarts this command in this process with other environment variables, which Ray reads only once."""
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})
 
 
 def uses_token() -> bool:
-    """Whether the cluster and its dashboard require a token. Known once the cluster is started or joined."""
+    """Whether the cluster and its dashboard require a token. Valid only after the cluster is started or joined."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
@@ -179,13 +179,13 @@ def usable_nodes(nodes: Iterable[dict[str, Any]], bundle: Resources) -> list[dic
 
 
 class ClusterCapacity:
-    """How many actors the joined cluster has capacity for now: nodes are added and removed during a sweep."""
+    """How many actors currently fit on the joined cluster, whose nodes may change during a sweep."""
 
     def __init__(self, placement: Placement) -> None:
         self._bundle, self._updated, self._actors = placement.bundle, time.monotonic(), placement.actors
 
     def __call__(self) -> int:
-        """At least one: a cluster that has lost its last worker may get another."""
+        """At least 1: a cluster that has lost its last node may get another."""
         if time.monotonic() - self._updated > CAPACITY_SECONDS:
             self._actors = max(1, actors_to_request(joined_machine(), self._bundle, read_report(self._bundle)))
             self._updated = time.monotonic()
@@ -193,7 +193,7 @@ class ClusterCapacity:
 
 
 def actors_to_request(machine: Machine, bundle: Resources, report: AutoscalerReport) -> int:
-    """As many as fit, plus a few where an autoscaler may add nodes: it adds them only for actors that wait."""
+    """As many as fit, plus a few if an autoscaler may add nodes, because it adds them only for waiting actors."""
     if machine.growth.groups or not report.elastic or report.prospect is Prospect.NEVER:
         return machine.capacity(bundle)
     return machine.holds_now(bundle) + WAITING_ACTORS

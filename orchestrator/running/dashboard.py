@@ -1,9 +1,10 @@
 """What Ray's dashboard shows of a sweep: its trials as tasks, and its totals as gauges for Prometheus.
 
-Each trial gets a task that needs no resources and waits for the trial's end: it is pending, running, finished or failed
-as the trial is. Its name is the trial's configuration, and the dashboard draws one progress bar per name. A running
-task occupies a process, so there is one idle process for each worker, spread over the nodes. All other calls of a sweep
-are hidden from the dashboard (`enable_task_events=False`). deploy/grafana.json is a dashboard of the gauges.
+Each trial is represented by a task that needs no resources and waits for the trial's end, so it is pending, running,
+finished or failed whenever the trial is. The task has the name of the trial's configuration, and the dashboard draws
+one progress bar per name. A running task occupies a process, so there is one idle process for each worker, spread over
+the nodes. All other calls of a sweep are hidden from the dashboard (`enable_task_events=False`). deploy/grafana.json is
+a dashboard of the gauges.
 """
 
 import asyncio
@@ -37,8 +38,8 @@ GAUGES = {  # description and tags
     SPEED: ("Tokens per second of decoding.", TAGS),
     SPEEDUP: ("Calibrated tokens per second relative to k1.", TAGS),
     DECIDED: ("State in the race: 1 confirmed, -1 rejected, 0 racing or finished.", TAGS),
-    EVIDENCE_FOR: ("Log e-value for a drop inside the margin, relative to what confirms: 1 is reached.", TAGS),
-    EVIDENCE_AGAINST: ("Log e-value for a drop beyond the margin, relative to what rejects: 1 is reached.", TAGS),
+    EVIDENCE_FOR: ("Log e-value for a drop inside the margin, relative to the threshold that confirms.", TAGS),
+    EVIDENCE_AGAINST: ("Log e-value for a drop beyond the margin, relative to the threshold that rejects.", TAGS),
     SPEED_LOW: ("Lower bound of the speed-up in the race.", TAGS),
     SPEED_HIGH: ("Upper bound of the speed-up in the race.", TAGS),
     SAVED: ("Seconds of decoding that the race has saved so far.", TAGS),
@@ -52,7 +53,7 @@ class TrialFailed(Exception):
 
 
 class TrialBoard:
-    """An actor that knows which trials have started and ended. Its calls may come in any order."""
+    """An actor that tracks which trials have started and ended. Its methods may be called in any order."""
 
     def __init__(self) -> None:
         self._started: dict[str, asyncio.Future[None]] = {}
@@ -62,7 +63,7 @@ class TrialBoard:
         await _future(self._started, trial_id)
 
     async def until_ended(self, trial_id: str) -> str | None:
-        """Why the trial failed, or None."""
+        """Returns why the trial failed; None if it did not."""
         reason: str | None = await _future(self._ended, trial_id)
         return reason
 
@@ -94,7 +95,7 @@ def show_trial(board: Any, trial_id: str, started: None) -> None:
 
 
 class DashboardTrials:
-    """The driver's side of the board. Without a board, or with too many trials, it does nothing."""
+    """Reports the driver's trials to the board. Without a board, or with too many trials, it does nothing."""
 
     def __init__(self, board: Any | None) -> None:
         self._board = board
@@ -148,7 +149,7 @@ def gauge_tags(sweep: str, totals: Totals | Standing) -> dict[str, str]:
 
 
 def gauge_values(totals: Totals) -> dict[str, float]:
-    """Values by gauge, without those that are not known yet."""
+    """The known values, by gauge."""
     values = {
         DONE: totals.documents,
         WANTED: totals.wanted,
@@ -169,6 +170,6 @@ def race_gauge_values(standing: Standing) -> dict[str, float]:
 
 
 def trials_by_state(progress: Progress) -> dict[str, int]:
-    """Number of trials in each state; they add up to all trials of the sweep."""
+    """The number of trials in each state; the sum is the number of trials in the sweep."""
     known = {"finished": progress.finished, "failed": progress.failed, "running": len(progress.running)}
     return {**known, "pending": max(0, progress.trials - sum(known.values()))}

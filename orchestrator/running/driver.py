@@ -52,7 +52,7 @@ from orchestrator.store import StoreError
 from sampler.errors import InputError, counted
 
 MAX_FAILURES = 2  # a trial is tried three times
-MAX_ROUNDS = 3  # of trials whose rows were found corrupted after they had ended; more mean that the disk is broken
+MAX_ROUNDS = 3  # rerunning trials whose rows turned out to be corrupted; if more are needed, the disk is broken
 POLL_SECONDS = 0.5
 FAILURE_RPC_TIMEOUT_SECONDS = 60.0
 START_NOTICE_SECONDS, LOAD_NOTICE_SECONDS = 30.0, 120.0  # until a worker should have started, and be ready
@@ -82,7 +82,7 @@ class SweepRun:
 def run_trials(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
     """Runs the trials and returns the ids of those that failed or were stopped; raises Interrupted on a signal.
 
-    Trials whose rows were found corrupted after they had ended run again.
+    Trials whose rows turn out to be corrupted after the trial has ended are run again.
     """
     not_done: set[str] = set()
     reported: set[str] = set()
@@ -131,8 +131,8 @@ def _run_round(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
                 trial_dirname_creator=lambda trial: by_key[trial_key(trial.config)].trial_id,
             ),
             run_config=tune.RunConfig(
-                # Absolute: Tune would put its files, among them pickled errors that it reads again, into Ray's
-                # session directory, which other users of a joined cluster can often write to.
+                # An absolute path. Otherwise Tune would put its files, including pickled errors that it reads back,
+                # into Ray's session directory, which other users of a joined cluster can often write to.
                 name=f"{scratch}/sweep",
                 storage_path=scratch,
                 failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
@@ -145,7 +145,7 @@ def _run_round(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
             tuner.fit()
     _call(callback.failure_writes, timeout=FAILURE_RPC_TIMEOUT_SECONDS)
     for trial in trials if raced else ():
-        run.dashboard.end(trial.trial_id)  # also those that were not needed any more
+        run.dashboard.end(trial.trial_id)  # including those that the race no longer needed
     return callback.not_done
 
 
@@ -158,7 +158,7 @@ def _call(calls: Any, timeout: float | None = None) -> Any:
 
 
 class SweepCallback(tune.Callback):  # type: ignore[misc]
-    """Follows trials through Tune, finds out why they fail, and stops Tune between two of its steps."""
+    """Follows trials through Tune, finds out why they fail, and stops Tune between two of its steps on a signal."""
 
     def __init__(self, run: SweepRun, by_key: Mapping[TrialKey, Trial], notes: "queue.SimpleQueue[str]") -> None:
         self._run, self._by_key, self._notes = run, by_key, notes
@@ -166,7 +166,7 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         self.failure_writes: list[Any] = []  # calls that store failures
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves a copy that nobody reads
+        return {}  # Tune saves a copy that is never read
 
     def _trial(self, trial: Any) -> Trial:
         return self._by_key[trial_key(trial.config)]
@@ -209,7 +209,7 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         self._notes.put(f"{failed.label} failed: {reason}")
 
     def _trial_failure(self, trial: Any) -> str | None:
-        """Why a trial failed; None if its node is to blame, which is recorded. Raises Aborted if no node is left."""
+        """Why a trial failed; None if its node caused it, which is recorded. Raises Aborted if no node is left."""
         path = Path(trial.pickled_error_file or "")
         error = cloudpickle.loads(path.read_bytes()) if path.is_file() else None  # written by Tune, in this process
         known = self._run.results.worker_failed.remote(self._trial(trial).key)
@@ -284,7 +284,7 @@ class ProgressPoller:
             self._show_notes()
 
     def _note_delay(self, progress: Progress) -> None:
-        """Explains once what keeps the first worker from working."""
+        """Explains once why no worker is ready yet."""
         waited = time.monotonic() - self._began
         if self._delay_noted or progress.warm:
             self._delay_noted = True
@@ -303,7 +303,7 @@ class ProgressPoller:
 
 
 def read_progress(results: Any) -> Progress | None:
-    """None while the result actor does not answer: it may be restarting."""
+    """None if the result actor does not answer in time; it may be restarting."""
     try:
         progress: Progress = ray.get(results.progress.remote(), timeout=RPC_TIMEOUT_SECONDS)
     except (GetTimeoutError, RayActorError, StoreError):
@@ -312,7 +312,7 @@ def read_progress(results: Any) -> Progress | None:
 
 
 def close_results(results: Any) -> None:
-    """Makes the result actor release the sweep's directory; a dead actor has released it already."""
+    """Makes the result actor release the lock of the sweep's directory; a dead actor no longer holds it."""
     try:
         ray.get(results.close.remote(), timeout=RPC_TIMEOUT_SECONDS)
     except (GetTimeoutError, RayActorError):

@@ -17,13 +17,13 @@ from sampler.errors import InputError
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` workers would start in a copy of the directory
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own future default; it warns until it is set
-    # Of the lines that Ray's processes print to the terminal, only those about memory are shown: the sweep reports the
-    # rest, such as dead nodes, itself.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default; Ray prints a warning unless it is set
+    # Of the lines that Ray's processes print to the terminal, only those about memory are shown. The sweep reports
+    # other events, such as dead nodes, itself.
     "RAY_DEDUP_LOGS": "1",
     "RAY_DEDUP_LOGS_SKIP_REGEX": r"(?s)^(?!.*(memory pressure|low on memory))",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # results of calls that timed out; a caller that waits still gets the error
-    "RAY_worker_niceness": "0",  # Ray's 15 gives way to every other process, which measurements would show
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of calls that timed out; a caller that waits still gets the error
+    "RAY_worker_niceness": "0",  # at Ray's 15, any other process would slow workers down and disturb measurements
 }
 TUNE_VARIABLES = {
     "RAY_AIR_NEW_OUTPUT": "0",  # prints a table of the configuration at any verbosity
@@ -38,23 +38,23 @@ TUNE_VARIABLES = {
 # Ray's switch for laptops: all processes of the cluster listen on the loopback device only.
 LOOPBACK_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES = 160 * 2**20  # rows are small, and weights never pass through Ray
-# Ray makes its own directory writable for everybody, so it gets one inside a private directory. Paths of its sockets,
-# PRIVATE/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store, may have 107 characters.
+# Ray makes its directory writable for all users, so it is placed inside a private directory. The paths of its sockets,
+# PRIVATE/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store, may have up to 107 characters.
 RAY_DIRECTORY = "r"
-PRIVATE_PREFIX = "reuse-"  # of a directory in the one for temporary files, followed by 8 characters
+PRIVATE_PREFIX = "reuse-"  # of a new directory for temporary files; 8 random characters follow
 MAX_TEMPORARY_CHARACTERS = 107 - len(
     "/reuse-12345678/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 )
 CONNECT_TIMEOUT_SECONDS = 5.0
-RESERVED_ADDRESS = ("192.0.2.1", 9)  # nothing is sent there; the kernel tells which own address it would use
+RESERVED_ADDRESS = ("192.0.2.1", 9)  # nothing is sent; the kernel chooses the local address that it would send from
 ACCESS_VARIABLES = ("HF_TOKEN",)
 
 
 def prepare(*, local: bool, token: bool = False) -> None:
-    """Sets the variables that Ray and Tune read. Variables that are set already are kept, except for `local`.
+    """Sets the variables that Ray and Tune read. Existing values are kept, except those that `local` needs.
 
-    `local`: the cluster is on the loopback device. `token`: the cluster is on this machine, where `ray start` requires
-    the user's token if there is one; Ray itself would only send it to the address `auto`.
+    `local`: the cluster listens on the loopback device. `token`: the cluster runs on this machine, where `ray start`
+    requires the user's token if there is one. By itself, Ray would send the token only to the address `auto`.
     """
     variables = RAY_VARIABLES | TUNE_VARIABLES
     if token and (Path.home() / ".ray" / "auth_token").is_file():
@@ -66,9 +66,9 @@ def prepare(*, local: bool, token: bool = False) -> None:
 
 
 def private_token(note: Callable[[str], None]) -> None:
-    """Makes sure that nobody else can read or replace the token of a cluster that this process starts.
+    """Ensures that no other user can read or replace the token of a cluster that this process starts.
 
-    Ray would create it readable for everybody. `note` reports if an existing one was.
+    Ray itself would create a token that all users can read. `note` receives a warning if an existing one was readable.
     """
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
@@ -76,18 +76,18 @@ def private_token(note: Callable[[str], None]) -> None:
     try:
         if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
             create_token(path)
-        _take_away(path.parent, stat.S_IWGRP | stat.S_IWOTH)
-        if _take_away(path, stat.S_IRWXG | stat.S_IRWXO):
+        _remove_permissions(path.parent, stat.S_IWGRP | stat.S_IWOTH)
+        if _remove_permissions(path, stat.S_IRWXG | stat.S_IRWXO):
             note(
-                f"warning: {path} was accessible to other users of this machine and is private now; if one of them may "
-                "have read it, remove it: Ray then makes a new token"
+                f"warning: {path} was accessible to other users of this machine and is private now; remove it if one "
+                "of them may have read it, and Ray creates a new token"
             )
     except OSError as error:
         note(f"warning: Ray's token {path} cannot be made private ({error.strerror}): other users may read it")
 
 
-def _take_away(path: Path, permissions: int) -> bool:
-    """Whether the file had any of these permissions."""
+def _remove_permissions(path: Path, permissions: int) -> bool:
+    """Returns whether the file had any of these permissions."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & permissions:
         path.chmod(mode & ~permissions)
@@ -110,21 +110,21 @@ def create_token(path: Path) -> None:
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(32))
-        with suppress(FileExistsError):  # another process was first: its token counts
+        with suppress(FileExistsError):  # another process was first: its token is used
             os.link(temporary, path)
     finally:
         temporary.unlink()
 
 
 def is_private(folder: Path) -> bool:
-    """Whether no other user but root can put anything into a directory or replace it."""
+    """Whether only this user and root can write to a directory or replace it."""
     path = folder.resolve()
     for one in reversed((path, *path.parents)):
         status = one.stat()
         if status.st_uid not in (0, os.getuid()):
             return False
         if not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
-            return True  # nobody else gets further
+            return True  # other users cannot access anything below
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and (one == path or not status.st_mode & stat.S_ISVTX):
             return False
     return True
@@ -133,7 +133,7 @@ def is_private(folder: Path) -> bool:
 def cluster_address(given: str | None) -> str | None:
     """The cluster to join: --address, else RAY_ADDRESS, which every `ray job` has. None: start Ray on this machine.
 
-    RAY_ADDRESS may also be a dashboard's URL, for `ray job submit`; a sweep cannot join that.
+    A RAY_ADDRESS that is a dashboard's URL is ignored: it is meant for `ray job submit`, and a sweep cannot join it.
     """
     address = given or os.environ.get("RAY_ADDRESS") or "local"
     if given is None and address.startswith(("http://", "https://")):
@@ -147,9 +147,9 @@ def cluster_address(given: str | None) -> str | None:
 
 
 def check_listening(address: str) -> None:
-    """Raises an InputError if nothing listens at HOST:PORT; other addresses are left to Ray.
+    """Raises an InputError if nothing listens at HOST:PORT; addresses in other forms are not checked.
 
-    Ray itself would retry for minutes, and log every attempt.
+    Ray itself would retry for minutes and log every attempt.
     """
     host_port = _host_port(address)
     if host_port is None:
@@ -168,7 +168,7 @@ def is_this_machine(address: str) -> bool:
 def only_on_loopback(address: str) -> bool:
     """Whether a cluster listens on the loopback device only.
 
-    Ray replaces a loopback address by the machine's own, and finds such a cluster only with LOOPBACK_VARIABLES.
+    Ray replaces a loopback address with the machine's own, and finds such a cluster only with LOOPBACK_VARIABLES.
     """
     host_port = _host_port(address)
     if host_port is None or not _is_loopback(host_port[0]):
@@ -211,7 +211,7 @@ def _connection_problem(host: str, port: int) -> str | None:
 class AccessTokens:
     """Tokens for gated models and data. Created by the driver from its environment, read by every worker.
 
-    They travel with a worker's arguments: Ray would write variables of a runtime environment to its logs.
+    They are passed as an argument of each worker, because Ray logs the variables of a runtime environment.
     """
 
     variables: dict[str, str] = field(repr=False)
@@ -221,5 +221,5 @@ class AccessTokens:
         return cls({name: os.environ[name] for name in ACCESS_VARIABLES if os.environ.get(name)})
 
     def export(self) -> None:
-        """Sets the variables in this process; variables that the driver does not have keep the node's values."""
+        """Sets the variables in this process; those that the driver lacks keep the node's values."""
         os.environ.update(self.variables)

@@ -1,7 +1,7 @@
 """The result actor: stores record batches, acknowledges them once they are on disk, and keeps the running totals.
 
-It is the only writer of rows. Ray may restart it at any moment: acknowledged rows are on disk, a repeated call adds
-nothing, and its knowledge of workers is only used to find out why they failed.
+It is the only writer of rows. Ray may restart it at any time: acknowledged rows are on disk, and a repeated call adds
+no row twice. What it knows about workers is lost then; it is only used to find out why they failed.
 """
 
 import os
@@ -41,7 +41,7 @@ class Assignment:
     trial: Trial
     missing: tuple[str, ...]
     pause: float = 0.0  # seconds to wait before starting
-    needed: bool = True  # False: a race has decided on the configuration meanwhile
+    needed: bool = True  # False: a race has decided the configuration in the meantime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +65,8 @@ class FailedSetup:
 class WorkerFailure:
     """What is known about a failed trial's worker and the others. Created by the result actor, read by the driver."""
 
-    was_known: bool = True  # the worker had registered, or was given the trial
-    setup: FailedSetup | None = None  # None: its set-up had succeeded
+    was_known: bool = True  # the worker had registered, or a trial was assigned to it
+    setup: FailedSetup | None = None  # None: it did not fail during its set-up
     alive: int  # workers that are ready, and not known to have died
     set_up: Mapping[str, int]  # successful set-ups, by node id
 
@@ -94,7 +94,7 @@ class Results:
         self._race: Race | None = None
         try:
             self._open()
-        except (InputError, StoreError) as problem:  # such as a full disk: raised by each call, without Ray's trace
+        except (InputError, StoreError) as problem:  # such as a full disk; each call raises it, without Ray's traceback
             self._problem = str(problem)
 
     def _open(self) -> None:
@@ -116,7 +116,7 @@ class Results:
         return self._writer
 
     def first_worker(self) -> int:
-        """The number for the next worker's name: no worker of this sweep has used it, or a higher one."""
+        """The number for the next worker's name, higher than that of any earlier worker of this sweep."""
         return self._first_worker
 
     def register(self, key: TrialKey, worker: str, node: Node) -> float:
@@ -201,7 +201,7 @@ class Results:
             self._start_compaction()
 
     def _store_decisions(self) -> None:
-        """In sweep.json. A decision that gets lost follows from the rows again."""
+        """Stores the race's decisions in sweep.json. If one is lost, the rows lead to the same decision again."""
         record = None if self._race is None else self._writer.read_sweep_record()
         if self._race is not None and record is not None:
             decisions = self._race.merged_decisions(record)
@@ -209,7 +209,7 @@ class Results:
                 self._writer.write_sweep_record({**record, DECISIONS_KEY: decisions})
 
     def _start_compaction(self) -> None:
-        """In a thread of its own: workers do not wait for it. After a disk error the rows stay where they are."""
+        """In a separate thread, so that workers do not wait. After a disk error rows stay in their trials' files."""
         with self._lock:
             if not self._compaction.is_alive():
                 self._compaction = threading.Thread(target=self._compact, name="compaction", daemon=True)
@@ -220,7 +220,7 @@ class Results:
             self._store.compact(minimum=_compacted_rows())
 
     def fail(self, trial_id: str, reason: str, facts: Mapping[str, Any] | None = None) -> None:
-        """Marks a trial as failed, even if no worker lived long enough to begin it."""
+        """Marks a trial as failed, even if no worker has begun it."""
         if self._store.trial(trial_id) is None:
             self._store.begin(self._trials[trial_id].as_dict(), {})
         self._store.fail(trial_id, reason, facts)
@@ -278,7 +278,7 @@ class Results:
 
 
 def _compacted_rows() -> int:
-    """Finished rows of a task that are compacted while the sweep runs; the fault campaign sets a smaller number."""
+    """Rows of a task that are compacted together while the sweep runs; the fault campaign sets a smaller number."""
     return int(os.environ.get(COMPACT_ROWS_VARIABLE) or FULL_ROWS)
 
 

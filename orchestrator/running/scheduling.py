@@ -1,4 +1,4 @@
-"""What Ray Tune needs to schedule a sweep: the grid and its order, workers and their names, nodes that can run them."""
+"""How Ray Tune schedules a sweep: the order of trials, the names of workers, and the nodes that may run them."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from itertools import count
@@ -24,7 +24,7 @@ NODE_ID_LABEL = "ray.io/node-id"  # Ray gives it to every node
 class WorkerRequest(tune.PlacementGroupFactory):  # type: ignore[misc]
     """The resources of one worker, on any node that is not excluded when Ray places it.
 
-    All trials share one request, so that a warm worker can run every trial, whichever nodes are excluded meanwhile.
+    All trials share one request, so that a warm worker can run any trial, even if nodes are excluded in the meantime.
     """
 
     def __init__(self, bundle: dict[str, float], excluded: Set[str]) -> None:
@@ -39,9 +39,9 @@ class WorkerRequest(tune.PlacementGroupFactory):  # type: ignore[misc]
 
 
 class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
-    """Hands out the planned trials in order, at most as many at a time as the cluster has capacity for now.
+    """Suggests the planned trials in order, and limits concurrent ones to the current capacity of the cluster.
 
-    In a race, `is_needed` leaves out trials of configurations that are decided by then.
+    In a race, `is_needed` skips trials of configurations that have been decided in the meantime.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ElasticGridSearch(BasicVariantGenerator):  # type: ignore[misc]
 
 
 class RacedTrials:
-    """Asks the result actor whether a race still needs a trial. While it does not answer, every trial is needed."""
+    """Asks the result actor whether a race still needs a trial; without an answer, the trial counts as needed."""
 
     def __init__(self, results: Any) -> None:
         self._results = results
@@ -96,9 +96,9 @@ class WorkerClasses:
 class KeepLoadingActors(FIFOScheduler):  # type: ignore[misc]
     """Never takes a trial away from an actor that is still loading for it.
 
-    Tune's scheduler gives such a trial to the next free actor and ends the loading one: where loading takes longer than
-    a trial, no late worker would ever start. If the scheduler makes no choice, Tune gives a free actor a trial that has
-    no actor yet, and the trials whose actors are loading last.
+    Tune's own scheduler gives such a trial to the next free actor and ends the loading one, so where loading takes
+    longer than a trial, late workers would never start. If the scheduler makes no choice, Tune gives a free actor a
+    trial that has no actor yet, and chooses trials whose actors are loading last.
     """
 
     def __init__(self, request: WorkerRequest, worker_classes: WorkerClasses) -> None:
@@ -107,21 +107,21 @@ class KeepLoadingActors(FIFOScheduler):  # type: ignore[misc]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         super().on_trial_add(tune_controller, trial)
-        trial.update_resources(self._request)  # the object itself: resources of a trainable would be a copy
+        trial.update_resources(self._request)  # this object: as resources of the trainable, Tune would copy it
         tune_controller._tune_controller._class_cache = self._worker_classes  # Tune has no option for it
 
     def choose_trial_to_run(self, tune_controller: Any) -> None:
         del tune_controller
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves a copy that nobody reads
+        return {}  # Tune saves a copy that is never read
 
 
 # Nodes
 
 
 class NodeHealth:
-    """Counts failed set-ups and decides which nodes to exclude, and when the sweep cannot continue."""
+    """Counts failed set-ups, and decides which nodes to exclude and whether the sweep can continue."""
 
     def __init__(self) -> None:
         self.excluded: set[str] = set()  # node ids; read whenever Ray places a worker

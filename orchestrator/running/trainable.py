@@ -4,8 +4,10 @@ import socket
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pyarrow as pa
 import ray
 from ray import tune
 from ray.exceptions import RayTaskError
@@ -13,8 +15,7 @@ from ray.exceptions import RayTaskError
 from orchestrator.core.trial import TrialKey, trial_key
 from orchestrator.running.environment import AccessTokens
 from orchestrator.running.result_actor import Assignment, FailedSetup, Node
-from orchestrator.running.rows import TrialTotals
-from orchestrator.running.watchdog import Watchdog
+from orchestrator.running.stop import Watchdog
 from orchestrator.store import RowsLost, StoreError
 from sampler.errors import InputError, counted
 
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from orchestrator.running.worker import Worker
 
 # A trial's last result has one of these keys, unless a scheduler stopped the trial early.
-FINISHED = "finished"  # all rows are stored, or a race does not need them any more
+FINISHED = "finished"  # all rows are stored, or a race no longer needs them
 FAILED = "failed"  # why the trial cannot run
 REFUSED = "refused"  # why the store refused rows
 REPORT_SECONDS = 2.0  # between two results of a running trial; the first comes with the second batch
 MAX_REASON_CHARACTERS = 500
-MAX_LISTED_DOCUMENTS = 3  # in the reason of a failed trial; trial.json has all of them
+MAX_LISTED_DOCUMENTS = 3  # in the reason why a trial failed; trial.json lists all of them
 
 
 class HasTimeout(Protocol):
@@ -48,8 +49,35 @@ class DocumentsFailed(InputError):
         self.reasons = dict(reasons)
 
 
+@dataclass(kw_only=True, slots=True)
+class TrialTotals:
+    """Totals of a trial's batches so far."""
+
+    documents: int = 0
+    correct: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # decoding
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.documents += batch.num_rows
+        self.correct += sum(filter(None, batch.column("correct").to_pylist()))
+        self.tokens += sum(batch.column("tokens").to_pylist())
+        self.seconds += batch.column("batch_seconds")[0].as_py()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """As reported to Ray Tune while the trial runs."""
+        if not self.documents:
+            return {"documents": 0}
+        return {
+            "documents": self.documents,
+            "accuracy": self.correct / self.documents,
+            "tokens_per_s": self.tokens / self.seconds,
+        }
+
+
 class SweepWorker(tune.Trainable):  # type: ignore[misc]
-    """Set up once; Tune passes the next trial to `reset_config` and calls `step` until a result is the last."""
+    """Set up once per actor. For each trial, Tune calls `reset_config`, then `step` until a result has `done`."""
 
     def setup(
         self, config: dict[str, Any], *, results: Any, settings: HasTimeout, sweep: str, access: AccessTokens
@@ -69,7 +97,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
 
     @contextmanager
     def _reporting_failed_setup(self) -> Iterator[None]:
-        """Reports an error to the result actor as a failed set-up of this node, before it reaches Tune."""
+        """Reports an error to the result actor as a failed set-up on this node before raising it for Tune."""
         try:
             yield
         except BaseException as error:
@@ -88,11 +116,11 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         return True
 
     def step(self) -> dict[str, Any]:
-        """Returns the trial's next result: totals only. Rows go to the result actor."""
+        """Returns the trial's next result, which has only totals: rows are sent to the result actor."""
         return next(self._results_to_report)
 
     def _run(self) -> Iterator[dict[str, Any]]:
-        """Decodes the documents that have no row yet."""
+        """Runs the trial on its documents without a row and yields its results."""
         assigned: Assignment = ray.get(self._results.assign.remote(self._key, self._name))
         trial_id = assigned.trial.trial_id
         if not assigned.needed:
@@ -107,7 +135,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
             ray.get(self._results.finish.remote(trial_id, facts))
         except RowsLost:  # found when the rows were read back
             yield from self._run()
-        except InputError as error:  # about a document: the same on every worker
+        except InputError as error:  # about a document, so every worker would raise it
             facts = {"failed_documents": error.reasons} if isinstance(error, DocumentsFailed) else {}
             ray.get(self._results.fail.remote(trial_id, error_message(error), facts))
             yield {"done": True, FAILED: error_message(error)}
@@ -117,7 +145,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
             yield {"done": True, FINISHED: True, **totals.metrics}
 
     def _decode(self, assigned: Assignment, totals: TrialTotals) -> Generator[dict[str, Any], None, dict[str, Any]]:
-        """Decodes the missing documents, yields totals now and then, and returns facts for trial.json."""
+        """Decodes the missing documents, yields totals from time to time, and returns facts for trial.json."""
         began = time.perf_counter()
         trial, waited, acknowledgement = assigned.trial, 0.0, None
         with self._watchdog.working():
@@ -154,7 +182,7 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
 
 
 def _reason(error: BaseException) -> str:
-    """An error in one line; the message of an InputError needs no type."""
+    """An error in one line: its type and message, or only the message of an InputError."""
     text = " ".join(str(error).split())
     return (text if isinstance(error, InputError) else f"{type(error).__name__}: {text}")[:MAX_REASON_CHARACTERS]
 
@@ -165,7 +193,7 @@ def error_message(error: Exception) -> str:
 
 
 def _wait(acknowledgement: Any) -> float:
-    """Waits until the rows sent before are on disk, and returns the seconds."""
+    """Waits until the rows sent earlier are on disk; returns the seconds spent."""
     began = time.perf_counter()
     if acknowledgement is not None:
         ray.get(acknowledgement)

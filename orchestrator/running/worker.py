@@ -1,10 +1,11 @@
-"""One warm model that runs trials: documents in, record batches out. Works without Ray.
+"""One warm model that runs trials: documents in, Arrow record batches out, with one row per document. Needs no Ray.
 
-The model, the opened tasks, the calibrated speed and the memory of caches are kept between trials; nothing that a cache
-held in an earlier trial is read.
-A worker checks that its node has the model and the documents that the sweep was planned with.
+A worker keeps the model, the opened tasks, the calibrated speed and the memory of caches between trials; it never reads
+what a cache held in an earlier trial. It checks that its node has the model and the documents that the sweep was
+planned with. A row consists of columns about the trial and the attempt, `_model_columns` and `_result_columns`.
 """
 
+import json
 import math
 import os
 import resource
@@ -13,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -23,7 +26,7 @@ from orchestrator.core.trial import Trial
 from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.preflight import folder_revision
 from orchestrator.planning.run_plan import WorkerSettings
-from orchestrator.running.rows import build_batches
+from orchestrator.store.schema import ROWS
 from sampler import DecodeSettings, InputError, Prompt, ReusePolicy, decode_prompts, load_model
 from sampler.device import numeric_flags, pick_device
 from sampler.errors import NonFiniteError, UnavailableError
@@ -31,7 +34,7 @@ from sampler.loading import ModelFiles, find_model
 from sampler.measure import warm_up
 from sampler.text import encode
 from tasks.documents import Document
-from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
+from tasks.evaluate import ModelDecoder, Result, chat_renderer, evaluate
 from tasks.task import Task, open_task
 
 T = TypeVar("T")
@@ -44,11 +47,11 @@ FREE_MEMORY_TIMEOUT_SECONDS = 60.0
 
 
 class Calibrator:
-    """Measures the current speed with fixed documents: all of them before the first trial, then a part now and then.
+    """Measures the current speed with fixed documents: all of them before the first trial, one part per later sample.
 
-    Policies are compared with their neighbours in time, on the same machine, so a calibration only has to follow slow
-    changes and differences between machines. Samples depend on the time that has passed, not on the number of trials:
-    they take at most a hundredth of it. A GPU keeps its speed for longer, so it is sampled at most once a minute.
+    Policies are compared with trials that ran at about the same time on the same machine, so a calibration only has to
+    follow slow changes and differences between machines. Samples take at most a hundredth of the elapsed time, however
+    many trials there are. The speed of a GPU changes more slowly, so it is sampled at most once a minute.
 
     `decode` decodes one part of the fixed documents and returns the number of tokens.
     """
@@ -63,7 +66,7 @@ class Calibrator:
         self.seconds_within_trial = 0.0  # spent on samples within the current or last trial
 
     def before_trial(self) -> float:
-        """Takes a sample if one is due; the first time, one of each part. Returns the seconds it took."""
+        """Takes a sample if one is due, and on the first call one of each part. Returns the seconds spent."""
         began = self._clock()
         while len(self._samples) < CALIBRATION_PARTS:
             self._sample()
@@ -77,11 +80,11 @@ class Calibrator:
         """Tokens/s over the last sample of each part; NaN if nothing was measured."""
         if not self._samples:
             return math.nan
-        tokens = sum(tokens for tokens, _ in self._samples)  # 0 if the model can compute none of the documents
+        tokens = sum(tokens for tokens, _ in self._samples)  # 0 if the model fails on all of the documents
         return tokens / sum(seconds for _, seconds in self._samples) if tokens else math.nan
 
     def during(self, results: Iterable[T]) -> Iterator[T]:
-        """Yields the results of a trial, and takes samples in between."""
+        """Yields the results of a trial, and takes samples between them when they are due."""
         for result in results:
             yield result
             if self._samples and self._is_due():
@@ -151,11 +154,11 @@ class Worker:
         }
 
     def open_task(self, name: str) -> None:
-        """Reads a task's documents unless that is done; InputError if they are missing or different on this node."""
+        """Reads a task's documents at first use; InputError if they are missing or different on this node."""
         self._opened(name)
 
     def calibrate(self) -> float:
-        """Measures the current speed if that is due; returns the seconds it took."""
+        """Measures the current speed if a sample is due; returns the seconds spent."""
         return self._calibrator.before_trial()
 
     @property
@@ -164,9 +167,9 @@ class Worker:
         return self._calibrator.seconds_within_trial
 
     def run(self, trial: Trial, documents: Sequence[str], attempt: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        """Rows of these documents, except `failed_documents`. Their times cover decoding, not scoring.
+        """Yields rows of these documents, except `failed_documents`. Their times cover decoding, not scoring.
 
-        `attempt` are the columns that describe this attempt: sweep, attempt, actor and node.
+        `attempt` has the columns that describe this attempt: sweep, attempt, actor and node.
         """
         task, by_id = self._opened(trial.task)
         unknown = [doc_id for doc_id in documents if doc_id not in by_id]
@@ -201,7 +204,7 @@ class Worker:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _effective_settings(self, trial: Trial) -> dict[str, Any]:
-        """How documents are decoded; a task may set its own maximum length of an answer."""
+        """How documents are decoded, for trial.json; a task may set its own maximum length of an answer."""
         columns, (task, _) = self._model_columns(trial), self._opened(trial.task)
         decode = trial.configuration.decode_settings
         return {
@@ -223,7 +226,7 @@ class Worker:
         }
 
     def _model_columns(self, trial: Trial) -> dict[str, Any]:
-        """Columns about the policy, the loaded model and how it runs."""
+        """A row's columns about the policy, the loaded model and how it runs."""
         policy = ReusePolicy.parse(trial.policy)
         return {
             "k": policy.k,
@@ -257,7 +260,7 @@ class Worker:
         return self._tasks[name]
 
     def _calibration_prompts(self) -> list[Prompt]:
-        """The first documents of the calibration task; a scored question is continued like any other text."""
+        """Prompts from the first documents of the calibration task; a scored question is also used as a prompt."""
         task, _ = self._opened(self.settings.calibration_task)
         tokenizer = self.model.tokenizer
         template = chat_renderer(tokenizer, task.options.thinking) if task.options.chat_template else None
@@ -289,6 +292,62 @@ class Worker:
             torch.cuda.synchronize(self.model.device)
 
 
+def build_batches(
+    results: Iterable[Result], shared: Mapping[str, Any], speed: Callable[[], float]
+) -> Iterator[pa.RecordBatch]:
+    """Yields a record batch for each batch of documents, as soon as its last document is decoded.
+
+    `shared` has the columns with the same value in all rows of an attempt. `speed` returns the worker's current
+    calibration, in tokens/s.
+    """
+    remaining = iter(results)
+    batch_id = 0
+    while batch := list(islice(remaining, shared["batch_size"])):
+        seconds = sum(result.wall_seconds for result in batch)
+        common = {**shared, "batch_id": batch_id, "batch_seconds": seconds, "calibration": speed()}
+        rows = [common | _result_columns(result) for result in batch]
+        yield pa.RecordBatch.from_pylist(rows, schema=ROWS)
+        batch_id += 1
+
+
+def _result_columns(result: Result) -> dict[str, Any]:
+    """A row's columns about one document."""
+    counters = result.counters
+    return {
+        "subtask": result.document.subtask,
+        "doc_id": result.document.doc_id,
+        "doc_hash": result.document.doc_hash,
+        "correct": result.correct,
+        "metrics": json.dumps(result.metrics, ensure_ascii=False, default=str),
+        "prompt_tokens": result.prompt_tokens,
+        "tokens": result.tokens,
+        "seconds": result.seconds,
+        "passes_prefill": counters.prefill,
+        "passes_full": counters.full,
+        "passes_small": counters.small,
+        "passes_commit": counters.commit,
+        "layers_computed": counters.layers_computed,
+        "layers_reused": counters.layers_reused,
+        "layer_positions": counters.layer_positions,
+        "prefill_tokens": counters.prefill_tokens,
+        "eligible": counters.eligible,
+        "replayed": counters.replayed,
+        "finish": result.finish,
+        "text": None if result.text is None else _storable(result.text),
+        "token_ids": list(result.token_ids),
+        "scores": list(result.scores),
+        "token_steps": None if result.reveals is None else [reveal.step for reveal in result.reveals],
+        "token_confidences": None if result.reveals is None else [reveal.confidence for reveal in result.reveals],
+        "token_ends": result.token_ends,
+        "started_at": datetime.now(UTC) - timedelta(seconds=result.seconds),
+    }
+
+
+def _storable(text: str) -> str:
+    """Replaces incomplete characters (lone surrogates), which UTF-8 cannot store; the token ids keep them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def find_planned_model(
     source: str, revision: str | None, *, family: str | None = None, block_size: int | None = None
 ) -> ModelFiles:
@@ -310,7 +369,7 @@ def find_planned_model(
 
 @contextmanager
 def explain_out_of_memory(needed: int, free: int | None) -> Iterator[None]:
-    """Turns a CUDA device's out-of-memory error into an InputError. Bytes: the estimate, and free before loading."""
+    """Turns a GPU's out-of-memory error into an InputError; `needed` (an estimate) and `free` are in bytes."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -325,7 +384,7 @@ def explain_out_of_memory(needed: int, free: int | None) -> Iterator[None]:
 def wait_for_memory(
     needed: int, free: Callable[[], int], *, seconds: float = FREE_MEMORY_TIMEOUT_SECONDS, step: float = 1.0
 ) -> int:
-    """Waits for memory that a worker that died has yet to release. Returns the bytes free at the end."""
+    """Waits until enough memory is free: a worker that died may still hold some. Returns the bytes free at the end."""
     until = time.monotonic() + seconds
     while (available := free()) < needed and time.monotonic() < until:
         time.sleep(step)
