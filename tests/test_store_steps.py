@@ -336,7 +336,7 @@ def test_a_missing_table_is_detected(tmp_path: Path) -> None:
         writer.finish(TRIAL, {}, DOCS)
     (tmp_path / "trials" / TRIAL / "rows.parquet").unlink()
     (sentence,) = Store(tmp_path).check()
-    assert sentence.endswith("rows.parquet should have 4 rows according to trial.json, but has 0")
+    assert sentence.endswith(f"rows.parquet should have 4 rows of trial {TRIAL}, but has 0")
     with StoreWriter(tmp_path) as writer:
         assert [one.problem for one in writer.corrupted.values()] == ["is missing"]
         assert writer.trials()[TRIAL]["status"] == "running"

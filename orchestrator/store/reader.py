@@ -73,8 +73,8 @@ FETCHING_MARKER = "fetching.json"  # exists while the sweep is being downloaded 
 SLURM_FOLDER = "slurm"  # job scripts and logs, created before the sweep starts
 QUARANTINE_FOLDER = "quarantine"
 QUARANTINE_FOLDERS = (QUARANTINE_FOLDER, "set-aside")  # the second: in sweeps of older versions
-LISTED = 5  # sweeps of a folder in a message
-TRIALS_PER_GROUP = 64  # that have files of their own
+LISTED = 5  # sweeps of a folder that a message names
+TRIALS_PER_GROUP = 64  # of trials that are not compacted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ class Store:
         check_version(path, record.get("schema"))
         problem = sweep_record_problem(record)
         if problem is not None:
-            raise InputError(f"{path} {problem}: it was edited or is not a sweep's; use another folder")
+            raise InputError(f"{path} {problem}: it was edited, or does not belong to a sweep; use another folder")
         return record
 
     def documents(self, task: str) -> pa.Table:
@@ -159,19 +159,15 @@ class Store:
         return {**found, **dict(self._compacted_now().records(without=found))}
 
     def attempts(self) -> pa.Table:
-        """`schema.ATTEMPTS` of all trials: what `trials` says, as a table, which takes a tenth of time and memory."""
+        """The attempts of all trials as a table, `schema.ATTEMPTS`: a tenth of the time and memory of `trials`."""
         found = attempts_of(self.iter_trials())
         compacted = self._compacted_now().attempts(without=set(found["trial_id"].to_pylist()))
         return pa.concat_tables([found, compacted]).unify_dictionaries()
 
     def iter_trials(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The id and trial.json of each trial that has a folder, one at a time."""
-        trials = str(self.folder / "trials")
         for trial_id in self.trial_folders():
-            try:
-                record: dict[str, Any] | None = read_trial_record(f"{trials}/{trial_id}")
-            except (OSError, CorruptedFile):
-                record = self.trial(trial_id)
+            record = self.trial(trial_id)
             if record is not None:
                 yield trial_id, record
 
@@ -179,7 +175,7 @@ class Store:
         return set(self._compacted_now().file_of)
 
     def compacted_trials(self, without: Collection[str]) -> pa.Table:
-        """`compaction.SUMMARY` of all compacted trials but those that `iter_trials` yielded before."""
+        """All compacted trials, as `compaction.SUMMARY`; `without`: ids that `iter_trials` has already yielded."""
         return self._compacted_now().trials(without)
 
     def _compacted_now(self) -> CompactedFiles:
@@ -189,18 +185,18 @@ class Store:
 
     def trial(self, trial_id: str) -> dict[str, Any] | None:
         """The content of trial.json, rebuilt from the trial's rows if it is corrupted or missing."""
-        folder = self.trial_folder(trial_id)
         try:
-            return read_trial_record(folder)
+            return read_trial_record(f"{self.folder}/trials/{trial_id}")  # as a string: building a Path takes longer
         except FileNotFoundError:
             if (file := self._compacted_now().file_of.get(trial_id)) is not None:
                 return file.record(trial_id)
         except (CorruptedFile, OSError) as error:
-            self._add_corrupted([Corruption(path=folder / TRIAL_FILE, problem=str(error))])
+            self._add_corrupted([Corruption(path=self.trial_folder(trial_id) / TRIAL_FILE, problem=str(error))])
+        folder = self.trial_folder(trial_id)
         return rebuild_trial_record(self._read_rows(trial_id), finished=is_merged(folder))
 
     def has_rows_file(self, trial_id: str) -> bool:
-        """Whether the rows of a finished trial are where they should be."""
+        """Whether a finished trial has its rows.parquet or is in a compacted file."""
         path = self.trial_folder(trial_id) / ROWS_FILE
         return trial_id in self._compacted.file_of or path.exists() or trial_id in self._compacted_now().file_of
 
@@ -226,9 +222,9 @@ class Store:
         where: pc.Expression | None = None,
         verify: bool = True,
     ) -> Iterator[pa.Table]:
-        """The same in parts: all rows of a trial come together, with those of few other trials.
+        """Like `rows`, but yields one table per group of trials, so that few rows are in memory at once.
 
-        `where` can only use the chosen columns.
+        `where` filters the rows and can only use the chosen columns.
         """
         unknown = set(columns or ()) - set(ROWS.names)
         assert not unknown, unknown
@@ -294,7 +290,7 @@ class Store:
 
     @property
     def notices(self) -> list[str]:
-        """Sentences on what a newer version wrote and this version ignored so far."""
+        """Sentences about columns of a newer version that were ignored so far."""
         if not self.ignored_columns:
             return []
         names = ", ".join(sorted(self.ignored_columns))
@@ -334,32 +330,24 @@ class Store:
             corruption = Corruption(path=folder / TRIAL_FILE, problem=str(error))
             return [*read_rows(folder, ["doc_id"]).corrupted, corruption]
         if record["status"] == "finished" and not found.corrupted and record["rows"] != len(found.rows):
-            problem = (
-                f"should have {counted(record['rows'], 'row')} according to {TRIAL_FILE}, but has {len(found.rows)}"
-            )
-            return [Corruption(path=folder / ROWS_FILE, problem=problem)]
+            return [_wrong_row_count(folder / ROWS_FILE, trial_id, record["rows"], len(found.rows))]
         return found.corrupted
 
     def _check_compacted(self, path: Path) -> list[Corruption]:
-        """Reads every byte; also compares the rows of each trial with its trial.json."""
+        """Reads every byte, and compares each trial's number of rows with its trial.json."""
         try:
             verify_table(path)
             compacted = read_compacted(path)
-            stated, _ = compacted.trials, list(compacted.parse())
+            stated, _ = compacted.trials, list(compacted.parse())  # checks the trial.json of each trial
             rows, _ = read_table(path, ROWS, verify=False)  # checks the values
         except FileNotFoundError:  # replaced meanwhile
             return []
         except CorruptedFile as error:
             return [Corruption(path=path, problem=str(error))]
         counts = Counter(rows["trial_id"].to_pylist())
-        expected = dict(zip(stated["trial_id"].to_pylist(), stated["rows"].to_pylist(), strict=True))
-        wrong = sorted(one for one in counts.keys() | expected.keys() if counts[one] != expected.get(one))
-        if not wrong:
-            return []
-        problem = (
-            f"should have {counted(expected.get(wrong[0], 0), 'row')} of trial {wrong[0]}, but has {counts[wrong[0]]}"
-        )
-        return [Corruption(path=path, problem=problem)]
+        expected = Counter(dict(zip(stated["trial_id"].to_pylist(), stated["rows"].to_pylist(), strict=True)))
+        wrong = sorted(one for one in counts.keys() | expected.keys() if counts[one] != expected[one])
+        return [_wrong_row_count(path, one, expected[one], counts[one]) for one in wrong[:1]]
 
     def _tasks(self) -> list[str]:
         return sorted(path.stem for path in (self.folder / "documents").glob("*.parquet"))
@@ -376,6 +364,11 @@ class Store:
         self.corrupted.update((one.path, one) for one in found if not one.torn)
 
 
+def _wrong_row_count(path: Path, trial_id: str, expected: int, found: int) -> Corruption:
+    problem = f"should have {counted(expected, 'row')} of trial {trial_id}, but has {found}"
+    return Corruption(path=path, problem=problem)
+
+
 def _stated_schema(path: Path) -> int:
     """The version in a file whose checksum does not match, since a newer version may compute it in another way."""
     try:
@@ -386,7 +379,7 @@ def _stated_schema(path: Path) -> int:
 
 
 def _require_unused(folder: Path) -> None:
-    """Accepts a folder that is missing, empty, or was abandoned before sweep.json was written."""
+    """Raises InputError unless the folder is missing, empty, or was abandoned before sweep.json was written."""
     try:
         names = {path.name for path in folder.iterdir() if not is_temporary(path.name)}
     except FileNotFoundError:

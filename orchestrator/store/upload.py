@@ -40,7 +40,7 @@ from orchestrator.store.files import (
 from orchestrator.store.lock import FolderLock
 from orchestrator.store.reader import FETCHING_MARKER, SWEEP_COPY_FILE, SWEEP_FILE, Store
 from orchestrator.store.remote_folder import LocalFile, RemoteFolder, UploadFailed, UploadManifest
-from orchestrator.store.trial_files import ROWS_FILE, SEGMENT_NAME, TRIAL_FILE
+from orchestrator.store.trial_files import ROWS_FILE, TRIAL_FILE
 from sampler.errors import InputError, counted
 
 PARALLEL_COPIES = 8
@@ -66,14 +66,13 @@ class UploadIncomplete(StoreError):
 class UploadOutcome:
     """What one pass could not copy, and why; empty if the copy is up to date."""
 
-    missing: tuple[str, ...] = ()  # the parts above, trials/<id>
+    missing: tuple[str, ...] = ()  # the constants above, and trials/<id>
     problem: str = ""
 
     def __str__(self) -> str:
-        trials = [part for part in self.missing if part.startswith("trials/")]
-        parts = [part for part in self.missing if part not in trials]
-        parts += [f"{len(trials):,} trial{'s' if len(trials) > 1 else ''}"] if trials else []
-        return " and ".join(parts)
+        parts = [part for part in self.missing if not part.startswith("trials/")]
+        trials = len(self.missing) - len(parts)
+        return " and ".join([*parts, counted(trials, "trial")] if trials else parts)
 
 
 class RemoteCopy:
@@ -178,27 +177,28 @@ class RemoteCopy:
             if final:
                 self._copy_report()
                 del left[REPORT_PART]
-            _in_parallel(self._delete, gone[0])
-            _in_parallel(self._delete, gone[1])
+            for names in gone:
+                _in_parallel(self._delete, names)
         except (UploadFailed, CorruptedFile, OSError) as error:
             return UploadOutcome(missing=tuple(left) or (DELETION_PART,), problem=str(error))
         return UploadOutcome(missing=tuple(left))
 
     def _gone(self, *, whole_trials: bool) -> tuple[list[str], list[str]]:
-        """Copied files that no longer exist here: each trial.json, which makes a trial incomplete, then the others.
+        """Copied files that no longer exist locally, in the order of deletion: each trial.json, then the others.
 
-        `whole_trials`: of trials, only those whose folder is gone; a trial that runs may be merging its rows.
+        A trial without trial.json is incomplete, so a killed deletion leaves no trial that lacks rows. With
+        `whole_trials`, files of a trial are included only if its folder is gone: a running trial may be merging rows.
         """
-        first: list[str] = []
+        trial_files: list[str] = []
         others: list[str] = []
         for name in self._manifest.names():
             path = self.folder / name
             if not (path.parent if whole_trials and name.startswith("trials/") else path).exists():
-                (first if path.name == TRIAL_FILE else others).append(name)
-        return first, others
+                (trial_files if path.name == TRIAL_FILE else others).append(name)
+        return trial_files, others
 
     def _copy_sweep_record(self) -> None:
-        """sweep.json is read before the documents: all documents it lists are then on disk."""
+        """Reads sweep.json first, so that all documents it lists are on disk, but copies it last."""
         files = [(name, LocalFile.read(self.folder / name)) for name in (SWEEP_FILE, SWEEP_COPY_FILE)]
         for name in _files_below(self.folder, "documents"):
             self._copy_file(name)
@@ -211,7 +211,7 @@ class RemoteCopy:
         return version is not None and version != self._unfinished.get(trial_id) and not self._is_current(name, version)
 
     def _copy_finished_trial(self, trial_id: str) -> None:
-        """Skips a trial that changes meanwhile: there will be another pass."""
+        """Skips a trial that is being changed; a later pass copies it."""
         folder = Store(self.folder).trial_folder(trial_id)
         try:
             record_file = LocalFile.read(folder / TRIAL_FILE)
@@ -232,17 +232,12 @@ class RemoteCopy:
             self._copy_trial(trial_id, files)
 
     def _copy_trial(self, trial_id: str, files: Mapping[str, LocalFile]) -> None:
-        """Rows first, trial.json last."""
+        """Copies rows first, trial.json last. If rows.parquet has changed, deletes the copy's trial.json before."""
         prefix = f"trials/{trial_id}"
-        if (
-            ROWS_FILE in files
-            and f"{prefix}/{TRIAL_FILE}" in self._sizes
-            and not self._has(f"{prefix}/{ROWS_FILE}", files[ROWS_FILE])
-        ):
+        rows = files.get(ROWS_FILE)
+        if rows is not None and not self._has(f"{prefix}/{ROWS_FILE}", rows):
             self._delete(f"{prefix}/{TRIAL_FILE}")
-        for name in sorted(
-            files, key=lambda name: (name == TRIAL_FILE, SEGMENT_NAME.fullmatch(name) is not None, name)
-        ):
+        for name in sorted(files, key=lambda name: (name == TRIAL_FILE, name)):
             self._copy_if_changed(f"{prefix}/{name}", files[name])
 
     def _copy_report(self) -> None:
@@ -271,7 +266,7 @@ class RemoteCopy:
         return copied is not None and copied.sha256 == file.sha256 and self._sizes.get(name) == len(file.data)
 
     def _is_current(self, name: str, version: FileVersion | None) -> bool:
-        """The same for a file that has not been read, by its version."""
+        """Whether the copy has this version of a file. Does not read the file."""
         copied = self._manifest.get(name)
         return copied is not None and copied.version == version and self._sizes.get(name) == copied.version.size
 
@@ -331,16 +326,16 @@ def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[s
 
 
 def _files_below(folder: Path, part: str) -> list[str]:
-    """Paths of the files in a part of the folder, relative to the folder."""
+    """Paths of the files in a part of the folder, relative to the folder; no symbolic links, which may lead outside."""
     found = []
     for parent, _, names in os.walk(folder / part):
         paths = (Path(parent, name) for name in names if not is_temporary(name))
-        found += [path.relative_to(folder).as_posix() for path in paths if not path.is_symlink()]  # may lead anywhere
+        found += [path.relative_to(folder).as_posix() for path in paths if not path.is_symlink()]
     return sorted(found)
 
 
 def _in_parallel(act: Callable[[str], None], names: Sequence[str]) -> None:
-    """Acts on all names; raises the first failure, after which no other is started."""
+    """Calls `act` for all names. After the first failure, which is raised, no other call is started."""
     pool = ThreadPoolExecutor(PARALLEL_COPIES, thread_name_prefix="copy")
     try:
         for ended in as_completed([pool.submit(act, name) for name in names]):
