@@ -31,8 +31,9 @@ from orchestrator.store.reader import SLURM_FOLDER
 from sampler.config import BUNDLED_MODEL, KNOWN_CHECKPOINTS
 from sampler.errors import InputError, Problems
 from sampler.loading import find_model
+from tasks.documents import resolve_data
 from tasks.lookup import find_task_spec
-from tasks.sources import choose_source, resolve_data
+from tasks.sources import choose_source
 
 SBATCH_TIMEOUT_SECONDS = 120
 SCRIPT_NAME = re.compile(r"([0-9]+)\.sh")
