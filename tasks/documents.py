@@ -1,4 +1,7 @@
-"""Documents of a task: the options that select them, and their identity. Importing this is cheap: no lm-eval."""
+"""Documents of a task: the options that select them, and their identity.
+
+The command line imports this module, so it must not import lm-eval, which takes seconds.
+"""
 
 import hashlib
 import json
