@@ -24,10 +24,10 @@ class TaskSpec:
     kind: str  # GENERATE or LOGLIKELIHOOD
     primary: str  # the metric that decides whether a document is correct
     metrics: tuple[str, ...]
-    document_count: int  # as published; 0: not known
+    document_count: int  # as published; 0 if unknown
     dataset: str  # on the Hub
-    sizes: tuple[int, ...] = ()  # of the subtasks, if there are several
-    answer_tokens: int | None = None  # of a typical answer of Fast_dLLM_v2_7B; None: not known
+    sizes: tuple[int, ...] = ()  # of each subtask, if there are several
+    answer_tokens: int | None = None  # in a typical answer of Fast_dLLM_v2_7B; None if unknown
     fewshot: int = 0
     max_fewshot: int | None = None  # None: limited by the data
     max_new_tokens: int | None = None
@@ -41,7 +41,7 @@ class TaskSpec:
     runs_code: bool = False
     # The tests of a document, from its row and lm-eval's target; None: only lm-eval's own runner can execute them.
     code_tests: Callable[[dict[str, Any], str], sandbox.CodeTests] | None = None
-    variants: Mapping[str, int] = field(default_factory=dict)  # other lm-eval tasks that differ in size only
+    variants: Mapping[str, int] = field(default_factory=dict)  # other lm-eval tasks, with their number of documents
 
     @property
     def published_sizes(self) -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""Documents of a task: the options that select them, and their identity. Importing this is cheap: no lm-eval."""
+"""Documents of a task: the options that select them, and their identity.
+
+The command line imports this module, so it must not import lm-eval, which takes seconds.
+"""
 
 import hashlib
 import json
@@ -8,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sampler.config import BUNDLED_MODEL
 from sampler.errors import InputError
 
 
@@ -49,6 +53,13 @@ class TaskOptions:
     def code_execution_allowed(self) -> bool:
         """By flag, or by the environment variable of the Hub's code_eval metric."""
         return self.allow_code_execution or self.unsafe_code_execution or os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
+
+
+def resolve_data(data: str, model: str) -> str:
+    """Replace `auto` by the bundled documents for the bundled model, by the Hub for others."""
+    if data != "auto":
+        return data
+    return "bundled" if model == BUNDLED_MODEL else "hub"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -249,7 +249,7 @@ def _collect_responses(
     decoder: Decoder,
     on_failure: Callable[[Document, NonFiniteError], None] | None,
 ) -> Iterator[tuple[_PendingDocument, float]]:
-    """For each response: its document, and the seconds the decoder took."""
+    """For each response: the document that it belongs to, and the seconds until the decoder returned it."""
 
     def failures_of(failing: Sequence[_Job]) -> OnFailure | None:
         return None if on_failure is None else lambda index, error: on_failure(failing[index][0].document, error)

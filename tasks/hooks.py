@@ -22,7 +22,7 @@ def accept_any_row(row: Row) -> str | None:
 
 
 # The row checks return what is wrong with a row, or None. They reject, while the data is loaded, rows that lm-eval
-# could not score or would silently score wrong.
+# could not score, or would score incorrectly without an error.
 
 
 def check_gsm8k_row(row: Row) -> str | None:
@@ -97,7 +97,7 @@ def last_boxed(text: str) -> str | None:
 def extract_boxed(responses: Iterable[Sequence[str]], documents: Sequence[Content]) -> list[list[str]]:
     """lm-eval filter: the boxed answer the prompt asks for, or the whole response if there is none.
 
-    Without it the last number counts, and in "$\\boxed{18}$." lm-eval's number pattern matches the trailing "$.".
+    Without this filter the last number would count, and for "$\\boxed{18}$." lm-eval's pattern matches only "$.".
     """
     del documents
     return [[_strip_tex(content) if (content := last_boxed(text)) else text for text in texts] for texts in responses]
@@ -130,12 +130,12 @@ def build_programs(responses: Iterable[Sequence[str]], documents: Sequence[Conte
 
 
 def humaneval_tests(document: Content, target: str) -> CodeTests:
-    """Some tests use helper functions of the prompt. The function to be written has no body there."""
+    """The setup is the prompt, whose helper functions some tests use. `pass` completes its last function."""
     return CodeTests(setup=f"{document['prompt']}\n    pass\n", tests=target, names=(document["entry_point"],))
 
 
 def mbpp_tests(document: Content, target: str) -> CodeTests:
-    """The tests are single assertions: every name that they do not define is one of the program's."""
+    """The tests are assertions. Each name that they use and do not define must come from the program."""
     del document
     nodes = list(ast.walk(ast.parse(target)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -150,8 +150,8 @@ def mbpp_tests(document: Content, target: str) -> CodeTests:
 def shuffle_gpqa_options(document: Content) -> Content:
     """Order the four options by a seed that depends on the question alone.
 
-    lm-eval uses one generator for all documents, so the order would depend on which documents were loaded before, and
-    few-shot sampling could not recognise the document being asked.
+    lm-eval uses one random generator for all documents, so the order would depend on which documents were loaded
+    before, and few-shot sampling could not recognize and leave out the document that is being evaluated.
     """
     incorrect = [_clean_gpqa_option(document[f"Incorrect Answer {number}"]) for number in (1, 2, 3)]
     correct = _clean_gpqa_option(document["Correct Answer"])

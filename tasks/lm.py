@@ -19,7 +19,10 @@ DEFAULTS = DecodeSettings()
 
 @register_model("reuse-sweep")
 class ReuseLM(LM):  # type: ignore[misc]
-    """`decoder` replaces the model and all of its settings. None: the model family's default."""
+    """An lm-eval model. `decoder`, if given, replaces the model and all its settings.
+
+    A `threshold` or `small_block` of None means the default of the model family.
+    """
 
     def __init__(
         self,
@@ -58,10 +61,10 @@ class ReuseLM(LM):  # type: ignore[misc]
         del disable_tqdm
         answers = [""] * len(requests)
         repeats = _repeat_numbers(requests)
-        for sampling, places in group_by_sampling(requests).items():
-            prompts = [to_prompt(requests[place], self.decoder.tokenizer, repeats[place]) for place in places]
-            for index, generated in self.decoder.generate(prompts, sampling):
-                answers[places[index]] = generated.text or ""
+        for sampling, indices in group_by_sampling(requests).items():
+            prompts = [to_prompt(requests[index], self.decoder.tokenizer, repeats[index]) for index in indices]
+            for position, generated in self.decoder.generate(prompts, sampling):
+                answers[indices[position]] = generated.text or ""
         return answers
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -94,7 +97,7 @@ class ReuseLM(LM):  # type: ignore[misc]
 
 
 def _repeat_numbers(requests: Sequence[Instance]) -> list[int]:
-    """How often each request occurred before in the list; each repeat uses another seed."""
+    """How often each request occurs earlier in the list. Each repeat uses a different seed."""
     seen: dict[int, int] = {}
     counts = []
     for request in requests:

@@ -18,7 +18,8 @@ from tasks import hooks
 from tasks.catalog import CATALOG, GENERATE, LOGLIKELIHOOD, TaskSpec
 
 KINDS = {"generate_until": GENERATE, "multiple_choice": LOGLIKELIHOOD, "loglikelihood": LOGLIKELIHOOD}
-CODE_DATASETS: dict[str, tuple[Any, Any]] = {  # tests and row check, where the standard library can run the tests
+# Tests and row check of each dataset whose programs can be tested with the standard library alone.
+CODE_DATASETS: dict[str, tuple[Any, Any]] = {
     "openai/openai_humaneval": (hooks.humaneval_tests, hooks.check_humaneval_row),
     "google-research-datasets/mbpp": (hooks.mbpp_tests, hooks.check_mbpp_row),
     "evalplus/mbppplus": (hooks.mbpp_tests, hooks.check_mbpp_row),
@@ -27,7 +28,7 @@ TASK_NAME = re.compile(r"""^["']?(task|group)["']?\s*:\s*["']?([\w.+:/-]+)["']?\
 
 
 class _StockConfigLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads !function tags as plain names."""
+    """Reads !function tags as the names of the functions."""
 
 
 _StockConfigLoader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
@@ -117,7 +118,7 @@ def _stock_task_spec(name: str) -> TaskSpec:
 
 
 def _with_code_tests(spec: TaskSpec, config: dict[str, Any], path: Path) -> TaskSpec:
-    """A task whose programs run in our sandbox. Importing lm-eval's functions would download another runner."""
+    """The task with tests for our sandbox. Importing lm-eval's functions would download a different one."""
     metric = config["metric_list"][0]
     if metric.get("k", [1]) != [1]:
         return spec
@@ -163,7 +164,7 @@ def _stock_group_spec(name: str) -> TaskSpec:
 
 
 def _member_tasks(name: str) -> Sequence[str]:
-    """The tasks of a group, including those of its inner groups; a task is its own only member."""
+    """The tasks of a group, including those of nested groups; for a task, the task itself."""
     if name not in stock_tasks():
         raise InputError(f"a group contains {name!r}, which has no file of its own; name the group's tasks instead")
     kind, path = stock_tasks()[name]

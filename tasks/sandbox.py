@@ -1,4 +1,4 @@
-"""Score generated programs in sandboxes built by bubblewrap.
+"""Run generated programs and their tests in sandboxes built by bubblewrap.
 
 The program runs in one sandbox and the tests in another (tasks/sandbox_runner.py); only values cross between them, so
 a program cannot reach the tests or their verdict. Restricting Python itself would not contain it: each sandbox has no
@@ -33,7 +33,7 @@ SUPERVISOR_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from tasks.sandb
 # Longer than the supervisor's own limits: it normally exits by itself.
 SUPERVISOR_WALL_FACTOR, SUPERVISOR_SETUP_SECONDS = 6, 120
 SUPERVISOR_KILL_SECONDS = 10
-WORKER_OOM_SCORE = 900  # at most; Ray gives its workers 1000, the value of the programs
+WORKER_OOM_SCORE = 900  # upper limit: Ray gives its workers 1000, the score of the programs
 
 FOLDER = "/sandbox"  # the only place where a program can write
 NOBODY = 65534
@@ -118,9 +118,9 @@ def _restriction() -> str:
 class Sandbox:
     """How sandboxes are created on this machine.
 
-    Programs never run as the machine's root, whose threads the kernel does not limit. Under root the user changes
-    inside the sandbox, which needs CAP_SYS_ADMIN, or before it, which needs user namespaces and a Python that other
-    users can read. An ordinary user stays the same user.
+    Programs never run as the machine's root, whose threads the kernel does not limit. If this process is root, it drops
+    to an unprivileged user: inside the sandbox, which needs CAP_SYS_ADMIN, or before the sandbox starts, which needs
+    user namespaces and a Python that other users can read. An ordinary user does not change.
     """
 
     bwrap: str
@@ -213,7 +213,7 @@ def _supervisor_job(program: str, tests: CodeTests, limits: Limits, sandbox: San
 
 
 def _unused_user() -> int:
-    """A random user id from the upper half of those that exist here, which in a container may be few."""
+    """A random user id from the upper half of those in this user namespace; in a container they may be few."""
     ranges = [list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     first, _, count = max(ranges, key=lambda entry: entry[2])
     half = min(count, 1 << 31) // 2  # bwrap prints ids as signed numbers
@@ -222,7 +222,7 @@ def _unused_user() -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpreter:
-    """The interpreter without its virtual environment: its standard library and the shared libraries these need."""
+    """The Python outside its virtual environment, with its standard library and the shared libraries of both."""
 
     executable: str
     module_paths: tuple[str, ...]
@@ -267,7 +267,7 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
 
 @functools.cache
 def _visible_files() -> tuple[str, ...]:
-    """bwrap's options for all that a sandbox sees: libraries, the interpreter, three devices and its own folder."""
+    """bwrap's options for everything in a sandbox: libraries, the interpreter, three devices and its own folder."""
     python = _interpreter()
     words: list[str] = []
     folders = [*LIBRARY_FOLDERS, *map(os.path.realpath, python.module_paths)]
@@ -282,7 +282,7 @@ def _visible_files() -> tuple[str, ...]:
             words += ["--ro-bind", path, path]
     for path in DEVICES:
         words += ["--dev-bind", path, path]
-    for library in python.libraries:  # under the other names by which the loader may look for it
+    for library in python.libraries:  # also under the other names that the loader may look for
         folder = Path(library).parent
         names = [path for path in folder.iterdir() if path.is_symlink() and os.path.realpath(path) == library]
         words += [word for path in names for word in ("--symlink", os.path.basename(library), str(path))]
@@ -296,7 +296,7 @@ def _visible_files() -> tuple[str, ...]:
     return (*words, "--remount-ro", "/", "--chdir", FOLDER)
 
 
-# The filter refuses system calls that get around namespaces and limits: new processes, memory that no limit counts
+# The filter refuses system calls that evade namespaces and limits: new processes, memory that no limit counts
 # (shared mappings, SysV objects, memory files, io_uring, keys, record locks, attributes and watches of files, pages in
 # pipes), sockets and passing descriptors, signals to and memory of other processes, further namespaces and mounts.
 REFUSED_CALLS = """
@@ -314,7 +314,7 @@ MACHINES = {  # machine: (audit architecture, numbers of clone, mmap and fcntl)
     "x86_64": (0xC000003E, 56, 9, 72),
     "aarch64": (0xC00000B7, 220, 222, 25),
 }
-CLONE3 = 435  # its flags are in memory that a filter cannot read: as if the kernel did not have it
+CLONE3 = 435  # its flags are in memory, which a filter cannot read: it fails as on a kernel without it
 CLONE_THREAD = 0x10000
 NAMESPACE_FLAGS = 0x7E020000
 SHARED_ANONYMOUS = 0x21  # MAP_SHARED | MAP_ANONYMOUS
@@ -324,7 +324,8 @@ X32_CALL_BIT = 0x40000000  # x32 calls: the same machine code with other call nu
 EPERM, ENOSYS = 1, 38
 LOAD, AND, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 24, 40  # offsets of their low halves
+# Offsets in the kernel's seccomp_data; for arguments, of their lower halves.
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 24, 40
 
 
 def seccomp_filter() -> bytes:

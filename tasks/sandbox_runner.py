@@ -1,9 +1,9 @@
-"""Runs inside a sandbox, as the candidate or as the tester. Passed to Python as text; uses the standard library only.
+"""Runs inside a sandbox, as the candidate or as the tester. Passed to Python as text; uses only the standard library.
 
 The candidate holds the generated program and answers calls. The tester holds the tests and calls the candidate by name;
 only the tester reports a result. Both speak a small protocol over a pair of pipes. Values cross as JSON and are rebuilt
 as exact built-in types: None, bool and str as they are, others as [tag, content]. An object of any other type stays
-where it is; the other side gets a `Remote` that can be called and passed back, and has no other behaviour.
+on its side; the other side gets a `Remote`, which can only be called and passed back.
 """
 
 import builtins
@@ -16,7 +16,7 @@ import resource
 import sys
 from typing import Any
 
-REQUESTS, REPLIES, REPORT = 3, 4, 5  # descriptors; the two sandboxes have the pipes of the protocol crossed over
+REQUESTS, REPLIES, REPORT = 3, 4, 5  # file descriptors; what one sandbox writes as replies, the other reads as requests
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 100  # of nested values
 MAX_ITERATOR_ITEMS = 100_000
@@ -31,7 +31,7 @@ class ProtocolError(BaseException):
 
 
 class Remote:
-    """An object of the other side, known by its number there, or by its name in the candidate's program."""
+    """An object on the other side, identified by its number there or by its name in the candidate's program."""
 
     def __init__(self, channel: "Channel", key: int | str) -> None:
         self._channel, self._key = channel, key
@@ -198,7 +198,7 @@ def described_error(error: BaseException) -> tuple[str, str]:
 
 
 def rebuilt_error(name: str, text: str) -> Exception:
-    """The built-in exception of that name. StopIteration would end a test's loop early, so it is not one of them."""
+    """The built-in exception of that name, or a RuntimeError. Never StopIteration, which would end a test's loop."""
     kind = BUILTIN_ERRORS.get(name)
     if kind is not None and issubclass(kind, Exception) and not issubclass(kind, StopIteration | StopAsyncIteration):
         with contextlib.suppress(TypeError):
@@ -207,8 +207,8 @@ def rebuilt_error(name: str, text: str) -> Exception:
     return RuntimeError(f"{name}: {text}")
 
 
-def be_candidate(job: dict[str, Any]) -> None:
-    """Execute the program and answer calls. If it fails, every call raises its error."""
+def run_candidate(job: dict[str, Any]) -> None:
+    """Execute the program, then answer calls. If the program fails, every call raises its error."""
     os.close(REPORT)
     program: dict[str, Any] = {}
     channel = Channel(program)
@@ -221,7 +221,7 @@ def be_candidate(job: dict[str, Any]) -> None:
     channel.serve()
 
 
-def be_tester(job: dict[str, Any]) -> None:
+def run_tester(job: dict[str, Any]) -> None:
     """Execute the tests against the candidate's functions and report the result."""
     channel = Channel({})
     namespace: dict[str, Any] = {}
@@ -236,7 +236,7 @@ def be_tester(job: dict[str, Any]) -> None:
 
 
 def prepare(job: dict[str, Any]) -> None:
-    """Change to the unprivileged user where that is still to be done, and apply the limits."""
+    """Switch to the unprivileged user, if the supervisor has not done so, and set the resource limits."""
     if job["user"] is not None:
         os.setgroups([])
         os.setresgid(job["user"], job["user"], job["user"])
@@ -249,7 +249,7 @@ def prepare(job: dict[str, Any]) -> None:
 
 
 def check_thread_limit(value: int) -> None:
-    """The kernel does not count the threads of the machine's root: a limit of one must prevent a second one."""
+    """Check that a limit of one prevents a second thread: the kernel does not limit the machine's root."""
     import _thread
 
     resource.setrlimit(resource.RLIMIT_NPROC, (1, value))
@@ -271,7 +271,7 @@ def main() -> None:
         return
     os.write(REPORT, b"ready\n")
     try:
-        {"candidate": be_candidate, "tester": be_tester}[job["role"]](job)
+        {"candidate": run_candidate, "tester": run_tester}[job["role"]](job)
     finally:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()

@@ -1,7 +1,8 @@
 """Start a candidate's and a tester's sandbox, enforce the limits, print the result. Uses the standard library only.
 
-Runs as a process of its own for each program: it reads a JSON job from stdin and writes a JSON result to stdout, so no
-environment variable, descriptor or memory of the sweep is near the program. If it dies, the kernel kills the sandboxes.
+Runs as a separate process for each program, so that sandboxes inherit no environment variables, descriptors or memory
+of the sweep. It reads a JSON job from stdin and writes a JSON result to stdout. If it dies, the kernel kills the
+sandboxes.
 """
 
 import contextlib
@@ -22,12 +23,12 @@ Job = dict[str, Any]
 Result = dict[str, str]
 
 SETUP_TIMEOUT_SECONDS = 60
-WALL_TIME_FACTOR = 6  # on a busy machine a program may take this many times its seconds while it waits for a core
+WALL_TIME_FACTOR = 6  # wall time may be this many times the limit: on a busy machine, programs wait for a core
 CLEANUP_TIMEOUT_SECONDS = 10
 POLL_MILLISECONDS = 10
 MAX_REPORT_BYTES = 4096
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-FREE_DESCRIPTOR = 20  # above those that a sandbox is started with
+FREE_DESCRIPTOR = 20  # above all descriptors that a sandbox starts with
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -39,7 +40,7 @@ def set_process_option(option: int, value: int) -> None:
 
 @dataclass(slots=True)
 class StartedSandbox:
-    """A started sandbox. `report` is what its runner wrote so far: ready or a failure, and from the tester a result."""
+    """A started sandbox. `report` is what its runner has written: ready or a failure, then the tester's result."""
 
     pid: int
     report_descriptor: int
@@ -92,7 +93,7 @@ def become_sandbox(job: Job, cgroup: str | None) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    set_process_option(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # after the user changed: that resets it
+    set_process_option(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # after the change of user, which resets it
     os.setsid()  # otherwise kill(0, …) would reach the supervisor
     os.execve(job["command"][0], job["command"], job["environment"])  # closes all other descriptors
 
@@ -103,7 +104,7 @@ def write(path: str, text: str) -> None:
 
 
 def create_cgroup(job: Job, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> str | None:
-    """A cgroup (version 2) that limits memory and processes of both sandboxes, where this process may create one."""
+    """A cgroup (version 2) that limits memory and processes of both sandboxes; None if it cannot be created here."""
     with contextlib.suppress(OSError), open(own) as file:
         paths = [line.strip()[3:] for line in file if line.startswith("0::")]
         for parent in (place for path in paths for place in (path, os.path.dirname(path))):
@@ -151,8 +152,8 @@ class Usage:
                     self.memory_bytes += int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
                 with open(f"/proc/{member}/stat") as file:
                     fields = file.read().rpartition(")")[2].split()
-                # User and system time, its own and of reaped children. In a sandbox there are no children: the filter
-                # refuses new processes, so no time is lost with children that nobody waited for.
+                # User and system time, also of reaped children. The filter refuses new processes, so there are no
+                # other children whose time would be missing.
                 self.cpu_seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
                 self.threads += int(fields[17])
                 with open(f"/proc/{member}/schedstat") as file:
@@ -161,7 +162,7 @@ class Usage:
         return self
 
     def add_files(self, sandbox: StartedSandbox, folder: str) -> "Usage":
-        """Count the files in the sandbox's folder, as seen by its process 1: bwrap can limit their size only."""
+        """Count the files in the sandbox's folder, as its process 1 sees it. bwrap can limit only their total size."""
         for member in list(process_tree(sandbox.pid))[1:2] if folder else ():
             with contextlib.suppress(OSError):
                 seen = os.statvfs(f"/proc/{member}/root{folder}")
@@ -225,7 +226,7 @@ def supervise(job: Job, candidate: StartedSandbox, tester: StartedSandbox, outpu
 
 
 def kill_all(pids: list[int], cgroup: str | None) -> None:
-    """Kill what is left, for a limited time. The kernel clears a pid namespace whose process 1 died."""
+    """Kill the remaining processes, for a limited time. With process 1 of a pid namespace, all others in it die."""
     deadline = time.monotonic() + CLEANUP_TIMEOUT_SECONDS
     for pid in pids:
         os.kill(pid, signal.SIGKILL)  # first, because finding processes takes longer than creating new ones

@@ -31,7 +31,7 @@ from tasks.catalog import GENERATE, TaskSpec, check_requirements, require_sandbo
 from tasks.documents import Description, Document, Provenance, TaskOptions, published_documents, select_documents
 from tasks.sources import Folder, Source, choose_source
 
-FEWSHOT_SEED = 1234  # lm-eval's; reset for every document, so its examples do not depend on the documents before it
+FEWSHOT_SEED = 1234  # lm-eval's; reset for every document, so that its examples do not depend on earlier documents
 BOOTSTRAP_ITERATIONS = 100_000
 RECENT_CONTEXTS = 1024
 SLOW_METRICS = ("bleu", "chrf", "chrf++", "ter")  # lm-eval bootstraps these with 100 iterations
@@ -65,7 +65,7 @@ class Task:
 
     @property
     def fewshot(self) -> int:
-        return self.spec.fewshot if self.options.fewshot is None else self.options.fewshot
+        return _fewshot(self.spec, self.options)
 
     @property
     def lm_eval_tasks(self) -> list[Any]:
@@ -110,7 +110,7 @@ class Task:
         return requests if isinstance(requests, list) else [requests]
 
     def _context(self, document: Document, chat_template: ChatTemplate | None) -> Any:
-        """The prompt of a document. Recent ones are kept: a sweep runs its configurations on a shard one by one."""
+        """The prompt of a document. Recent prompts are cached: a sweep runs many configurations on the same shard."""
         key = (document.subtask, document.index, chat_template)
         if key not in self._contexts:
             task = self.subtasks[document.subtask]
@@ -205,7 +205,7 @@ def open_task(name: str, options: TaskOptions | None = None) -> Task:
     """Load the benchmark `name`. Anything missing raises an InputError."""
     options = options or TaskOptions()
     spec = lookup.find_task_spec(name)
-    fewshot = spec.fewshot if options.fewshot is None else options.fewshot
+    fewshot = _fewshot(spec, options)
     if spec.max_fewshot is not None:
         _check_fewshot(spec.name, fewshot, spec.max_fewshot)
     check_requirements(spec, options)
@@ -215,7 +215,7 @@ def open_task(name: str, options: TaskOptions | None = None) -> Task:
     with quiet_lm_eval():
         subtasks = _build_subtasks(spec, options, source, fewshot)
     for subtask, task in subtasks.items():
-        # Where examples come from the evaluated split, the document being asked is left out.
+        # If examples come from the evaluated split, the document being evaluated is not one of them.
         reserved = 1 if task.fewshot_cfg.split == task.config.test_split else 0
         available = max(0, len(task.sampler.df) - reserved) if hasattr(task, "sampler") else 0
         _check_fewshot(subtask, fewshot, available)
@@ -230,7 +230,7 @@ def open_task(name: str, options: TaskOptions | None = None) -> Task:
 
 
 def published_task(name: str, options: TaskOptions) -> Task | None:
-    """The benchmark with documents of which only the number is known, to plan with; None if that is not known."""
+    """The benchmark with its documents but not their content, for planning; None if their number is not published."""
     spec = lookup.find_task_spec(name)
     if not spec.published_sizes:
         return None
@@ -241,6 +241,10 @@ def published_task(name: str, options: TaskOptions) -> Task | None:
         subtasks={},
         documents=published_documents(spec.published_sizes, options),
     )
+
+
+def _fewshot(spec: TaskSpec, options: TaskOptions) -> int:
+    return spec.fewshot if options.fewshot is None else options.fewshot
 
 
 def _check_fewshot(name: str, fewshot: int, available: int) -> None:
@@ -307,7 +311,7 @@ def _load_stock_tasks(spec: TaskSpec, overrides: Mapping[str, Any], source: Sour
 
 
 def _has_subject(source: Source, spec: TaskSpec, config: Mapping[str, Any]) -> bool:
-    """False for the subjects of a group that the bundled documents leave out."""
+    """Whether `source` has the subject; only the bundled documents leave out subjects of a group."""
     if not isinstance(source, Folder) or source.kind != "bundled" or not spec.is_group:
         return True
     return source.has(str(config.get("dataset_path")), config.get("dataset_name"))
@@ -329,7 +333,7 @@ def _documents_override(spec: TaskSpec, config: Mapping[str, Any], source: Sourc
         if evaluated not in loaded:
             where = f"{dataset} ({part})" if part else dataset
             raise InputError(f"{where} has no files for its split {evaluated!r} in the {source.kind} source")
-        for split in splits:  # a missing split of examples is empty
+        for split in splits:  # a split of few-shot examples may be missing
             loaded.setdefault(split, loaded[evaluated].select([]))
         return loaded
 

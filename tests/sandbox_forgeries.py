@@ -140,7 +140,7 @@ import __main__
 for name in dir(__main__):
     value = getattr(__main__, name)
     if isinstance(value, type) and hasattr(value, "encode"): value.encode = lambda self, item, depth=0: True
-__main__.be_tester = __main__.be_candidate
+__main__.run_tester = __main__.run_candidate
 """,
     "change json and os": """
 import json, os

@@ -177,6 +177,6 @@ def test_a_job_that_slurm_refuses_is_reported(
     done = sweep.try_submit(*flags)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: Slurm refuses the job: ")
+    assert done.stderr.startswith("error: Slurm rejected the job: ")
     assert named in done.stderr
     assert not list(sweep.folder.parent.glob("*"))

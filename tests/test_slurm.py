@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.slurm import parse_submission
-from orchestrator.slurm.job import Job, parse_time_limit, render_script
-from orchestrator.slurm.submit import job_machine, submit, token_environment
-from orchestrator.slurm.submitted_job import query_squeue, status_lines, submitted_jobs
+from orchestrator.slurm.job import Job, parse_time_limit, query_squeue, status_lines, submitted_jobs
+from orchestrator.slurm.submit import job_machine, render_script, submit, token_environment
 from sampler.config import FULL_MODEL
 from sampler.errors import InputError
 
@@ -80,8 +79,8 @@ def test_other_times_are_rejected(time: str) -> None:
 
 
 def test_the_sweep_gets_a_signal_before_the_time_limit() -> None:
-    assert Job(nodes=1, time="12:00:00").warning == 120
-    assert Job(nodes=1, time="2").warning == 30
+    assert Job(nodes=1, time="12:00:00").warning_seconds == 120
+    assert Job(nodes=1, time="2").warning_seconds == 30
 
 
 FULL = Job(
@@ -160,7 +159,7 @@ def test_values_of_a_repeated_list_option_are_joined() -> None:
         ((*SLURM, "--gpus-per-node", "a100", "--", *SWEEP), "TYPE:NUMBER, such as 4 or a100:4 (got 'a100')"),
         ((*SLURM, "--gpus-per-node", "a100:", "--", *SWEEP), "(got 'a100:')"),
         ((*SLURM, "--gpus-per-node", "a100:2,v100:1", "--", *SWEEP), "(got 'a100:2,v100:1')"),
-        ((*SLURM, "--gpus-per-node", "a100:0", "--", *SWEEP), "asks for no GPU"),
+        ((*SLURM, "--gpus-per-node", "a100:0", "--", *SWEEP), "requests no GPU"),
         ((*SLURM, "--gpus-per-node", "2.5", "--", *SWEEP), "(got '2.5')"),
         ((*SLURM, "--partition", "a b", "--", *SWEEP), "--partition must be a name"),
         ((*SLURM, "--mem", "much", "--", *SWEEP), "--mem must be the memory of a node, such as 64G (got 'much')"),
@@ -179,7 +178,7 @@ def test_values_of_a_repeated_list_option_are_joined() -> None:
         ((*SLURM, "--sbatch", "comment=", "--", *SWEEP), "--sbatch comment= has no value"),
         ((*SLURM, "--sbatch", "comment=a\n#SBATCH -N9", "--", *SWEEP), "without double quotes, backslashes and line"),
         ((*SLURM, "--sbatch", 'comment=a"b', "--", *SWEEP), "without double quotes, backslashes and line breaks"),
-        ((*SLURM, "--sbatch", "nice=1", "--sbatch", "nice=2", "--", *SWEEP), "--sbatch nice is given more than once"),
+        ((*SLURM, "--sbatch", "nice=1", "--sbatch", "nice=2", "--", *SWEEP), "--sbatch nice must be given only once"),
         ((*SLURM, "--colour", "--", *SWEEP), "--colour"),
         ((*SLURM, "--", "--tasks", ""), "--tasks must not be empty"),
         ((*SLURM, "--", *SWEEP, "--k", "x"), "--k must be a whole number (got x)"),
@@ -369,7 +368,7 @@ def test_a_home_directory_that_cannot_be_written_is_reported(here: Path, monkeyp
 def test_slurms_refusal_is_reported(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
     install(monkeypatch, tmp_path, "sbatch", f"echo 'sbatch: something' >&2; echo '{refusal}' >&2; exit 1")
-    with pytest.raises(InputError, match=r"refuses the job: Requested node configuration is not available .*nodes=2"):
+    with pytest.raises(InputError, match=r"rejected the job: Requested node configuration is not available .*nodes=2"):
         submit(parse_submission((*SLURM, "--", *SWEEP)))
     assert not list((here / "results").iterdir())
 

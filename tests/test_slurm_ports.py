@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.slurm import submitted_job as in_job
+from orchestrator.slurm import job as in_job
 from sampler.errors import InputError
 
 

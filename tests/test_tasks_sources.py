@@ -20,8 +20,8 @@ import pytest
 
 import tasks.sources
 from sampler import InputError
-from tasks.documents import TaskOptions
-from tasks.sources import BUNDLED, choose_source, resolve_data
+from tasks.documents import TaskOptions, resolve_data
+from tasks.sources import BUNDLED, choose_source
 from tasks.task import open_task
 
 ROOT = Path(__file__).parents[1]
@@ -144,7 +144,7 @@ def test_error_names_the_corrupted_row(tmp_path: Path) -> None:
     assert "has no rows" in damage(tmp_path / "13", "jsonl", lambda _: b"")
     extra = b'{"question": "x", "answer": "#### 1", "extra": {"a": 1}}'
     both = lambda data: line(7, extra.replace(b'{"a": 1}', b'"t"'))(line(3, extra)(data))  # noqa: E731
-    assert "row 7 has a 'extra' of another type" in damage(tmp_path / "14", "jsonl", both)
+    assert "row 7 has a 'extra' of a different type" in damage(tmp_path / "14", "jsonl", both)
 
 
 def test_missing_directory_or_split_is_an_input_error(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def hub() -> Iterator[tuple[type[SmallHub], str]]:
 OPEN = """
 import sys
 from tasks.task import open_task
-from tasks.documents import TaskOptions
+from tasks.documents import TaskOptions, resolve_data
 pinned = tuple(tuple(pair.split("=")) for pair in sys.argv[2:])
 task = open_task(sys.argv[1], TaskOptions(fewshot=2, revisions=pinned))
 print(len(task.documents), task.provenance.source, dict(task.provenance.datasets))

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from orchestrator.cli.console import Parser, parse_options, parse_values, say
 from orchestrator.cli.sweep import parse_sweep
 from orchestrator.planning.fields import setting, settings_of
-from orchestrator.slurm.job import UNSAFE, Job, parse_gpus
+from orchestrator.slurm.job import (
+    UNSAFE,
+    Job,
+    free_ports,
+    parse_gpus,
+    query_squeue,
+    status_lines,
+    submitted_jobs,
+    wait_until_ready,
+)
 from sampler.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -62,12 +71,8 @@ def slurm(arguments: Sequence[str]) -> None:
     elif command == "status":
         print_job_status(_status_folder(rest))
     elif command == "free-ports" and len(rest) == 1 and rest[0].isdecimal():
-        from orchestrator.slurm.submitted_job import free_ports
-
         print(*free_ports(int(rest[0])))
     elif command == "wait-until-ready" and len(rest) == 3 and rest[1].isdecimal():
-        from orchestrator.slurm.submitted_job import wait_until_ready
-
         wait_until_ready(rest[0], int(rest[1]), Path(rest[2]))
     elif command in ("free-ports", "wait-until-ready"):
         raise InputError(f"slurm {command} is for the batch script, which calls it with other arguments")
@@ -145,7 +150,6 @@ def _status_folder(arguments: Sequence[str]) -> Path:
 def print_job_status(folder: Path) -> None:
     from orchestrator.cli.reports import print_status
     from orchestrator.progress.status import read_status
-    from orchestrator.slurm.submitted_job import query_squeue, status_lines, submitted_jobs
     from orchestrator.store import Store
 
     if not folder.is_dir():
@@ -153,7 +157,7 @@ def print_job_status(folder: Path) -> None:
     jobs = submitted_jobs(folder)
     if not jobs:
         raise InputError(f"{folder} has no Slurm jobs: give the directory of a submitted sweep, such as results/demo")
-    say(*status_lines(jobs, query_squeue([job.job for job in jobs])), "", sep="\n")
+    say(*status_lines(jobs, query_squeue([job.number for job in jobs])), "", sep="\n")
     if Store(folder).read_sweep_record() is None:
         print("the sweep has not begun")
         return

@@ -71,8 +71,7 @@ def tasks(arguments: Sequence[str]) -> None:
     )
     options = parse_options(parser, ListOptions, arguments[1:] if command else arguments)
     announce("looking for the benchmarks")
-    from tasks.documents import TaskOptions
-    from tasks.sources import resolve_data
+    from tasks.documents import TaskOptions, resolve_data
 
     listed = list_tasks(TaskOptions.from_settings(options, data=resolve_data(options.data, "")))
     if options.json:
@@ -152,9 +151,8 @@ def run_task(arguments: Sequence[str]) -> None:
 
     from sampler.decode import check_prompts
     from tasks.catalog import GENERATE
-    from tasks.documents import TaskOptions
+    from tasks.documents import TaskOptions, resolve_data
     from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
-    from tasks.sources import resolve_data
     from tasks.task import open_task
 
     data = resolve_data(options.data, options.model)

@@ -47,8 +47,8 @@ from sampler.loading import FILES, ModelFiles, find_model
 from sampler.policy import resolve_subset_size
 from sampler.reveal import THRESHOLD
 from tasks.catalog import GENERATE
+from tasks.documents import resolve_data
 from tasks.evaluate import chat_renderer, to_pairs, to_prompt
-from tasks.sources import resolve_data
 from tasks.task import Task, open_task, published_task
 
 JOB_DIRECTORY = ("runtime_resources", "working_dir_files")  # where Ray unpacks the working directory of a job

@@ -1,21 +1,29 @@
-"""The Slurm job of a sweep: its resources and options, the sbatch options they become, and its batch script."""
+"""The Slurm job of a sweep: its resources and sbatch options, the commands that its script runs, and its status.
 
+The command line imports this for --help, so modules that import pyarrow or Ray are imported where they are used.
+"""
+
+import json
 import re
-import shlex
-import sys
-from collections.abc import Iterator, Sequence
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from random import sample
+from time import monotonic, sleep
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from orchestrator.core.untrusted import name_problem
 from orchestrator.planning.fields import problems_of, setting
-from orchestrator.running.environment import MAX_TEMPORARY_CHARACTERS, OBJECT_STORE_BYTES, RAY_DIRECTORY, RAY_VARIABLES
-from sampler.errors import InputError, InputErrors
+from orchestrator.running import environment
+from sampler.errors import InputError, InputErrors, counted
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 TIME_FORMATS = "minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 12:00:00"
-WORD = re.compile(r"[A-Za-z0-9._+:@/&|*()\[\],=-]+")  # characters of Slurm's names and constraints
+WORD = re.compile(r"[A-Za-z0-9._+:@/&|*()\[\],=-]+")  # characters allowed in Slurm's names and constraints
 MEMORY = re.compile(r"[0-9]+[KMGT]?")
 GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9][A-Za-z0-9_.-]*):)?(?P<count>-?[0-9]+)")
 UNSAFE = re.compile(r"[%\"\\\x00-\x1f]")  # characters with a special meaning in the paths of a batch script
@@ -23,7 +31,7 @@ WARNING_SECONDS = 120  # between the signal and the time limit; a sweep needs ab
 
 OPTION = re.compile(r"[a-z][a-z0-9-]+")
 UNSAFE_VALUE = re.compile(r"[\"\\\x00-\x1f\x7f]")  # sbatch reads quoted values of a script without escapes
-# Options of sbatch that --sbatch refuses, with the reason. Options without a flag of ours are set by the script.
+# Options that --sbatch refuses, with the reason: each has its own flag or is set by the script.
 OWN_FLAGS = ("nodes", "time", "gpus-per-node", "account", "partition", "qos", "constraint", "mem", "requeue")
 REFUSED_OPTIONS = {
     **dict.fromkeys(OWN_FLAGS, "use --{key}"),
@@ -31,27 +39,35 @@ REFUSED_OPTIONS = {
     "cpus-per-task": "use --cpus-per-node",
     "gpus": "use --gpus-per-node",
     "gpus-per-task": "use --gpus-per-node",
-    "job-name": "jobs of one sweep find each other by their name",
-    "dependency": "jobs of one sweep wait for each other with it",
+    "job-name": "jobs of the same sweep recognize each other by name",
+    "dependency": "jobs of the same sweep use it to wait for each other",
     "output": "the log is written to the sweep's directory",
     "error": "the log is written to the sweep's directory",
     "open-mode": "a requeued job appends to its log",
     "chdir": "a job runs in the directory it was submitted from",
-    "signal": "it stops the sweep before the time limit",
-    "no-kill": "the job sets it: a lost node does not end the sweep",
-    "export": "a job gets the whole environment; its token is in it",
-    "export-file": "a job gets the whole environment; its token is in it",
+    "signal": "the script uses it to stop the sweep before the time limit",
+    "no-kill": "the job sets it, so that a lost node does not end the sweep",
+    "export": "the job needs the whole environment, which includes its token",
+    "export-file": "the job needs the whole environment, which includes its token",
     "array": "a sweep is one job; its trials run on all nodes",
     "ntasks": "the job runs one task per node",
     "ntasks-per-node": "the job runs one task per node",
     "ntasks-per-gpu": "the job runs one task per node",
-    "wrap": "the job has a script of its own",
+    "wrap": "the job has its own script",
     **dict.fromkeys(("parsable", "test-only", "wait", "help", "usage", "version"), "it is not an option of a job"),
 }
 LISTS = (  # options whose value is a comma-separated list, so that several values can be joined
     *("clusters", "exclude", "gres", "licenses", "mail-type", "nodelist", "propagate", "reservation"),
     *("container-env", "container-mounts"),  # Pyxis
 )
+
+FIRST_PORT = 10_000
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+USUAL_EPHEMERAL_START = 32_768
+NODES_TIMEOUT_SECONDS = 120.0
+SQUEUE_TIMEOUT_SECONDS = 60
+SQUEUE_FORMAT = "%i|%T|%M|%l|%D|%R"  # number, state, time used, limit, nodes, reason or node list
+SQUEUE_LINE = re.compile(r"([0-9]+)\|(.*)")
 
 
 def _check_time(time: str) -> str | None:
@@ -74,7 +90,7 @@ def _check_memory(mem: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """An allocation. A field that is None is left to the cluster's defaults."""
+    """The resources and options of a job. For a field that is None, the cluster's default applies."""
 
     nodes: int = setting(minimum=1, help="number of nodes; each runs as many actors as fit")
     time: str = setting(metavar="T", check=_check_time, help="time limit, such as 12:00:00 or 2-00")
@@ -113,7 +129,7 @@ class Job:
         if self.gpus_per_node < 0:
             yield f"--gpus-per-node must be at least 0 (got {self.gpus_per_node})"
         if self.gpu_type is not None and self.gpus_per_node == 0:
-            yield f"--gpus-per-node {self.gpu_type}:0 asks for no GPU: leave it out, or give a count of at least 1"
+            yield f"--gpus-per-node {self.gpu_type}:0 requests no GPU: leave it out, or give a count of at least 1"
         if self.setup is not None and not self.setup.is_file():
             yield f"--setup {self.setup} does not exist or is not a file; it must be a file of shell commands"
         if self.setup is not None and UNSAFE.search(str(self.setup)):
@@ -135,13 +151,13 @@ class Job:
         return self.cpus_per_node or max(1, 2 * self.gpus_per_node)
 
     @property
-    def warning(self) -> int:
+    def warning_seconds(self) -> int:
         """Seconds before the time limit at which Slurm signals the sweep to stop."""
         return max(1, min(WARNING_SECONDS, parse_time_limit(self.time) // 4))
 
     @property
     def image(self) -> str | None:
-        """The container image as every node can name it: absolute, or a URI."""
+        """The container image as an absolute path or a URI, which are valid on every node."""
         if self.container is None or "://" in self.container:
             return self.container
         return str(Path(self.container).expanduser().absolute())
@@ -155,7 +171,7 @@ class Job:
             "cpus-per-task": self.cpus,
             "gpus-per-node": gpus,
             "time": self.time,
-            "signal": f"B:USR1@{self.warning}",
+            "signal": f"B:USR1@{self.warning_seconds}",
             **{name: getattr(self, name) for name in ("account", "partition", "qos", "constraint", "mem")},
         }
         flags = [f"{name}={value}" for name, value in given.items() if value is not None]
@@ -171,7 +187,7 @@ def parse_gpus(raw: str) -> tuple[int, str | None]:
 
 
 def parse_time_limit(time: str) -> int:
-    """Length of a time in Slurm's notation: 12:30 is minutes and seconds, 1-12:30 is days, hours and minutes."""
+    """Seconds of a time limit as Slurm reads it: 12:30 is minutes and seconds, 1-12:30 is days, hours and minutes."""
     found = TIME.fullmatch(time.strip())
     if found is None:
         raise InputError(f"--time must be {TIME_FORMATS} (got {time!r})")
@@ -207,74 +223,151 @@ def _sbatch_problems(options: tuple[str, ...]) -> Iterator[str]:
         elif value is not None and UNSAFE_VALUE.search(value):
             yield f"--sbatch {key} must have a value without double quotes, backslashes and line breaks (got {value!r})"
         elif key == "gres" and value is not None and re.search(r"(^|,)(gres/)?gpu\b", value):
-            yield f"--sbatch gres={value} asks for GPUs: use --gpus-per-node, so that the sweep is planned with them"
+            yield f"--sbatch gres={value} requests GPUs: use --gpus-per-node, so that the sweep is planned with them"
         elif key in seen and (key not in LISTS or None in (value, seen[key])):
-            yield f"--sbatch {key} is given more than once, and Slurm takes one value for it"
+            yield f"--sbatch {key} must be given only once: Slurm accepts one value for it"
         seen[key] = value
 
 
 def _joined(options: tuple[str, ...]) -> list[str]:
-    """As sbatch options, with the values of a repeated option in one list."""
+    """The --sbatch options, with the values of a repeated option joined by commas."""
     values: dict[str, list[str]] = {}
     for key, value in map(_split, options):
         values.setdefault(key, []).extend([] if value is None else [value])
     return [f"{key}={','.join(value)}" if value else key for key, value in values.items()]
 
 
-def sbatch_options(job: Job, *, name: str, path: Path, here: Path) -> list[str]:
-    """All sbatch options of the script at `path`, without the leading dashes."""
-    return [
-        f"job-name={name}",
-        "dependency=singleton",  # a sweep has one writer: a second job waits for the first
-        *job.directives(),
-        "no-kill",  # trials of a node that fails run on the others
-        "export=ALL",
-        "open-mode=append",
-        f"output={path.with_suffix('')}-%j.log",
-        f"chdir={here}",
-    ]
+def free_ports(count: int) -> list[int]:
+    """Free ports below the kernel's ephemeral range, for servers that need a fixed port.
 
-
-def render_script(
-    job: Job, flags: Sequence[str], *, name: str, path: Path, here: Path, dashboard: bool, binds: Sequence[Path] = ()
-) -> str:
-    """The batch script that will be stored at `path`, in the sweep's directory.
-
-    Relative paths among the sweep's `flags` are relative to `here`. `binds` are the paths that a container can see.
-    Nothing of the environment is written into the script: sbatch passes it on, with HF_TOKEN and Ray's token.
+    While Ray starts, most of its processes take ephemeral ports, and would compete with the servers for these. The
+    ports are chosen at random, so that jobs on the same node do not choose the same ones.
     """
-    stem = path.with_suffix("")
-    template = Environment(
-        loader=PackageLoader("orchestrator.slurm"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-        autoescape=False,
-        comment_start_string="{##",  # {# is a length in bash
-        comment_end_string="##}",
-    ).get_template("job.sh.j2")
-    return template.render(
-        script=shlex.quote(str(path)),
-        directives=[_quoted(directive) for directive in sbatch_options(job, name=name, path=path, here=here)],
-        python="python" if job.container else shlex.quote(sys.executable),
-        setup=None if job.setup is None else shlex.quote(str(job.setup.resolve())),
-        image=None if job.image is None else shlex.quote(job.image),
-        binds=[shlex.quote(str(bind)) for bind in binds],
-        gpus=job.gpus_per_node > 0,
-        exports=shlex.join(f"{switch}={value}" for switch, value in RAY_VARIABLES.items()),
-        logs=shlex.quote(str(stem)),
-        folder=shlex.quote(str(path.parent.parent)),
-        longest=MAX_TEMPORARY_CHARACTERS,
-        ray_directory=RAY_DIRECTORY,
-        object_store=OBJECT_STORE_BYTES,
-        dashboard=dashboard,
-        flags=shlex.join(flags),
-        requeue=job.requeue,
-    )
+    end = _ephemeral_start()
+    found: list[int] = []
+    with ExitStack() as held:
+        for port in sample(range(FIRST_PORT, end), end - FIRST_PORT):
+            if len(found) == count:
+                break
+            try:
+                held.enter_context(socket.create_server(("", port)))
+            except OSError:  # in use
+                continue
+            found.append(port)
+    if len(found) < count:
+        raise InputError(f"{len(found)} of the ports {FIRST_PORT} to {end - 1} are free and {count} are needed")
+    return found
 
 
-def _quoted(directive: str) -> str:
-    """A directive as sbatch reads it in a script. Values contain no double quotes."""
-    option, equals, value = directive.partition("=")
-    return f'{option}="{value}"' if equals and re.search(r"[\s'#]", value) else directive
+def _ephemeral_start() -> int:
+    """First port of the kernel's ephemeral range, or a higher port if the range starts too low."""
+    try:
+        start = int(EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
+    except OSError:
+        return USUAL_EPHEMERAL_START
+    return max(start, 2 * FIRST_PORT)
+
+
+def wait_until_ready(address: str, nodes: int, folder: Path) -> None:
+    """Waits, for a limited time, until all nodes have joined and no other process writes to the sweep's directory.
+
+    A sweep could start with one node, but it is planned for the nodes that are present when it starts. If a previous
+    job was killed on another machine, its lock on the directory looks active for up to STALE_SECONDS.
+    """
+    environment.prepare(local=False)
+    import ray  # after the environment is prepared: Ray reads it at import
+
+    from orchestrator.store.lock import STALE_SECONDS, active_writer
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    _wait_until(lambda: _alive(ray.nodes()) >= nodes, NODES_TIMEOUT_SECONDS)
+    print(f"Ray on {_alive(ray.nodes())} of {counted(nodes, 'node')}", flush=True)
+    ray.shutdown()
+    _wait_until(lambda: active_writer(folder) is None, 1.5 * STALE_SECONDS)  # until the lock of a killed job is stale
+
+
+def _wait_until(reached: Callable[[], bool], seconds: float) -> None:
+    until = monotonic() + seconds
+    while not reached() and monotonic() < until:
+        sleep(1)
+
+
+def _alive(nodes: list[dict[str, Any]]) -> int:
+    return sum(bool(node["Alive"]) for node in nodes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmittedJob:
+    """A batch script that was submitted to Slurm, with the number of its job."""
+
+    script: Path
+    number: str
+    submitted_at: str
+
+    @property
+    def log(self) -> Path:
+        return self.script.with_name(f"{self.script.stem}-{self.number}.log")
+
+
+def submitted_jobs(folder: Path) -> list[SubmittedJob]:
+    """The jobs of a sweep's directory, in order of submission."""
+    from orchestrator.store.files import CorruptedFile, read_regular
+    from orchestrator.store.reader import SLURM_FOLDER
+
+    found = []
+    for path in sorted((folder / SLURM_FOLDER).glob("*.json")):
+        try:
+            record = json.loads(read_regular(path))
+            number, submitted_at = str(record["job"]), str(record["submitted"])
+        except (OSError, CorruptedFile, ValueError, KeyError, TypeError, RecursionError):
+            continue  # still being written, or not a file of ours
+        job = SubmittedJob(script=path.with_suffix(".sh"), number=number, submitted_at=submitted_at)
+        if name_problem(job.log.name) is None:
+            found.append(job)
+    return found
+
+
+def query_squeue(numbers: list[str]) -> Mapping[str, str] | None:
+    """squeue's line for each of these jobs that Slurm still knows; None if squeue cannot be run."""
+    if shutil.which("squeue") is None:
+        return None
+    command = ["squeue", "--noheader", f"--format={SQUEUE_FORMAT}", "--me", "--states=all"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    if ended.returncode:
+        return None
+    known = {found[1]: found[2] for line in ended.stdout.splitlines() if (found := SQUEUE_LINE.fullmatch(line.strip()))}
+    return {number: known[number] for number in numbers if number in known}
+
+
+def status_lines(jobs: list[SubmittedJob], known: Mapping[str, str] | None) -> Iterator[str]:
+    """For each job its state and the last line of its log. `known` is the result of `query_squeue`."""
+    for job in jobs:
+        yield f"job {job.number}, submitted {job.submitted_at}: {_state(job, known)}"
+        if job.log.exists():
+            yield f"  {job.log}: {_last_line(job.log)}"
+
+
+def _state(job: SubmittedJob, known: Mapping[str, str] | None) -> str:
+    if known is None:
+        return "squeue cannot be run here"
+    if job.number not in known:
+        return "no longer in the queue"
+    state, time, limit, nodes, why = (known[job.number].split("|", 4) + [""] * 5)[:5]
+    return f"{state.lower()}, {time} of {limit}, {nodes} node{'s' * (nodes != '1')} {why}".rstrip()
+
+
+def _last_line(log: Path) -> str:
+    """The last non-empty line, from the last 4000 bytes."""
+    from orchestrator.store.files import CorruptedFile, open_regular
+
+    try:
+        with open_regular(log) as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 4000))
+            text = file.read().decode(errors="replace").splitlines()
+    except (OSError, CorruptedFile) as error:
+        return f"cannot be read ({error})"
+    return next((line.strip() for line in reversed(text) if line.strip()), "empty")

@@ -1,4 +1,4 @@
-"""Writes a sweep's batch script to its directory and submits it with sbatch."""
+"""Writes the batch script of a sweep to the sweep's directory and submits it with sbatch."""
 
 import hashlib
 import json
@@ -9,11 +9,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from orchestrator.core.system import ANY_GPU, GPU_PROFILES, command_output
 from orchestrator.core.untrusted import path_below
@@ -24,15 +26,23 @@ from orchestrator.planning.preflight import prepare
 from orchestrator.planning.prepared import PreparedSweep
 from orchestrator.planning.settings import SweepSettings
 from orchestrator.planning.sweep_record import SweepRecord, adopt_resolved
-from orchestrator.running.environment import OBJECT_STORE_BYTES, private_token, token_path
-from orchestrator.slurm.job import Job, parse_time_limit, render_script, sbatch_options
+from orchestrator.running.environment import (
+    MAX_TEMPORARY_CHARACTERS,
+    OBJECT_STORE_BYTES,
+    RAY_DIRECTORY,
+    RAY_VARIABLES,
+    private_token,
+    token_path,
+)
+from orchestrator.slurm.job import Job, parse_time_limit
 from orchestrator.store import Store
 from orchestrator.store.reader import SLURM_FOLDER
 from sampler.config import BUNDLED_MODEL, KNOWN_CHECKPOINTS
 from sampler.errors import InputError, Problems
 from sampler.loading import find_model
+from tasks.documents import resolve_data
 from tasks.lookup import find_task_spec
-from tasks.sources import choose_source, resolve_data
+from tasks.sources import choose_source
 
 SBATCH_TIMEOUT_SECONDS = 120
 SCRIPT_NAME = re.compile(r"([0-9]+)\.sh")
@@ -74,7 +84,7 @@ def job_machine(job: Job) -> Machine:
 
 
 def check_gpus_requested(model: str, partition: str | None) -> None:
-    """For a job without --gpus-per-node: refuses a model other than the bundled one on a cluster that has GPUs."""
+    """For a job without --gpus-per-node: only the bundled model may run without GPUs on a cluster that has some."""
     listed = command_output(
         ["sinfo", "--noheader", "--format=%G", *([f"--partition={partition}"] if partition else [])]
     )
@@ -110,14 +120,14 @@ def submit(submission: Submission) -> str:
 
 
 def plan_lines(submission: Submission, prepared: PreparedSweep | None) -> list[str]:
-    """What the job will do: hours, memory of the devices and of the nodes. Uses nothing of the Hub."""
+    """The plan of the job: hours, and memory of devices and nodes. Reads nothing from the Hub."""
     job, machine = submission.job, job_machine(submission.job)
     if prepared is None:
         model = resolve_model(submission.settings.model, machine, submission.settings.address)
         if model.partition("@")[0] not in KNOWN_CHECKPOINTS or not job.gpus_per_node:
             return [f"no estimate for {model}: only the known checkpoints on GPUs are planned without their files"]
         profile = next(
-            (one for name, one in GPU_PROFILES.items() if name.startswith((job.gpu_type or "-").lower())), None
+            (known for name, known in GPU_PROFILES.items() if name.startswith((job.gpu_type or "-").lower())), None
         )
         try:
             prepared = prepare(submission.settings, machine.with_profile(profile or ANY_GPU))
@@ -133,7 +143,7 @@ def plan_lines(submission: Submission, prepared: PreparedSweep | None) -> list[s
 
 
 def _host_memory(prepared: PreparedSweep, nodes: int) -> int:
-    """Bytes of the busiest node: the first one, which also runs the driver."""
+    """Memory in bytes that the first node needs; it needs the most, because it also runs the driver."""
     placement = prepared.placement
     actors = -(-placement.actors // nodes)
     each = HOST_BYTES_PER_GPU * placement.gpus_per_actor if placement.gpus_per_actor else prepared.memory
@@ -141,10 +151,10 @@ def _host_memory(prepared: PreparedSweep, nodes: int) -> int:
 
 
 def token_environment() -> dict[str, str]:
-    """Variables for the job with the token that Ray's dashboard and every process of the cluster ask for.
+    """Environment variables that pass Ray's token to the job. Ray's dashboard and all of its processes require it.
 
-    They are in the environment because nodes may not have the submitting host's home directory. The token is looked for
-    where Ray does: RAY_AUTH_TOKEN, the file named by RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token, which is created.
+    A file would not do: nodes may not have the submitting host's home directory. The token is read from where Ray looks
+    for it: RAY_AUTH_TOKEN, the file named by RAY_AUTH_TOKEN_PATH, or else ~/.ray/auth_token, created if needed.
     """
     value, source = os.environ.get("RAY_AUTH_TOKEN", "").strip(), "RAY_AUTH_TOKEN of the shell that submitted the job"
     if not value:
@@ -161,6 +171,65 @@ def token_environment() -> dict[str, str]:
     return {"RAY_AUTH_TOKEN": value, "REUSE_SWEEP_TOKEN_SOURCE": source}
 
 
+def sbatch_options(job: Job, *, name: str, path: Path, here: Path) -> list[str]:
+    """All sbatch options of the script at `path`, without the leading dashes."""
+    return [
+        f"job-name={name}",
+        "dependency=singleton",  # a sweep has one writer: a second job waits for the first
+        *job.directives(),
+        "no-kill",  # trials of a node that fails run on the others
+        "export=ALL",
+        "open-mode=append",
+        f"output={path.with_suffix('')}-%j.log",
+        f"chdir={here}",
+    ]
+
+
+def render_script(
+    job: Job, flags: Sequence[str], *, name: str, path: Path, here: Path, dashboard: bool, binds: Sequence[Path] = ()
+) -> str:
+    """The batch script that will be stored at `path`, in the sweep's directory.
+
+    Relative paths among the sweep's `flags` are relative to `here`. `binds` are the paths that a container can see.
+    The script contains no values from this shell's environment, some of which are secret: sbatch passes those on.
+    """
+    stem = path.with_suffix("")
+    template = Environment(
+        loader=PackageLoader("orchestrator.slurm"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        autoescape=False,
+        comment_start_string="{##",  # {# is a length in bash
+        comment_end_string="##}",
+    ).get_template("job.sh.j2")
+    return template.render(
+        script=shlex.quote(str(path)),
+        directives=[_quoted(directive) for directive in sbatch_options(job, name=name, path=path, here=here)],
+        python="python" if job.container else shlex.quote(sys.executable),
+        setup=None if job.setup is None else shlex.quote(str(job.setup.resolve())),
+        image=None if job.image is None else shlex.quote(job.image),
+        binds=[shlex.quote(str(bind)) for bind in binds],
+        gpus=job.gpus_per_node > 0,
+        exports=shlex.join(f"{switch}={value}" for switch, value in RAY_VARIABLES.items()),
+        logs=shlex.quote(str(stem)),
+        folder=shlex.quote(str(path.parent.parent)),
+        longest=MAX_TEMPORARY_CHARACTERS,
+        ray_directory=RAY_DIRECTORY,
+        object_store=OBJECT_STORE_BYTES,
+        dashboard=dashboard,
+        flags=shlex.join(flags),
+        requeue=job.requeue,
+    )
+
+
+def _quoted(directive: str) -> str:
+    """A directive, quoted where sbatch needs it in a script. Values contain no double quotes."""
+    option, equals, value = directive.partition("=")
+    return f'{option}="{value}"' if equals and re.search(r"[\s'#]", value) else directive
+
+
 def _script(submission: Submission, path: Path) -> str:
     return render_script(
         submission.job,
@@ -174,7 +243,7 @@ def _script(submission: Submission, path: Path) -> str:
 
 
 def _new_script(submission: Submission) -> Path:
-    """Writes the script under the next free number."""
+    """Writes the script to a file with the next free number."""
     folder = path_below(submission.folder, f"{SLURM_FOLDER}/001.sh").parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +257,7 @@ def _new_script(submission: Submission) -> Path:
 
 
 def _sbatch(path: Path, submission: Submission, token: Mapping[str, str]) -> str:
-    """Submits the script and returns the job's number. If Slurm refuses it, the script is removed."""
+    """Submits the script and returns the job's number. If Slurm rejects it, the script is removed."""
     # The script has these options too. On the command line they take precedence over SBATCH_* variables.
     options = sbatch_options(submission.job, name=submission.name, path=path, here=Path.cwd())
     command = ["sbatch", "--parsable", *(f"--{option}" for option in options), str(path)]
@@ -209,7 +278,7 @@ def _sbatch(path: Path, submission: Submission, token: Mapping[str, str]) -> str
             path.parent.rmdir()
             submission.folder.rmdir()
         requested = " ".join(f"--{option}" for option in submission.job.directives())
-        raise InputError(f"Slurm refuses the job: {_reason(ended.stderr)} (requested: {requested})")
+        raise InputError(f"Slurm rejected the job: {_reason(ended.stderr)} (requested: {requested})")
     return ended.stdout.strip().partition(";")[0]
 
 
@@ -220,11 +289,10 @@ def _reason(output: str) -> str:
 
 
 def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord | None) -> PreparedSweep | None:
-    """Raises an InputError with every problem found. `stored` is the sweep.json of the directory, if there is one.
+    """Checks the sweep and raises an InputError with all problems. `stored` is the directory's sweep.json, if any.
 
-    Returns the sweep, or None if it is on the Hub.
-
-    Models and documents on the Hub are not checked: compute nodes may reach what a login node cannot, and the reverse.
+    Returns the prepared sweep, or None if its model or documents are on the Hub. These are not checked: compute nodes
+    may reach what a login node cannot, and the reverse.
     """
     adopted = adopt_resolved(settings, stored)
     model = os.path.expanduser(resolve_model(adopted.model, machine, adopted.address))
@@ -245,5 +313,5 @@ def check_sweep(settings: SweepSettings, machine: Machine, stored: SweepRecord |
 
 
 def _is_local(model: str) -> bool:
-    """Whether the model is a directory here, or cannot be a Hub id and so must be one."""
+    """Whether the model is a directory, not a Hub id. A name that cannot be a Hub id must be a directory."""
     return model == BUNDLED_MODEL or os.path.exists(model) or HUB_ID.fullmatch(model) is None
