@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from orchestrator.store import Store
 from tools.faults.row_checker import VARYING_COLUMNS
+from tools.processes import descendants
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # a sweep of these tests takes twenty on a machine with nothing else to do
@@ -78,13 +79,7 @@ class Run:
         self.until(lambda: rows_there(self.folder) >= count, f"{count} rows")
 
     def descendants(self) -> dict[int, str]:
-        """Processes below this one, by what they call themselves."""
-        parents, names = {}, {}
-        for pid, ppid, name in processes():
-            parents[pid], names[pid] = ppid, name
-        found = {pid: name for pid, name in names.items() if self.process.pid in lineage(pid, parents)}
-        found.pop(self.process.pid, None)
-        return found
+        return descendants(self.process.pid)
 
     def named(self, name: str) -> int:
         """One of its processes; waited for, since one that is just changing its title has none."""
@@ -93,26 +88,6 @@ class Run:
 
 def rows_there(folder: Path) -> int:
     return len(Store(folder).rows(columns=["doc_id"], verify=False))
-
-
-def processes() -> Iterator[tuple[int, int, str]]:
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (path / "stat").read_text(errors="replace")
-            name = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        fields = stat.rpartition(")")[2].split()
-        if fields[0] != "Z":
-            yield int(path.name), int(fields[1]), name
-
-
-def lineage(pid: int, parents: dict[int, int]) -> list[int]:
-    found = []
-    while pid:
-        found.append(pid)
-        pid = parents.get(pid, 0)
-    return found
 
 
 def listening(pids: Sequence[int]) -> set[tuple[str, int]]:

