@@ -484,16 +484,22 @@ def test_real_help() -> None:
     assert shown.out.startswith("usage: reuse-sweep generate ")
 
 
-def test_reader_that_has_seen_enough() -> None:
-    lines = f"{LINE}\n" * 400
-    with subprocess.Popen(
-        command_line("generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "1"),
+def start_generate(max_new_tokens: int) -> subprocess.Popen[bytes]:
+    """Reads prompts from a pipe. It receives Ctrl-C even if a shell started the tests in the background."""
+    return subprocess.Popen(
+        command_line("generate", "--model", GOLDEN, "--ids", "--max-new-tokens", str(max_new_tokens)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
         env=environment(),
-    ) as process:
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def test_a_reader_that_closes_the_pipe_early_ends_the_command() -> None:
+    lines = f"{LINE}\n" * 400
+    with start_generate(1) as process:
         assert process.stdin
         assert process.stdout
         assert process.stderr
@@ -505,22 +511,9 @@ def test_reader_that_has_seen_enough() -> None:
         assert process.wait(HANG_SECONDS) == 141
 
 
-def hear_interrupts() -> None:
-    """As from a terminal: what a shell runs in the background is deaf to them from birth, and so is all it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def test_interrupted_by_the_keyboard() -> None:
+def test_keyboard_interrupt_ends_without_a_traceback() -> None:
     lines = f"{LINE}\n" * 2000
-    with subprocess.Popen(
-        command_line("generate", "--model", GOLDEN, "--ids", "--max-new-tokens", "40"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        env=environment(),
-        preexec_fn=hear_interrupts,
-    ) as process:
+    with start_generate(40) as process:
         assert process.stdin
         assert process.stdout
         process.stdin.write(lines.encode())

@@ -1,4 +1,4 @@
-"""One writer per folder: a live writer is respected, a dead one is replaced at once, by exactly one process."""
+"""One writer per folder: a live writer keeps the lock, and exactly one process replaces a dead one."""
 
 import errno
 import json
@@ -105,7 +105,9 @@ def test_an_unreadable_lock_file_counts_while_it_is_fresh(tmp_path: Path, conten
     FolderLock.acquire(tmp_path).release()
 
 
-def test_a_lock_that_did_not_fit_on_the_disk_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_could_not_be_written_does_not_block_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -36,7 +36,6 @@ from orchestrator.planning.estimate import (
     seconds_needed,
 )
 from orchestrator.planning.forecast import describe_plan
-from orchestrator.planning.grid import SweepIdentity
 from orchestrator.planning.machine import Placement
 from orchestrator.planning.prepared import PreparedSweep, PreparedTask
 from orchestrator.planning.settings import SweepSettings
@@ -46,6 +45,7 @@ from sampler.loading import find_model, load_model
 from tasks.catalog import CATALOG
 from tasks.documents import Document, Provenance, TaskOptions
 from tasks.task import Task
+from tools.scale.synthetic_sweep import synthetic_identity
 
 
 def row(number: int, **changes: Any) -> dict[str, Any]:
@@ -167,21 +167,9 @@ def prepared(documents: int, tmp_path: Path, **changes: Any) -> PreparedSweep:
         ],
     )
     settings = SweepSettings(tasks=("gsm8k",), model="x", out="/results", shard_size=1, **changes)
-    identity = SweepIdentity(
-        model="x",
-        model_revision="y",
-        depth=6,
-        dtype="float32",
-        subset_size=2,
-        data="hub",
-        datasets={"gsm8k": {"openai/gsm8k": "a"}},
-        sample=None,
-        seed=0,
-        fewshot=None,
-        chat_template=True,
-        max_new_tokens=None,
-        batch_size=1,
-        shard_size=1,
+    datasets = {"gsm8k": {"openai/gsm8k": "a"}}
+    identity = synthetic_identity(
+        model="x", model_revision="y", depth=6, subset_size=2, data="hub", datasets=datasets, shard_size=1
     )
     shards = {document.doc_id: place for place, document in enumerate(task.documents)}
     return PreparedSweep(

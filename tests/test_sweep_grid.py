@@ -1,4 +1,4 @@
-"""Trials: their ids, their shards, their order. What may change an id does, and nothing else."""
+"""Trial ids, shards and the order of trials. An id depends on exactly the settings that affect its rows."""
 
 import json
 import time
@@ -17,22 +17,15 @@ from orchestrator.planning.grid import Cut, SweepIdentity, assign_shards, extend
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError
 from tasks.documents import Document
+from tools.scale.synthetic_sweep import synthetic_identity
 
-IDENTITY = SweepIdentity(
+IDENTITY = synthetic_identity(
     model="owner/name",
     model_revision="c" * 40,
     depth=36,
-    dtype="float32",
     subset_size=12,
     data="hub",
     datasets={"gsm8k": {"openai/gsm8k": "a" * 40}, "mmlu": {"cais/mmlu": "b" * 40}},
-    sample=None,
-    seed=0,
-    fewshot=None,
-    chat_template=True,
-    max_new_tokens=None,
-    batch_size=1,
-    shard_size=50,
 )
 SETTINGS = SweepSettings(tasks=("gsm8k", "mmlu"))
 SHARDS = {"gsm8k": [0, 1, 2], "mmlu": [0, 1, 2, 3, 4]}

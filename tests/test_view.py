@@ -321,7 +321,7 @@ def resize(terminal: int, width: int) -> None:
 
 def read_all(controller: int) -> str:
     output = b""
-    with suppress(OSError):  # nobody holds the terminal any more
+    with suppress(OSError):  # no process has the terminal open any more
         while part := os.read(controller, 65536):
             output += part
     return output.decode()

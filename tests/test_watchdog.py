@@ -1,4 +1,4 @@
-"""A process that hangs is ended from outside; one that works, waits or is about to end is not."""
+"""The watchdog kills a process that hangs, but not one that works, waits or ends."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ print("watched", flush=True)
 {{act}}
 print("done", flush=True)
 """
-WORKS = f"for _ in dog.each(iter([1] * 15)): time.sleep({SECONDS} / 10)"  # each step far below the limit, all above it
+WORKS = f"for _ in dog.each(iter([1] * 15)): time.sleep({SECONDS} / 10)"  # steps below the limit, their sum above it
 WAITS = f"time.sleep({1.5 * SECONDS})"
 HANGS = "with dog.working(): time.sleep(600)"
 
@@ -61,7 +61,7 @@ def test_a_stopped_process_is_ended_and_its_watchdog_goes_with_it() -> None:
         time.sleep(0.05)
 
 
-def test_a_watchdog_stopped_together_with_its_process_does_not_bark() -> None:
+def test_a_watchdog_stopped_together_with_its_process_does_not_kill_it() -> None:
     process = start(f"time.sleep({2 * SECONDS})")
     (dog,) = children(process.pid)
     for number in (signal.SIGSTOP, signal.SIGCONT):
