@@ -115,7 +115,7 @@ class Mutator:
         return f"{path.relative_to(self.folder)}: {what}"
 
     def _state_rows(self, path: Path, table: pa.Table) -> None:
-        """Makes trial.json agree, as somebody who edits rows would."""
+        """Makes trial.json agree with the edited rows."""
         record = path.with_name("trial.json")
         if path.name != "rows.parquet" or not record.is_file() or self.random.random() < 0.3:
             return

@@ -1,4 +1,4 @@
-"""A program: two workers without models, of which the second loads for long while the first has many short trials.
+"""A program: a sweep of two simulated workers, of which the second loads while the first runs many short trials.
 
 Prints how many rows each worker wrote. For tests; starts its own Ray.
 """
@@ -6,10 +6,15 @@ Prints how many rows each worker wrote. For tests; starts its own Ray.
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.trial import WantedDocuments
+import pyarrow as pa
+
+from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.machine import Machine, Placement
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.progress.view import SweepView
@@ -18,18 +23,53 @@ from orchestrator.running.stop import StopSignals
 from orchestrator.store import Store
 from tools.scale.synthetic_sweep import TASK, write_planned_sweep
 
-TRIALS, SECONDS, LOADING = 54, 0.3, 6.0
+TRIALS = 54
+TRIALS_WHILE_LOADING = 20  # of the first worker, before the second has loaded
+TRIALS_BEFORE_WAITING = 40  # of the first worker, before it waits for the second one's
+LATE_TRIALS = 5  # of the second worker, before the first continues
+MAX_WAIT_SECONDS = 300.0
 
 environment.prepare(local=True)
 from orchestrator.running import cluster, driver  # noqa: E402  after environment.prepare
-from tools.scale.simulated_worker import SimulatedWorker, SimulatedWorkerSettings  # noqa: E402
+from tools.scale.simulated_worker import SimulatedDecoder, SimulatedWorker, SimulatedWorkerSettings  # noqa: E402
 
 
-class Slow(SimulatedWorker):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LateWorkerSettings(SimulatedWorkerSettings):
+    folder: str
+
+
+class LateWorker(SimulatedWorker):
+    """All workers but the first load until the first has run TRIALS_WHILE_LOADING trials."""
+
     def load(self, settings: Any) -> Any:
         if self._name != "worker-1":
-            time.sleep(LOADING)
-        return super().load(settings)
+            wait_for_rows(settings.folder, TRIALS_WHILE_LOADING, lambda actor: actor == "worker-1")
+        return WaitingDecoder(settings, super().load(settings)._warm)
+
+
+class WaitingDecoder(SimulatedDecoder):
+    """Leaves trials to late workers: after TRIALS_BEFORE_WAITING trials, waits until they have run some."""
+
+    def run(self, trial: Trial, documents: Sequence[str], attempt: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+        folder = self._settings.folder
+        if attempt["actor"] == "worker-1" and sum(count_rows(folder).values()) >= TRIALS_BEFORE_WAITING:
+            wait_for_rows(folder, LATE_TRIALS, lambda actor: actor != "worker-1")
+        yield from super().run(trial, documents, attempt)
+
+
+def count_rows(folder: str | Path) -> Counter[str]:
+    """By worker."""
+    return Counter(Store(folder).rows(columns=["actor"], verify=False)["actor"].to_pylist())
+
+
+def wait_for_rows(folder: str, count: int, is_counted: Callable[[str], bool]) -> None:
+    """Gives up after a while, so that a test fails instead of hanging."""
+    until = time.monotonic() + MAX_WAIT_SECONDS
+    while sum(rows for actor, rows in count_rows(folder).items() if is_counted(actor)) < count:
+        if time.monotonic() > until:
+            return
+        time.sleep(0.1)
 
 
 def main(folder: Path) -> None:
@@ -47,16 +87,15 @@ def main(folder: Path) -> None:
         run = driver.SweepRun(
             plan=plan,
             results=results,
-            settings=SimulatedWorkerSettings(seconds_per_document=SECONDS, actors=1),
+            settings=LateWorkerSettings(seconds_per_document=0.05, actors=1, folder=str(folder)),
             placement=placement,
             view=view,
             stop=StopSignals(),
-            worker=Slow,
+            worker=LateWorker,
         )
         driver.run_trials(run, plan.trials)
         driver.close_results(results)
-    rows = Store(folder).rows(columns=["actor"])["actor"].to_pylist()
-    print(json.dumps({actor: rows.count(actor) for actor in sorted(set(rows))}))
+    print(json.dumps(count_rows(folder)))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,9 @@ from orchestrator.core.totals import trial_sums
 from orchestrator.core.trial import Trial
 from orchestrator.planning.run_plan import plan_trials
 from orchestrator.planning.settings import SweepSettings
-from orchestrator.planning.sweep_record import SweepIdentity
 from orchestrator.store import StoreWriter
-from orchestrator.store.files import Disk
 from orchestrator.store.schema import DOCUMENTS, ROWS
-
-
-class Unsynced(Disk):
-    """A disk that is quick because nothing here has to survive a crash."""
-
-    def sync(self, handle: int) -> None:
-        pass
-
-    def sync_folder(self, path: Path) -> None:
-        pass
+from tools.scale.synthetic_sweep import DiskWithoutSync, synthetic_identity
 
 
 class MadeSweep:
@@ -47,11 +36,11 @@ class MadeSweep:
             }
         )
         self.kinds = dict(zip(tasks, kinds, strict=True))
-        self.identity = SweepIdentity(
-            model="made", model_revision="0123456789abcdef", depth=8, dtype="float32", subset_size=3, data="bundled",
-            datasets={task: {} for task in tasks}, sample=None, seed=0, fewshot=None, chat_template=True,
-            max_new_tokens=None, batch_size=1, shard_size=self.settings.shard_size,
-        )  # fmt: skip
+        self.identity = synthetic_identity(
+            model_revision="0123456789abcdef",
+            datasets={task: {} for task in tasks},
+            shard_size=self.settings.shard_size,
+        )
         shards = {task: list(range(-(-documents // self.settings.shard_size))) for task in tasks}
         scored = [task for task, kind in self.kinds.items() if kind == "loglikelihood"]
         self.trials = plan_trials(self.identity, self.settings, shards, scored=scored)
@@ -62,7 +51,7 @@ class MadeSweep:
 
     def begin(self) -> StoreWriter:
         """The folder with its request and documents, open for writing."""
-        store = StoreWriter(self.folder, disk=Unsynced())
+        store = StoreWriter(self.folder, disk=DiskWithoutSync())
         facts = {"primary": "exact", "documents": self.count, "fewshot": 0, "source": "made", "datasets": {}}
         store.write_sweep_record(
             {

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NETWORK = "10.77.0"
 ROUTER = f"{NETWORK}.254"
-CLOSE_SECONDS = 60
+CLOSE_SECONDS = 600
 WAIT_FOR_END = (
     "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('ready', flush=True); sys.stdin.read()"
 )

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 RAY = str(Path(sys.executable).parent / "ray")
-SECONDS = 300
+SECONDS = 600
 LOCAL = "127.0.0.1"
 HEAD_ID = "f" * 51 + "00000"  # the id by which the provider of these nodes knows the head
 NOTHING_TO_DO = (
@@ -29,14 +30,30 @@ ELASTIC = {
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
 
+HAS_AUTOSCALER_REPORT = """
+import sys
+from ray._raylet import GcsClient
+from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+reply = GetClusterStatusReply.FromString(GcsClient(address=sys.argv[1]).get_cluster_status(timeout_s=60))
+sys.exit(not reply.autoscaling_state.autoscaler_state_version)
+"""
+
 
 def free_port() -> int:
     with socket.create_server((LOCAL, 0)) as server:
         return int(server.getsockname()[1])
 
 
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection((LOCAL, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
 class RayHead:
-    """This user has a token. The cluster asks for it unless RAY_AUTH_MODE says otherwise.
+    """The cluster requires this user's token, unless RAY_AUTH_MODE says otherwise.
 
     `autoscaler` describes nodes that Ray starts as processes, by demand; the head then has no processors of its own.
     """
@@ -63,15 +80,18 @@ class RayHead:
             "--dashboard-agent-listen-port=0",
         )
         elastic = () if autoscaler is None else self._elastic(autoscaler, port)
+        environment = {**self.environment, **({} if autoscaler is None else ELASTIC), **variables}
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 [RAY, "start", "--head", "--block", f"--temp-dir={self.folder / 'r'}", *ports, *size, *elastic],
-                env={**self.environment, **({} if autoscaler is None else ELASTIC), **variables},
+                env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._until_listening(port)
+        self._until(lambda: is_listening(port))
+        if autoscaler is not None:
+            self._until(lambda: self._autoscaler_reports(environment))
 
     def _elastic(self, types: dict[str, Any], port: int) -> tuple[str, ...]:
         """Describes the nodes in a file that lies elsewhere than `ray up` would leave it."""
@@ -98,23 +118,25 @@ class RayHead:
         path.write_text(json.dumps(config), encoding="utf-8")
         return (f"--autoscaling-config={path}", f"--node-ip-address={LOCAL}")
 
-    def _until_listening(self, *ports: int) -> None:
+    def _autoscaler_reports(self, environment: dict[str, str]) -> bool:
+        """A sweep that starts earlier would wait only REPORT_TIMEOUT_SECONDS for the first report."""
+        command = [sys.executable, "-c", HAS_AUTOSCALER_REPORT, self.address]
+        return (
+            subprocess.run(command, env={**environment, "RAY_AUTH_MODE": "token"}, capture_output=True).returncode == 0
+        )
+
+    def _until(self, reached: Callable[[], bool]) -> None:
         until = time.monotonic() + SECONDS
-        for port in ports:
-            while True:
-                try:
-                    socket.create_connection((LOCAL, port), 1).close()
-                    break
-                except OSError:
-                    assert self._process.poll() is None, self.log.read_text()
-                    assert time.monotonic() < until, self.log.read_text()
-                    time.sleep(0.2)
+        while not reached():
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.2)
 
     def close(self) -> None:
         """Its processes are one group; SIGTERM to `ray start --block` ends the others."""
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(60)
+            self._process.wait(SECONDS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ from orchestrator.store import Store
 
 PORT = 6379
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
-# The network ends at this machine and carries nobody else's packets.
+# The network exists only on this machine and is not shared.
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 COUNT_NODES = """
 import sys, ray

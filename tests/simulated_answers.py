@@ -1,4 +1,4 @@
-"""Questions with right and wrong answers for a simulated sweep. Knows no policies and no files.
+"""Questions with right and wrong answers for a simulated sweep.
 
 A script is one question with a base answer and variants that leave it at some sentence. Answers are picked from a pool
 by number, so that a million rows cost no more to make than their numbers.

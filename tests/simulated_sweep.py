@@ -68,7 +68,7 @@ class Simulation:
 
 
 class QuickDisk(Disk):
-    """Leaves it to the system when bytes reach the disk: nobody pulls a plug in these tests."""
+    """Skips flushing to disk, because these tests do not simulate power failures."""
 
     def sync(self, handle: int) -> None:
         del handle

@@ -1,4 +1,4 @@
-"""Rows made up quickly, and a disk whose power can be cut at any call. Knows no sweeps.
+"""Synthetic rows, and a disk that can lose power at any call.
 
 The disk remembers what has not been flushed: when the power goes, unflushed data shrinks to a random length and
 unflushed changes of folders are undone, last first, as a file system may do.

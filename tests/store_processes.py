@@ -1,4 +1,4 @@
-"""What tests run in processes of their own, to be killed or stopped there."""
+"""Functions that tests run in separate processes, to kill or stop them."""
 
 import multiprocessing
 import time
@@ -21,7 +21,7 @@ def hold_lock(folder: Path, connection: Connection) -> None:
 
 
 def race_for_lock(folder: Path, start: Barrier, connection: Connection) -> None:
-    """Says whether it got the lock, and keeps it until all have tried."""
+    """Sends whether it got the lock, and keeps it until all have tried."""
     start.wait()
     try:
         FolderLock.acquire(folder)
@@ -32,7 +32,7 @@ def race_for_lock(folder: Path, start: Barrier, connection: Connection) -> None:
 
 
 def append_for_ever(folder: Path, connection: Connection, first: int) -> None:
-    """Says each document's number once the store has acknowledged it; finishes and compacts the trial now and then."""
+    """Sends each document's number once the store has acknowledged it; finishes and compacts the trial now and then."""
     writer = StoreWriter(folder)
     writer.write_sweep_record({"sweep": "killed"})
     attempt = writer.begin(spec(), {})

@@ -1,4 +1,4 @@
-"""Starts real sweeps, looks at their processes and disturbs them; for the tests that run the whole command."""
+"""Runs real sweeps as processes that a test can inspect, signal and kill."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,20 @@ import pyarrow as pa
 
 from orchestrator.store import Store
 from tools.faults.row_checker import VARYING_COLUMNS
+from tools.processes import descendants
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 900  # a sweep of these tests takes twenty on a machine with nothing else to do
-SECRET = "hf_a-secret-that-nobody-may-see"  # stands in the environment of every run
+SECONDS = 900  # usually 20
+SECRET = "hf_a-secret-that-nobody-may-see"  # in the environment of every run
 
 
-def grid_flags(policies: str = "k1,k2_middle,k3_last", *, max_new_tokens: int, shard_size: int) -> tuple[str, ...]:
-    """A sweep of gsm8k that runs each of these policies once."""
-    size = ("--max-new-tokens", str(max_new_tokens), "--shard-size", str(shard_size))
-    return ("--tasks", "gsm8k", "--policies", policies, "--no-replicate", *size)
+BUNDLED = ("--model", "tiny", "--data", "bundled")
+
+
+def grid_flags(policies: str = "k1,k2_middle,k3_last", **settings: int) -> tuple[str, ...]:
+    """Flags of a sweep of gsm8k that runs each of these policies once, and of settings such as `shard_size`."""
+    numbers = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return ("--tasks", "gsm8k", "--policies", policies, "--no-replicate", *numbers)
 
 
 class Run:
@@ -55,7 +59,7 @@ class Run:
             )
 
     def wait(self, code: int | None = 0) -> str:
-        """Until it has ended, with this exit code; what it printed."""
+        """Waits for its end, checks the exit code, and returns what it printed."""
         try:
             found: int | None = self.process.wait(SECONDS)
         except subprocess.TimeoutExpired:
@@ -78,41 +82,15 @@ class Run:
         self.until(lambda: rows_there(self.folder) >= count, f"{count} rows")
 
     def descendants(self) -> dict[int, str]:
-        """Processes below this one, by what they call themselves."""
-        parents, names = {}, {}
-        for pid, ppid, name in processes():
-            parents[pid], names[pid] = ppid, name
-        found = {pid: name for pid, name in names.items() if self.process.pid in lineage(pid, parents)}
-        found.pop(self.process.pid, None)
-        return found
+        return descendants(self.process.pid)
 
     def named(self, name: str) -> int:
-        """One of its processes; waited for, since one that is just changing its title has none."""
+        """The id of one of its processes. Waits for it: while a process changes its title, it has no name."""
         return self.until(lambda: next((pid for pid, at in self.descendants().items() if name in at), None), name)
 
 
 def rows_there(folder: Path) -> int:
     return len(Store(folder).rows(columns=["doc_id"], verify=False))
-
-
-def processes() -> Iterator[tuple[int, int, str]]:
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (path / "stat").read_text(errors="replace")
-            name = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        fields = stat.rpartition(")")[2].split()
-        if fields[0] != "Z":
-            yield int(path.name), int(fields[1]), name
-
-
-def lineage(pid: int, parents: dict[int, int]) -> list[int]:
-    found = []
-    while pid:
-        found.append(pid)
-        pid = parents.get(pid, 0)
-    return found
 
 
 def listening(pids: Sequence[int]) -> set[tuple[str, int]]:
@@ -132,13 +110,13 @@ def listening(pids: Sequence[int]) -> set[tuple[str, int]]:
 
 
 def is_loopback(address: str) -> bool:
-    """127.x.x.x, plain or as IPv6 writes it, or ::1; the kernel turns each four bytes around."""
+    """127.x.x.x, also mapped to IPv6, or ::1; /proc lists each four bytes in reverse order."""
     plain = address.removeprefix("0000000000000000FFFF0000")
     return (len(plain) == 8 and plain.endswith("7F")) or address == "00000000000000000000000001000000"
 
 
 def outcome(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Every row by trial and document, without what depends on the moment; each there once."""
+    """Rows by trial and document, without columns that vary between runs; checks that each is stored once."""
     table: pa.Table = Store(folder).rows()
     rows = table.drop_columns(sorted(VARYING_COLUMNS)).to_pylist()
     found = {(row["trial_id"], row["doc_id"]): row for row in rows}

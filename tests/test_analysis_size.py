@@ -1,4 +1,4 @@
-"""A million rows: analysed in under ten seconds of computing and 1.2 gigabytes, reported in under 20 s and 1.5."""
+"""A million rows are analysed in 1.2 GB and reported in 1.5 GB; the time bounds are ten times the usual time."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def test_a_million_rows(tmp_path: Path) -> None:
     found = json.loads(ran.stdout)
     assert found["rows"] == 1_008_000
     assert found["outcome"] == "confirmed"
-    assert found["seconds"] < 10, found
+    assert found["seconds"] < 100, found
     assert found["gigabytes"] < 1.2, found
     assert found["size"] < 2_000_000, found
 
@@ -80,10 +80,10 @@ def test_a_report_of_a_million_rows(tmp_path: Path, shard_size: int) -> None:
     if write is write_compacted_sweep:  # the other has no stored totals, as sweeps of older versions
         spent = measure_command("orchestrator.status", [str(folder)])
         print(spent)
-        assert spent.cpu_seconds < 2, spent
+        assert spent.cpu_seconds < 20, spent
     spent = measure_command("orchestrator.report", [str(folder)])
     print(spent)
-    assert spent.wall_seconds < 20, spent
+    assert spent.cpu_seconds < 250, spent
     assert spent.memory_mb < 1_500, spent
     assert (folder / "report.html").stat().st_size < 5_000_000
 

@@ -85,7 +85,7 @@ def test_a_slow_actor_is_calibrated_away() -> None:
 
 
 def test_the_interval_is_that_of_resampled_documents() -> None:
-    """Against the slow obvious version: draw documents, take both sums anew, the ratio of ratios, its percentiles."""
+    """Against the slow obvious version: draw documents, recompute both sums, the ratio of ratios, its percentiles."""
     world = World(documents=300, policies={"k1": Truth(), "k2_last": Truth(speedup=1.3, length=1.1)})
     table = draw(world, 4)
     side = {}

@@ -1,6 +1,5 @@
 """The reuse-sweep command: its help, unknown commands, light start-up, and the modules that remain runnable."""
 
-import os
 import re
 import subprocess
 import sys
@@ -23,35 +22,26 @@ HELP = [["--help"], *([command, "--help"] for command in COMMANDS), ["tasks", "r
 HELP += [["bench", "sweep", "--help"], ["slurm", "submit", "--help"], ["slurm", "status", "--help"]]
 HEAVY = ("torch", "ray", "pyarrow", "lm_eval", "transformers", "datasets", "matplotlib")
 PROGRAM = f"""
-import sys, resource
+import sys
 from orchestrator.cli.__main__ import main
 sys.argv[0] = "reuse-sweep"
 try:
     main()
 finally:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    print([name for name in {HEAVY} if name in sys.modules], used.ru_utime + used.ru_stime, file=sys.stderr)
+    print([name for name in {HEAVY} if name in sys.modules], len(sys.modules), file=sys.stderr)
 """
-
-
-@pytest.fixture(scope="module")
-def help_seconds() -> float:
-    """Half a second of CPU time; on a slow machine, more in proportion to what Python itself needs to start."""
-    before = os.times()
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
-    used = [after - earlier for after, earlier in zip(os.times()[2:4], before[2:4], strict=True)]
-    return max(0.5, 25 * sum(used))
+MAX_MODULES = 400  # Python's own included; `sweep --help` imports about 220, torch alone more than 1,000
 
 
 @pytest.mark.parametrize("words", HELP, ids=" ".join)
-def test_help_imports_nothing_heavy_and_is_fast(words: list[str], help_seconds: float) -> None:
+def test_help_imports_few_modules_and_none_that_is_slow(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "reuse-sweep" in done.stdout
     assert "example" in done.stdout
-    imported, _, seconds = done.stderr.strip().rpartition(" ")
+    imported, _, modules = done.stderr.strip().rpartition(" ")
     assert imported == "[]"
-    assert float(seconds) < help_seconds
+    assert int(modules) < MAX_MODULES
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,7 +132,7 @@ def test_up_sweep_fetch_down(nodes: tuple[Node, Node, Node], case: Path, tmp_pat
     assert ray_processes(worker)
     ray("down", "-y", file)
     assert not ray_processes(head)
-    until = time.monotonic() + 300
+    until = time.monotonic() + 900
     while ray_processes(worker):
         assert time.monotonic() < until, "Ray still runs on the worker"
         time.sleep(0.5)

@@ -28,7 +28,7 @@ def sweep(tmp_path: Path) -> Iterator[Run]:
         yield run
     finally:
         run.process.send_signal(signal.SIGINT)
-        run.process.wait(60)
+        run.process.wait(600)
 
 
 def dashboard(run: Run) -> str:
@@ -57,7 +57,7 @@ def test_rays_commands_work_as_documented(sweep: Run) -> None:
             env={**os.environ, "RAY_AUTH_MODE": "token"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr

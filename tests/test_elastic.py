@@ -1,17 +1,19 @@
-"""A cluster that begins without workers: the sweep reads from Ray's control store what its autoscaler does.
+"""Sweeps on a cluster that starts without workers and adds them by demand.
 
-Ray's own autoscaler starts nodes as processes of this machine. Nothing tells the sweep how many there may be.
+Ray's own autoscaler starts nodes as processes of this machine. The sweep reads the autoscaler's reports from Ray's
+control store, and does not know how many nodes there may be.
 """
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ray_head import RayHead
+from ray_nodes import attempts
 from sweep_cases import write_case
 from sweep_runs import Run, grid_flags, outcome
-
-from orchestrator.store import Store
 
 pytestmark = pytest.mark.slow
 FLAGS = grid_flags(max_new_tokens=200, shard_size=2)
@@ -38,7 +40,7 @@ def sweep(head: RayHead, case: Path, out: Path, *flags: str) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("flags", "message"),
     [
         (("--accelerator-type", "H100"), "--accelerator-type H100: no node of the cluster has it; the cluster has 0"),
         (
@@ -47,18 +49,20 @@ def sweep(head: RayHead, case: Path, out: Path, *flags: str) -> Run:
         ),
     ],
 )
-def test_what_will_not_come_is_refused(
-    head: RayHead, case: Path, tmp_path: Path, asked: tuple[str, ...], sentence: str
+def test_resources_that_the_cluster_cannot_provide_are_refused(
+    head: RayHead, case: Path, tmp_path: Path, flags: tuple[str, ...], message: str
 ) -> None:
-    assert sentence in sweep(head, case, tmp_path / "results", *asked).wait(2)
+    assert message in sweep(head, case, tmp_path / "results", *flags).wait(2)
 
 
-def test_nodes_come_for_the_actors_that_wait_for_them(head: RayHead, case: Path, tmp_path: Path) -> None:
-    plain = Run(case, tmp_path / "plain", *FLAGS, "--repeats", "4", "--actors", "2", "--no-dashboard")
+def test_nodes_are_added_for_waiting_actors(head: RayHead, case: Path, tmp_path: Path) -> None:
+    plain = Run(case, tmp_path / "plain", *FLAGS, "--actors", "2", "--no-dashboard")
     plain.wait()
-    run = sweep(head, case, tmp_path / "results", "--repeats", "4")
+    run = sweep(head, case, tmp_path / "results", "--worker-timeout", "3600")
+    first = run.until(lambda: attempts(run.folder), "a trial")[0]
+    os.kill(first["process"], signal.SIGSTOP)  # it could finish all trials before the second node has started
+    run.until(lambda: len({attempt["node_id"] for attempt in attempts(run.folder)}) == 2, "a trial on a second node")
+    os.kill(first["process"], signal.SIGCONT)
     text = run.wait()
-    assert "(1 GPU and 1 CPU each)" in text, "GPUs are asked for before there is one"
+    assert "(1 GPU and 1 CPU each)" in text, "GPUs are requested before any node has one"
     assert outcome(run.folder) == outcome(plain.folder)
-    attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
-    assert len({attempt["node_id"] for attempt in attempts}) == 2

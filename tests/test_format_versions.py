@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sweep_runs import grid_flags
 
 from orchestrator.progress.status import read_status
 from orchestrator.report.exports import export_lm_eval
@@ -116,17 +117,16 @@ def test_an_interrupted_version_1_sweep_is_continued_by_the_command(tmp_path: Pa
     folder = extract("interrupted", tmp_path)
     before = rows_of(folder)
     flags = [
-        "--tasks",
-        "gsm8k",
-        "--policies",
-        "k1,k2_middle,k3_last",
-        "--no-replicate",
-        "--limit",
-        "60",
-        "--shard-size",
-        "20",
+        *grid_flags(limit=60, shard_size=20),
+        "--seed",
+        "3",
+        "--actors",
+        "1",
+        "--no-dashboard",
+        "--quiet",
+        "--out",
+        str(tmp_path),
     ]
-    flags += ["--seed", "3", "--actors", "1", "--no-dashboard", "--quiet", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "orchestrator.sweep", *flags, "--name", "interrupted"]
     result = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""A results folder from somebody else is only data: no command crashes on it, hangs, or writes outside its target."""
+"""An untrusted results folder is only data: no command crashes on it, hangs, or writes outside its target."""
 
 import contextlib
 import hashlib

@@ -11,6 +11,7 @@ import torch
 from gpu_kernels import with_execution
 from oracle.decoder import ReferenceGenerated, reference_generate
 from small_models import DEPTH, shallow, shallow_oracle
+from test_policies import context, plan
 
 from sampler import DecodeSettings, Generated, InputError, LoadedModel, Prompt, ReusePolicy, decode_prompts
 from sampler.attention import Backend
@@ -23,9 +24,7 @@ from sampler.plan import (
     Checkpoint,
     CheckpointSignal,
     LayerPlan,
-    PassKind,
     PastPass,
-    StepContext,
     compute_all,
     resolve,
 )
@@ -88,25 +87,6 @@ def test_names_round_trip(name: str) -> None:
     assert str(ReusePolicy.parse(name)) == name
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("delayed=0.5_all", "N in delayed=N must be a whole number or inf (got 0.5)"),
-        ("delayed=1_all.2", "unknown option .2"),
-        ("dllm=1.5_all", "R in dllm=R must be between 0 and 1 (got 1.5)"),
-        ("dllm=0.5_all.0", "must be at least 1 (got 0)"),
-        ("dllm=0.5_all.1.2", "dllm takes one option"),
-        ("es=0.5_all.0", "the number of checkpoints must be at least 1 (got 0)"),
-        ("focus=0.5", "needs layers"),
-        ("skip_all.some", "skip takes .every"),
-    ],
-)
-def test_invalid_names_are_explained(name: str, complaint: str) -> None:
-    with pytest.raises(InputError) as caught:
-        ReusePolicy.parse(name)
-    assert complaint in str(caught.value)
-
-
 @pytest.mark.parametrize("name", ["delayed=1_all", "dllm=0.5_all", "elastic=1_all", "es=0.5_all", "focus=0.5_all"])
 def test_methods_that_cannot_score_say_why(name: str) -> None:
     with pytest.raises(InputError, match=r"cannot score log-likelihoods: it .* scored state"):
@@ -114,15 +94,6 @@ def test_methods_that_cannot_score_say_why(name: str) -> None:
 
 
 # Plans
-
-
-def context(*past: PastPass, revealed: list[int | None], window: range = range(8)) -> StepContext:
-    kind = PassKind.FULL if window == range(8) else PassKind.SMALL
-    return StepContext(step=len(past), kind=kind, window=window, revealed_at=tuple(revealed), past=past)
-
-
-def plan(policy: str, facts: StepContext) -> LayerPlan:
-    return ReusePolicy.parse(policy).bind(6).plan(facts)
 
 
 OPENING = PastPass(window=range(8), plan=compute_all(6), confidence={2: 0.4, 3: 0.9})
@@ -251,7 +222,7 @@ def test_layers_after_a_checkpoint_run_for_the_positions_it_kept() -> None:
 
 
 def test_a_rule_with_a_checkpoint_is_added_as_documented() -> None:
-    """The Python block of docs/policies.md; it is a copy of no method, and equals none of them."""
+    """The example in docs/policies.md defines a new rule, which differs from all existing ones."""
     page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text(encoding="utf-8")
     [block] = re.findall(
         r"```python\n(.*?)```", page.partition("## Decisions within a pass")[2].partition("\n## ")[0], re.S

@@ -137,7 +137,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Pat
 
 
 def samples(address: str) -> Iterator[tuple[str, dict[str, str]]]:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=300) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=900) as answer:
         for line in answer.read().decode().splitlines():
             found = SAMPLE.fullmatch(line)
             if found:
@@ -195,7 +195,7 @@ def test_prometheus_answers_every_question_of_the_dashboard(
     def values(expression: str) -> list[Any]:
         asked = re.sub(r"\$(sweep|task)", ".+", expression)
         query = urllib.parse.urlencode({"query": asked})
-        with urllib.request.urlopen(f"http://{prometheus}/api/v1/query?{query}", timeout=300) as answer:
+        with urllib.request.urlopen(f"http://{prometheus}/api/v1/query?{query}", timeout=900) as answer:
             result: list[Any] = json.load(answer)["data"]["result"]
         return result
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import Run, rows_there
+from sweep_runs import BUNDLED, Run, grid_flags, rows_there
 
 from orchestrator.core.race import DECISIONS_KEY
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
@@ -21,22 +21,11 @@ from orchestrator.store.lock import active_writer
 
 pytestmark = pytest.mark.slow
 RACES = int(os.environ.get("REUSE_SWEEP_KILLED_RACES") or 1)
-RUNS = 3  # of each race that are killed: a worker, then the driver
+RUNS = 3  # of each race that are killed: first a worker, then the driver
 ACTORS = 2
 END = datetime.max.replace(tzinfo=UTC)
 # A goal of 3 is far from what the policies reach, and a margin of 60 points from what they lose: speed decides early.
-FLAGS = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_middle,k3_last",
-    "--no-replicate",
-    "--limit",
-    "60",
-    "--shard-size",
-    "1",
-    "--race",
-)
+FLAGS = (*grid_flags(limit=60, shard_size=1), "--race")
 DECLARED = ("--speedup", "3", "--margin", "60", "--actors", str(ACTORS), "--no-dashboard")
 
 
@@ -61,13 +50,13 @@ def wanted_documents(folder: Path) -> WantedDocuments:
 def test_kills_change_no_decision(tmp_path: Path, seed: int) -> None:
     rng, decided, rows, killed = random.Random(seed), [], 0, 0
     folder = tmp_path / "results" / "s"
-    seen: dict[str, datetime] = {}  # by policy: when its decision was there, at the latest
+    seen: dict[str, datetime] = {}  # by policy: when its decision was first seen
     ended = threading.Event()
     watcher = threading.Thread(target=watch_decisions, args=(folder, seen, ended), daemon=True)
     watcher.start()
     for number in range(RUNS + 1):
         own = (*FLAGS, *DECLARED, "--seed", str(seed))
-        run = Run(tmp_path, tmp_path / "results", "--model", "tiny", "--data", "bundled", *own)
+        run = Run(tmp_path, tmp_path / "results", *BUNDLED, *own)
         for victim in ("worker", "driver") if number < RUNS else ():
             goal = rows + rng.randrange(1, 8)
             while run.process.poll() is None and (not folder.exists() or rows_there(folder) < goal):
@@ -92,7 +81,7 @@ def test_kills_change_no_decision(tmp_path: Path, seed: int) -> None:
     store, record = Store(folder), dict(Store(folder).read_sweep_record() or {})
     assert read_status(folder).state == "complete"
     found = store.rows(columns=["trial_id", "doc_id"]).to_pylist()
-    assert len({(row["trial_id"], row["doc_id"]) for row in found}) == len(found), "no row is there twice"
+    assert len({(row["trial_id"], row["doc_id"]) for row in found}) == len(found), "a row is stored twice"
     stored = record.pop(DECISIONS_KEY)
     race = stored_race(record, wanted_documents(folder), store, store.trials())
     assert race is not None

@@ -1,4 +1,4 @@
-"""A race inside a sweep: decisions are stored, replayed and never changed; nothing runs that nobody needs."""
+"""A race inside a sweep: decisions are stored and never changed, and trials they make unnecessary do not run."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from made_rows import DEFAULTS
-from made_sweep import MadeSweep, Unsynced
+from made_sweep import MadeSweep
 from sweep_cases import write_case
 from test_run_plan import ready
 from test_trackers import read_tensorboard
@@ -38,6 +38,7 @@ from orchestrator.store import Store
 from orchestrator.store.files import Disk
 from orchestrator.store.schema import ROWS
 from sampler import InputError
+from tools.scale.synthetic_sweep import DiskWithoutSync
 
 POLICIES = ("k1_first", "k1_middle", "k2_first", "k2_middle", "k3_last")
 LOST = {"k2_middle": 0.5}  # share of documents that are right at k=1 and wrong here
@@ -81,7 +82,7 @@ def _unsynced() -> Iterator[None]:
     """Nothing here has to survive a crash of the machine."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("sync", "sync_folder"):
-            patch.setattr(Disk, name, getattr(Unsynced, name))
+            patch.setattr(Disk, name, getattr(DiskWithoutSync, name))
         yield
 
 

@@ -1,4 +1,4 @@
-"""Which cluster a sweep joins, and that an address without a cluster is detected at once."""
+"""Which cluster a sweep joins, and that an address without a cluster is detected without waiting."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
     return "127.0.0.2"
 
 
-def test_somebody_listens(own: str) -> None:
+def test_an_open_port_is_detected(own: str) -> None:
     with ExitStack() as stack:
         port = stack.enter_context(listener("127.0.0.1")).getsockname()[1]
         for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
@@ -42,7 +42,7 @@ def test_somebody_listens(own: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999999", f"{'a' * 70}:1"])
-def test_nobody_listens(address: str, own: str) -> None:
+def test_a_closed_port_is_detected(address: str, own: str) -> None:
     del own
     with pytest.raises(InputError, match=re.escape(f"--address {address}: no Ray cluster can be joined there (")):
         check_listening(address)
@@ -111,8 +111,10 @@ def test_private_directories(tmp_path: Path) -> None:
     inner.mkdir(parents=True)
     inner.chmod(0o777)
     inner.parent.chmod(0o700)
-    assert environment.is_private(inner), "nobody else gets there"
-    with tempfile.TemporaryDirectory(dir="/tmp") as top:  # /tmp itself is for everybody, but sticky
+    assert environment.is_private(inner), "other users cannot enter it"
+    with tempfile.TemporaryDirectory(
+        dir="/tmp"
+    ) as top:  # everybody may write to /tmp itself, but it has the sticky bit
         reachable = Path(top) / "session"
         reachable.mkdir()
         reachable.chmod(0o777)

@@ -242,7 +242,7 @@ def test_a_target_at_a_blocks_start_is_read_from_the_clean_block_before() -> Non
     assert k1.passes == {"prefill": 1, "full": 0, "small": 0, "commit": 0}
 
 
-def test_a_target_across_a_border_commits_and_counts_anew() -> None:
+def test_a_target_across_a_block_border_commits_and_restarts_the_count() -> None:
     got = reference_score(shallow(), PROMPT[:30], [5, 6, 7, 8, 9], policy=ReusePolicy.parse("k2_middle"))
     assert got.rewound == 2
     # Block 0: rewound, then two tokens. Block 1: one token from the commit, two at t = 0 and 1.

@@ -1,4 +1,4 @@
-"""The result actor's class without Ray: what it acknowledges is on disk, and a new one knows all the old one did."""
+"""The result actor's class without Ray: what it acknowledged is on disk, and a restarted one continues from there."""
 
 import subprocess
 import sys

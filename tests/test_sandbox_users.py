@@ -66,7 +66,7 @@ def case(program: str, tests: CodeTests = TESTS) -> Case:
     return program, tests.setup, tests.tests, tests.names
 
 
-DEEDS = (
+ACTIONS = (
     "os.fork()",
     "os.kill(os.getppid(), 9)",
     "open('/tmp/x', 'w')",
@@ -83,10 +83,10 @@ DEEDS = (
 @pytest.mark.parametrize("user", [12345, 0])
 def test_sandbox_works_for_ordinary_users_and_for_root_without_privileges(user: int) -> None:
     modules = "ctypes, mmap, os, socket, threading, time"
-    deeds = [f"import {modules}\ndef f():\n    {deed}\n    return True" for deed in DEEDS]
-    cases = [case(PROMPT + SOLUTION), *(case(deed, CodeTests(tests="f()", names=("f",))) for deed in deeds)]
+    actions = [f"import {modules}\ndef f():\n    {action}\n    return True" for action in ACTIONS]
+    cases = [case(PROMPT + SOLUTION), *(case(action, CodeTests(tests="f()", names=("f",))) for action in actions)]
     found = run_as(user, cases, drop_user="" if user else "before", seconds=8)
-    assert found == [True] + [False] * len(deeds)
+    assert found == [True] + [False] * len(actions)
 
 
 @functools.cache

@@ -9,26 +9,13 @@ from pathlib import Path
 import pytest
 from node_namespaces import Machines, machines, reason_against_nodes
 from ray_nodes import NodeSweep, attempts, model_loads, start_head, start_worker
-from sweep_runs import outcome
+from sweep_runs import BUNDLED, grid_flags, outcome
 
 from orchestrator.store import Store
 
 REASON = reason_against_nodes()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
-FLAGS = (
-    "--model",
-    "tiny",
-    "--data",
-    "bundled",
-    "--tasks",
-    "gsm8k",
-    "--limit",
-    "4",
-    "--policies",
-    "k1,k2_middle",
-    "--no-replicate",
-)
-SIZE = ("--shard-size", "2", "--max-new-tokens", "64")
+FLAGS = (*BUNDLED, *grid_flags("k1,k2_middle", limit=4, shard_size=2, max_new_tokens=64))
 PRIVATE = ("/tmp", "/var/tmp", "/run", "/dev/shm", "$HOME", "$TMPDIR")
 
 
@@ -92,11 +79,11 @@ def running(processes: Iterable[int]) -> list[int]:
 
 
 def test_a_sweep_needs_no_files_of_another_node(cluster: Machines, tmp_path: Path) -> None:
-    alone = NodeSweep(cluster.add("alone"), tmp_path, *FLAGS, *SIZE, "--actors", "1")
+    alone = NodeSweep(cluster.add("alone"), tmp_path, *FLAGS, "--actors", "1")
     driver, worker = cluster.add("driver"), cluster.add("worker")
     head = start_head(driver)
     start_worker(worker, head)
-    sweep = NodeSweep(driver, tmp_path, *FLAGS, *SIZE, "--address", head)
+    sweep = NodeSweep(driver, tmp_path, *FLAGS, "--address", head)
     output = sweep.wait()
     alone.wait()
     assert "Traceback" not in output

@@ -1,4 +1,4 @@
-"""Writers killed at random moments: what was acknowledged is there, once, and the next takes over at once."""
+"""Writers killed at random moments: each acknowledged row is stored once, and the next writer need not wait."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""One writer per folder: a live writer is respected, a dead one is replaced at once, by exactly one process."""
+"""One writer per folder: a live writer keeps the lock, and exactly one process replaces a dead one."""
 
 import errno
 import json
@@ -74,10 +74,10 @@ def test_a_reused_process_id_does_not_hold_the_lock(tmp_path: Path) -> None:
 
 def test_a_writer_on_another_machine_is_alive_while_it_sends_heartbeats(tmp_path: Path) -> None:
     path = leave_lock(tmp_path, machine="another", host="node7", pid=5)
-    with pytest.raises(FolderInUse, match=r"process 5 on node7 .* last heartbeat was 0 s ago; wait .* 60 s"):
+    with pytest.raises(FolderInUse, match=r"process 5 on node7 .* last heartbeat was \d+ s ago; wait .* 60 s"):
         FolderLock.acquire(tmp_path)
-    grow_old(path, 50)
-    with pytest.raises(FolderInUse, match=r"heartbeat was 5[01] s ago"):
+    grow_old(path, 20)
+    with pytest.raises(FolderInUse, match=r"heartbeat was [2-5]\d s ago"):
         FolderLock.acquire(tmp_path)
     grow_old(path, 70)
     assert active_writer(tmp_path) is None
@@ -105,7 +105,9 @@ def test_an_unreadable_lock_file_counts_while_it_is_fresh(tmp_path: Path, conten
     FolderLock.acquire(tmp_path).release()
 
 
-def test_a_lock_that_did_not_fit_on_the_disk_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_could_not_be_written_does_not_block_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

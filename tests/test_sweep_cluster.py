@@ -1,4 +1,4 @@
-"""Sweeps on a Ray that somebody else has started, with GPUs that exist only by name."""
+"""Sweeps on a running Ray cluster, whose GPUs are only declared to Ray and do not exist."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield head.stdout.readline().strip()
     head.stdin.close()
     head.stdout.close()
-    head.wait(60)
+    head.wait(600)
     short.unlink()
 
 
@@ -59,7 +59,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_actors_get_their_share_of_the_gpus(
     case: Path, tmp_path: Path, address: str, share: str, actors: int, devices: int
 ) -> None:
-    """torch finds no GPU behind the name, so the actors say that they ran on the processor."""
+    """torch finds no GPU, so the rows state that the actors ran on the CPU."""
     enough = ("--repeats", "8")  # that the last actor finds work left, however late it is ready
     where = ("--address", address, "--gpus-per-actor", share, "--actors", str(actors), *enough)
     run = Run(case, tmp_path / "results", *FLAGS, *where)
@@ -97,10 +97,10 @@ def test_a_fraction_of_a_gpu_is_in_the_report(case: Path, tmp_path: Path, addres
         (("--cpus-per-actor", "8"), "--cpus-per-actor must be at most 4"),
     ],
 )
-def test_what_the_cluster_cannot_bring_is_refused_at_once(
+def test_resources_that_the_cluster_lacks_are_refused_without_waiting(
     case: Path, tmp_path: Path, address: str, asked: tuple[str, ...], sentence: str
 ) -> None:
-    """It has no autoscaler, and says so; nothing is waited for."""
+    """The cluster has no autoscaler, so the sweep does not wait for nodes."""
     run = Run(case, tmp_path / "results", *FLAGS, "--address", address, *asked)
     text = run.wait(2)
     assert sentence in text
@@ -116,7 +116,7 @@ def test_ray_client_is_refused_before_ray_is_imported(case: Path, tmp_path: Path
     )
 
 
-def test_an_address_where_nothing_is(case: Path, tmp_path: Path) -> None:
+def test_an_address_without_a_cluster_is_refused(case: Path, tmp_path: Path) -> None:
     run = Run(case, tmp_path / "results", *FLAGS, "--address", "127.0.0.1:1")
     text = run.wait(2)
     assert text == "error: --address 127.0.0.1:1: no Ray cluster can be joined there (Connection refused)\n"

@@ -7,25 +7,14 @@ from pathlib import Path
 import pytest
 from node_namespaces import Machines, machines, reason_against_nodes
 from ray_nodes import NodeSweep, hosts_at_work, start_head, start_worker
-from sweep_runs import Run, outcome
+from sweep_runs import Run, grid_flags, outcome
 
 from tools.faults.sweep import write_model_and_data
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 DOCUMENTS = 60
-FLAGS = (
-    "--tasks",
-    "gsm8k",
-    "--policies",
-    "k1,k2_first,k2_middle,k3_last",
-    "--no-replicate",
-    "--max-new-tokens",
-    "96",
-    "--fewshot",
-    "0",
-)
-SHARDS = ("--shard-size", "2")
+FLAGS = grid_flags("k1,k2_first,k2_middle,k3_last", max_new_tokens=96, fewshot=0, shard_size=2)
 FIRST, LATE, DYING = 3, 5, 2
 
 
@@ -50,7 +39,7 @@ def add_workers(cluster: Machines, head: str, names: list[str]) -> None:
 
 
 def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: Machines) -> None:
-    plain = Run(case, tmp_path / "undisturbed", *FLAGS, *SHARDS, "--actors", "2", "--no-dashboard")
+    plain = Run(case, tmp_path / "undisturbed", *FLAGS, "--actors", "2", "--no-dashboard")
     plain.wait()
     driver = cluster.add("driver")
     head = start_head(driver)
@@ -58,7 +47,7 @@ def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: Machines) -
     late = [f"late-{number}" for number in range(LATE)]
     add_workers(cluster, head, first)
     where = ("--model", str(case / "model"), "--data", str(case / "data"), "--address", head, "--gpus-per-actor", "1")
-    sweep = NodeSweep(driver, tmp_path, *where, *FLAGS, *SHARDS)
+    sweep = NodeSweep(driver, tmp_path, *where, *FLAGS)
     sweep.until_rows(1)
     add_workers(cluster, head, late)
     sweep.until(lambda: len(hosts_at_work(sweep.folder) & set(late)) >= DYING, "work on late nodes")

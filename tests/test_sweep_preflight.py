@@ -190,14 +190,16 @@ def test_all_problems_are_reported_at_once(prepared: Prepare, tmp_path: Path) ->
     assert len(reported) == len(expected) + 1
 
 
-def test_a_model_that_is_not_there_does_not_hide_the_rest(prepared: Prepare, tmp_path: Path) -> None:
+def test_a_missing_model_does_not_hide_other_errors(prepared: Prepare, tmp_path: Path) -> None:
     reported = sentences(prepared, model=str(tmp_path), tasks=("nonsense_task",))
     assert any("has no config.json" in line for line in reported)
     assert any("unknown task 'nonsense_task'" in line for line in reported)
 
 
-def test_a_gpu_and_no_network(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever named no model hears why it is that one, and what would run."""
+def test_a_default_model_that_cannot_be_downloaded_is_explained(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no model was given, the error names the default model and the bundled one that needs no network."""
     monkeypatch.setattr(sampler.loading, "model_info", _no_network)
     monkeypatch.setattr(sampler.loading, "snapshot_download", _no_network)
     gpu = Machine(nodes=(Nodes(resources={"CPU": 4, "GPU": 1}),), driver_gpus=1, dtype="bfloat16")

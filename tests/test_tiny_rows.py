@@ -1,4 +1,4 @@
-"""PackedBlocks to learn from look as decoding and scoring meet them."""
+"""Training rows (`PackedBlocks`) equal the passes that decoding and scoring run."""
 
 import random
 from collections import Counter

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from simulated_sweep import Simulation, write_sweep
+from sweep_runs import BUNDLED, grid_flags
 
 from orchestrator.cli.__main__ import dispatch
 from orchestrator.core.system import TRACKER_PACKAGES
@@ -205,19 +206,8 @@ def test_mistakes_are_sentences(finished: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 def test_a_sweep_with_failing_trackers_has_all_rows(tmp_path: Path) -> None:
     """MLflow's server does not exist; the other trackers are killed during the sweep."""
-    flags = ["--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", "--policies", "k1,k2_middle", "--limit", "30"]
-    flags += [
-        "--no-replicate",
-        "--shard-size",
-        "5",
-        "--actors",
-        "1",
-        "--no-dashboard",
-        "--name",
-        "demo",
-        "--out",
-        str(tmp_path),
-    ]
+    flags = [*BUNDLED, *grid_flags("k1,k2_middle", limit=30, shard_size=5)]
+    flags += ["--actors", "1", "--no-dashboard", "--name", "demo", "--out", str(tmp_path)]
     names = [name for name, package in TRACKER_PACKAGES.items() if find_spec(package) is not None]
     offline = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
     no_server = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}

@@ -5,11 +5,12 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_sweep import MadeSweep, Unsynced
+from made_sweep import MadeSweep
 from pyarrow import fs
 from s3_server import CREDENTIALS, S3Server, s3_server
 from simulated_sweep import Simulation, write_sweep
@@ -22,6 +23,7 @@ from orchestrator.store.remote_folder import RemoteFolder, UploadFailed
 from orchestrator.store.upload import RemoteCopy, Uploader, UploadIncomplete, finish_upload, open_remote_copy
 from sampler.errors import InputError
 from tests.upload_processes import kill_upload
+from tools.scale.synthetic_sweep import DiskWithoutSync
 
 NOT_COPIED = ("lock", "quarantine", "slurm", "upload.jsonl", ".upload.jsonl")  # the last: of a killed process
 KILLS = 20
@@ -144,7 +146,7 @@ def test_trials_that_have_changed_are_copied_again(url: str, tmp_path: Path, wri
     written.clear()
     extended = small_sweep(folder, documents=30)
     run_trials(extended)
-    with StoreWriter(folder, disk=Unsynced()) as store:  # as --force does
+    with StoreWriter(folder, disk=DiskWithoutSync()) as store:  # as --force does
         forced = extended.trials[0]
         store.quarantine([forced.trial_id])
         extended.run(store, forced)
@@ -155,6 +157,20 @@ def test_trials_that_have_changed_are_copied_again(url: str, tmp_path: Path, wri
     assert list((folder / "quarantine").iterdir()), "which stays here"
 
 
+@contextmanager
+def failing_uploads_of_trial_json(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    write = RemoteFolder.write
+
+    def write_others(self: RemoteFolder, name: str, data: bytes) -> None:
+        if name.endswith("trial.json"):
+            raise UploadFailed("no network")
+        write(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "write", write_others)
+        yield
+
+
 def test_changed_rows_are_never_in_the_copy_with_the_old_trial_json(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,15 +179,7 @@ def test_changed_rows_are_never_in_the_copy_with_the_old_trial_json(
     run_trials(small_sweep(here))
     upload(url, here)
     run_trials(small_sweep(here, documents=30))
-    write = RemoteFolder.write
-
-    def refuse_facts(self: RemoteFolder, name: str, data: bytes) -> None:
-        if name.endswith("trial.json"):
-            raise UploadFailed("no network")
-        write(self, name, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemoteFolder, "write", refuse_facts)
+    with failing_uploads_of_trial_json(monkeypatch):
         outcome = opened(url, here).copy_all()
     assert outcome.problem == "no network"
     assert set(outcome.missing) > {"the report"}
@@ -230,15 +238,7 @@ def test_two_machines_take_turns(url: str, tmp_path: Path, monkeypatch: pytest.M
     """The second replaces files by others of the same size, which are not in the first one's manifest."""
     here, there = tmp_path / "here" / "s", tmp_path / "there" / "s"
     run_trials(small_sweep(here), 8)
-    write = RemoteFolder.write
-
-    def refuse_facts(self: RemoteFolder, name: str, data: bytes) -> None:
-        if name.endswith("trial.json"):
-            raise UploadFailed("no network")
-        write(self, name, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemoteFolder, "write", refuse_facts)
+    with failing_uploads_of_trial_json(monkeypatch):
         assert opened(url, here).copy_all().missing
     copy = opened(url, there)
     assert Store(there).trial_ids() == []
@@ -264,7 +264,7 @@ def change(sweep: MadeSweep, number: int) -> MadeSweep:
     if number == KILLS // 2:
         sweep = small_sweep(sweep.folder, documents=30)
     run_trials(sweep, 6 + number)
-    with StoreWriter(sweep.folder, disk=Unsynced()) as store:
+    with StoreWriter(sweep.folder, disk=DiskWithoutSync()) as store:
         for trial in sweep.trials[number % 4 : 6 : 2]:
             store.quarantine([trial.trial_id])
             for _ in range(number % 2):
@@ -289,7 +289,7 @@ def check_continues(url: str, folder: Path, expected: dict[tuple[str, str], dict
         assert facts["sha256"] == hash_file(Store(folder).trial_folder(trial_id) / "rows.parquet"), "and of these rows"
     rows = rows_of(folder)
     assert rows.items() <= expected.items()
-    with StoreWriter(folder, disk=Unsynced()) as store:
+    with StoreWriter(folder, disk=DiskWithoutSync()) as store:
         assert store.corrupted == {}
     run_trials(small_sweep(folder, documents=30))
     assert rows_of(folder) == expected

@@ -305,7 +305,7 @@ def test_a_resized_terminal_is_drawn_afresh() -> None:
         assert child.stderr.readline() == b"drawn\n"
         resize(controller, 60)
         child.stdin.close()
-        assert child.wait(60) == 0
+        assert child.wait(600) == 0
         output = written.result()
     os.close(controller)
     before, after = output.split("\x1b[2J")
@@ -321,7 +321,7 @@ def resize(terminal: int, width: int) -> None:
 
 def read_all(controller: int) -> str:
     output = b""
-    with suppress(OSError):  # nobody holds the terminal any more
+    with suppress(OSError):  # no process has the terminal open any more
         while part := os.read(controller, 65536):
             output += part
     return output.decode()

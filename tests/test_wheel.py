@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from sweep_runs import BUNDLED, grid_flags
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("orchestrator", "sampler", "tasks")
@@ -103,19 +104,7 @@ def test_a_sweep_of_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     assert all(Path(file).is_relative_to(environment) for file in modules.values()), modules
     assert "sweep" in run([reuse_sweep, "--help"], empty)
 
-    flags = [
-        "--model",
-        "tiny",
-        "--data",
-        "bundled",
-        "--tasks",
-        "gsm8k",
-        "--policies",
-        "k1,k2_middle",
-        "--no-replicate",
-        "--limit",
-        "3",
-    ]
+    flags = [*BUNDLED, *grid_flags("k1,k2_middle", limit=3)]
     flags += ["--actors", "1", "--threads-per-actor", "1", "--no-dashboard", "--name", "installed"]
     run([reuse_sweep, "sweep", *flags, "--out", "results"], empty)
     status = json.loads(run([reuse_sweep, "status", "results/installed", "--json"], empty))

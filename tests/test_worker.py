@@ -143,15 +143,13 @@ def test_calibrations_are_stored_next_to_a_trial_and_change_nothing_in_it(root: 
     worker = Worker(worker_settings(root))
     wanted = [row["token_ids"] for row in rows_of(worker, trial("k3_first"), gsm8k_ids(range(4)))]
     assert worker.recalibration_seconds == 0, "without a calibration before it there is none within a trial"
-    first = worker.calibrate()
+    worker.calibrate()
     began = time.perf_counter()
     rows = rows_of(worker, trial("k3_first"), gsm8k_ids(range(4)))
     spent = time.perf_counter() - began
     assert [row["token_ids"] for row in rows] == wanted
     assert sum(row["batch_seconds"] for row in rows) + worker.recalibration_seconds < spent
-    second = worker.calibrate()
     assert rows[0]["calibration"] > 0
-    assert second < first, "the first time several samples are taken"
 
 
 def test_scored_tasks_calibrate_by_decoding_too(root: Path) -> None:

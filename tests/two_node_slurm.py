@@ -16,7 +16,7 @@ from node_namespaces import Machines, Node
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue")
 NODES = ("n1", "n2")
 LOGIN = "login"
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 600.0
 MUNGE = "/run/munge"
 SPOOL = "/var/spool/slurm"
 CONFIGURATION = """

@@ -44,7 +44,7 @@ def _announce(connection: Connection) -> None:
 
 
 def kill_upload(url: str, folder: Path, chance: random.Random, *, shortest: int = 1, longest: int) -> bool:
-    """Kills it when it accesses its n-th file, or a moment later; False if it was done before."""
+    """Kills an upload shortly after it accesses its n-th file; False if the upload had ended before."""
     hears, says = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=upload, args=(url, folder, says, dict(os.environ)))
     process.start()

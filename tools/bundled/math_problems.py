@@ -8,13 +8,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.bundled.problems import Calculation, Key, MathStep, has_allowed_length, is_small, math_solution
+from tools.bundled.problems import Calculation, Key, Step, has_allowed_length, is_small, write_steps
 
 Part = tuple[str, int, str, int, str]  # name of the step, left, sign, right, conclusion with {} for the result
 Draw = tuple[str, tuple[int, ...], str, list[Part]]  # template, its numbers, problem, parts of the solution
 Template = Callable[[random.Random], Draw]
 
 LEVELS = 5
+PATTERNS = ("{lead} {name} is ${sum}$.", "{lead} ${sum}$, so {conclusion}.", "{lead} we find {name}: ${sum}$.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,16 +47,16 @@ def draw_math_problem(subject: str, source: random.Random) -> MathProblem:
         if any(not is_small(left, sign, right) for _, left, sign, right, _ in parts):
             continue
         steps = [
-            MathStep(name=name, calculation=Calculation(left, sign, right), so=so)
-            for name, left, sign, right, so in parts
+            Step(name=name, calculation=Calculation(left, sign, right), conclusion=conclusion)
+            for name, left, sign, right, conclusion in parts
         ]
-        solution = f"{math_solution(steps, source)} The answer is $\\boxed{{{steps[-1].calculation.result}}}$."
+        solution = f"{write_steps(steps, PATTERNS, source)} The answer is $\\boxed{{{steps[-1].calculation.result}}}$."
         if has_allowed_length(solution):
             key: Key = ("minerva_math", template, *numbers)
             return MathProblem(key=key, subject=subject, problem=problem, level=_level(steps), solution=solution)
 
 
-def _level(steps: list[MathStep]) -> int:
+def _level(steps: list[Step]) -> int:
     """Problems with more steps and larger numbers are harder."""
     large = max(max(step.calculation.left, step.calculation.result) for step in steps)
     return min(LEVELS, len(steps) - 1 + (large > 20) + (large > 40))

@@ -111,44 +111,20 @@ def has_allowed_length(answer: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoryStep:
-    """One step of a word problem: `is_` is "the number of pens is", `has` is "Tom has {} pens"."""
-
-    calculation: Calculation
-    is_: str
-    has: str  # with {} for the result
-
-
-def story_answer(steps: Sequence[StoryStep], source: random.Random) -> str:
-    """One sentence for each step of a word problem."""
-    return " ".join(_story_sentence(step, place, source) for place, step in enumerate(steps))
-
-
-def _story_sentence(step: StoryStep, place: int, source: random.Random) -> str:
-    lead = source.choice(LATER if place else FIRST)
-    pattern = source.choice(("{lead} {is_} {sum}.", "{lead} we get {sum}, so {has}.", "{lead} {sum}, and {has}."))
-    has = step.has.format(step.calculation.result)
-    return pattern.format(lead=lead, is_=step.is_, sum=step.calculation, has=has)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MathStep:
-    """One step of a mathematical solution: `name` is "the perimeter", `so` is "the perimeter is {}"."""
+class Step:
+    """One step of an answer: `name` is "the perimeter", `conclusion` is "the perimeter is {}"."""
 
     name: str
     calculation: Calculation
-    so: str  # with {} for the result
+    conclusion: str  # with {} for the result
 
 
-def math_solution(steps: Sequence[MathStep], source: random.Random) -> str:
-    """One sentence for each step of a mathematical solution."""
-    return " ".join(_math_sentence(step, place, source) for place, step in enumerate(steps))
+def write_steps(steps: Sequence[Step], patterns: Sequence[str], source: random.Random) -> str:
+    """One sentence for each step of an answer, in one of the patterns."""
+    return " ".join(_sentence(step, LATER if place else FIRST, patterns, source) for place, step in enumerate(steps))
 
 
-def _math_sentence(step: MathStep, place: int, source: random.Random) -> str:
-    so = step.so.format(step.calculation.result)
-    lead = source.choice(LATER if place else FIRST)
-    pattern = source.choice(
-        ("{lead} {name} is ${sum}$.", "{lead} ${sum}$, so {so}.", "{lead} we find {name}: ${sum}$.")
-    )
-    return pattern.format(lead=lead, name=step.name, sum=step.calculation, so=so)
+def _sentence(step: Step, leads: Sequence[str], patterns: Sequence[str], source: random.Random) -> str:
+    lead, pattern = source.choice(leads), source.choice(patterns)
+    conclusion = step.conclusion.format(step.calculation.result)
+    return pattern.format(lead=lead, name=step.name, sum=step.calculation, conclusion=conclusion)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.bundled.problems import Calculation, Key, StoryStep, has_allowed_length, is_small, story_answer
+from tools.bundled.problems import Calculation, Key, Step, has_allowed_length, is_small, write_steps
 
 HE = {"Tom": "He", "Sam": "He", "Ben": "He", "Max": "He", "Ann": "She", "Mia": "She", "Eva": "She", "Zoe": "She"}
 THINGS = ("apples", "books", "pens", "balls", "cards", "eggs", "toys", "cups")
@@ -15,6 +15,7 @@ BOXES = ("boxes", "bags", "packs", "trays")
 GAINS = ("buys", "finds", "gets")
 LOSSES = ("loses", "sells", "gives away")
 SMALLEST_RESULT = 2
+PATTERNS = ("{lead} {name} is {sum}.", "{lead} we get {sum}, so {conclusion}.", "{lead} {sum}, and {conclusion}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,7 @@ class WordProblem:
         return self.answer
 
 
-Draw = tuple[str, tuple[int, ...], str, list[StoryStep]]  # template, numbers, question, steps
+Draw = tuple[str, tuple[int, ...], str, list[Step]]  # template, numbers, question, steps
 Template = Callable[[random.Random], Draw | None]
 
 
@@ -47,7 +48,7 @@ def draw_word_problem(source: random.Random) -> WordProblem:
             continue
         template, numbers, question, steps = drawn
         final = steps[-1].calculation.result
-        answer = f"{story_answer(steps, source)} The answer is \\boxed{{{final}}}.\n#### {final}"
+        answer = f"{write_steps(steps, PATTERNS, source)} The answer is \\boxed{{{final}}}.\n#### {final}"
         if has_allowed_length(answer):
             return WordProblem(key=("gsm8k", template, *numbers), question=question, answer=answer)
 
@@ -57,9 +58,9 @@ class _Account:
 
     def __init__(self, name: str, things: str, amount: int) -> None:
         self.name, self.things, self.amount = name, things, amount
-        self.steps: list[StoryStep] | None = []
+        self.steps: list[Step] | None = []
 
-    def calculate(self, left: int, sign: str, right: int, *, is_: str = "", has: str = "") -> None:
+    def calculate(self, left: int, sign: str, right: int, *, name: str = "", conclusion: str = "") -> None:
         """Adds a step whose result is the new amount."""
         if self.steps is None or not is_small(left, sign, right):
             self.steps = None
@@ -69,8 +70,9 @@ class _Account:
             self.steps = None
             return
         self.amount = calculation.result
-        is_, has = is_ or f"the number of {self.things} is", has or f"{self.name} has {{}} {self.things}"
-        self.steps.append(StoryStep(calculation=calculation, is_=is_, has=has))
+        name = name or f"the number of {self.things}"
+        conclusion = conclusion or f"{self.name} has {{}} {self.things}"
+        self.steps.append(Step(name=name, calculation=calculation, conclusion=conclusion))
 
     def event(self, source: random.Random) -> tuple[str, str, int]:
         """A gain or a loss: its kind, sentence and number."""
@@ -125,7 +127,9 @@ def _share(source: random.Random) -> Draw | None:
     account = _Account(name, things, start)
     kinds, events, numbers = account.events(source, count)
     friends = source.randint(2, 6)
-    account.calculate(account.amount, "/", friends, is_="the share of each is", has=f"each friend gets {{}} {things}")
+    account.calculate(
+        account.amount, "/", friends, name="the share of each", conclusion=f"each friend gets {{}} {things}"
+    )
     question = (
         f"{name} has {start} {things}. {events} {name} shares them equally among {friends} friends. "
         f"How many {things} does each friend get?"
@@ -140,7 +144,7 @@ def _pack(source: random.Random) -> Draw | None:
     account = _Account(name, things, 0)
     account.calculate(daily, "*", days)
     kinds, events, numbers = account.events(source, 1)
-    account.calculate(account.amount, "/", size, is_=f"the number of {boxes} is", has=f"{name} fills {{}} {boxes}")
+    account.calculate(account.amount, "/", size, name=f"the number of {boxes}", conclusion=f"{name} fills {{}} {boxes}")
     question = (
         f"{name} gets {daily} {things} a day for {days} days. {events} {name} puts them into {boxes} of {size}. "
         f"How many {boxes} does {name} fill?"
@@ -158,13 +162,13 @@ def _compare(source: random.Random) -> Draw | None:
     comparison = f"{number} times as many as {name}" if kind == "times" else f"{number} {kind} than {name}"
     account = _Account(other, things, 0)
     sign = {"more": "+", "fewer": "-", "times": "*"}[kind]
-    account.calculate(start, sign, number, is_=f"what {other} has is")
-    account.calculate(start, "+", account.amount, is_="what they have together is", has=f"they have {{}} {things}")
+    account.calculate(start, sign, number, name=f"what {other} has")
+    account.calculate(start, "+", account.amount, name="what they have together", conclusion=f"they have {{}} {things}")
     question = f"{name} has {start} {things}. {other} has {comparison}. "
     if source.random() < 0.5:
         return _finish(account, f"compare:{kind}", (start, number), f"{question}How many {things} do they have in all?")
     lost = source.randint(2, 15)
-    account.calculate(account.amount, "-", lost, is_="what they have left is", has=f"they have {{}} {things} left")
+    account.calculate(account.amount, "-", lost, name="what they have left", conclusion=f"they have {{}} {things} left")
     question += f"Together they sell {lost}. How many {things} do they have left?"
     return _finish(account, f"compare:{kind},loss", (start, number, lost), question)
 
@@ -176,10 +180,10 @@ def _shop(source: random.Random) -> Draw | None:
     count_1, price_1, count_2, price_2 = (source.randint(2, 9) for _ in range(4))
     account = _Account(name, "dollars", 0)
     pays = f"{name} pays {{}} dollars"
-    account.calculate(count_1, "*", price_1, is_=f"the price of the {one} is", has=f"the {one} cost {{}} dollars")
+    account.calculate(count_1, "*", price_1, name=f"the price of the {one}", conclusion=f"the {one} cost {{}} dollars")
     first = account.amount
-    account.calculate(count_2, "*", price_2, is_=f"the price of the {two} is", has=f"the {two} cost {{}} dollars")
-    account.calculate(first, "+", account.amount, is_="the price in all is", has=pays)
+    account.calculate(count_2, "*", price_2, name=f"the price of the {two}", conclusion=f"the {two} cost {{}} dollars")
+    account.calculate(first, "+", account.amount, name="the price in all", conclusion=pays)
     question = (
         f"{name} buys {count_1} {one} for {price_1} dollars each and {count_2} {two} for {price_2} dollars each. "
         f"How many dollars does {name} pay in all?"
@@ -192,8 +196,8 @@ def _change(source: random.Random) -> Draw | None:
     (name, things), purse = _who(source), source.randint(15, 50)
     count, price = source.randint(2, 9), source.randint(2, 9)
     account = _Account(name, "dollars", 0)
-    account.calculate(count, "*", price, is_=f"the price of the {things} is", has=f"{name} pays {{}} dollars")
-    account.calculate(purse, "-", account.amount, is_="the money left is", has=f"{name} has {{}} dollars left")
+    account.calculate(count, "*", price, name=f"the price of the {things}", conclusion=f"{name} pays {{}} dollars")
+    account.calculate(purse, "-", account.amount, name="the money left", conclusion=f"{name} has {{}} dollars left")
     question = f"{name} has {purse} dollars. {HE[name]} buys {count} {things} for {price} dollars each."
     if source.random() < 0.4:
         question += f" How many dollars does {name} have left?"

@@ -52,7 +52,7 @@ def write_finished_sweep(folder: Path, *, rows: int) -> int:
 def write_planned_sweep(folder: Path, *, documents: int, shard_size: int) -> list[Trial]:
     """Writes sweep.json and documents; returns the trials, none of which has begun."""
     settings = SweepSettings(tasks=(TASK,), shard_size=shard_size, model="made", out="made")
-    identity = _identity(shard_size)
+    identity = synthetic_identity(shard_size=shard_size)
     with StoreWriter(folder, disk=DiskWithoutSync()) as store:
         store.write_sweep_record(_request(settings, identity, documents))
         ids = [{"doc_id": f"{TASK}/{n}", "shard": n // shard_size} for n in range(documents)]
@@ -79,23 +79,25 @@ def _write_trial(store: StoreWriter, trial: Trial) -> None:
     store.finish(trial.trial_id, {TOTALS_KEY: trial_sums(pa.Table.from_batches([batch])).as_json()}, ids)
 
 
-def _identity(shard_size: int) -> SweepIdentity:
-    return SweepIdentity(
-        model="made",
-        model_revision=None,
-        depth=8,
-        dtype="float32",
-        subset_size=3,
-        data="bundled",
-        datasets={TASK: {}},
-        sample=None,
-        seed=0,
-        fewshot=None,
-        chat_template=True,
-        max_new_tokens=None,
-        batch_size=1,
-        shard_size=shard_size,
-    )
+def synthetic_identity(**changes: Any) -> SweepIdentity:
+    """The identity of a sweep of the bundled data with default settings, except for `changes`."""
+    values: dict[str, Any] = {
+        "model": "made",
+        "model_revision": None,
+        "depth": 8,
+        "dtype": "float32",
+        "subset_size": 3,
+        "data": "bundled",
+        "datasets": {TASK: {}},
+        "sample": None,
+        "seed": 0,
+        "fewshot": None,
+        "chat_template": True,
+        "max_new_tokens": None,
+        "batch_size": 1,
+        "shard_size": SHARD_SIZE,
+    }
+    return SweepIdentity(**values | changes)
 
 
 def _request(settings: SweepSettings, identity: SweepIdentity, documents: int) -> dict[str, Any]:
