@@ -19,21 +19,17 @@ from orchestrator.report.charts import (
     ActorTimeline,
     EvidencePath,
     Heatmap,
+    RenderedFigure,
+    figure_style,
     plot_evidence,
     plot_heatmap_row,
     plot_histograms,
     plot_shard_ratios,
     plot_speed_over_time,
     plot_tall_heatmap,
+    render,
 )
-from orchestrator.report.drawing import RenderedFigure, figure_style, render
-from orchestrator.report.scatter import (
-    FamilyPoint,
-    Point,
-    plot_forest,
-    plot_pareto,
-    plot_tradeoff,
-)
+from orchestrator.report.scatter import FamilyPoint, Point, plot_forest, plot_pareto, plot_tradeoff
 from orchestrator.report.sweeps import Map, sequential_map
 from orchestrator.report.text import number, p_value, signed
 

@@ -30,7 +30,7 @@ from orchestrator.analysis.trial_facts import (
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.core.race import Standing
 from orchestrator.core.totals import KEYS, TaskConfiguration
-from orchestrator.report.drawing import RenderedFigure
+from orchestrator.report.charts import RenderedFigure
 from orchestrator.report.earlier import EarlierTaskResults
 from orchestrator.report.examples import Examples, find_examples
 from orchestrator.report.figures import collect_figures, start_drawing
