@@ -106,7 +106,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def render(figure: Figure, *, name: str, title: str, caption: str) -> RenderedFigure:
-    """The same data gives the same bytes."""
+    """Render as SVG and PNG; the same data gives the same bytes."""
     lay_out(figure)
     figure.set_layout_engine("none")  # keep the layout: computing it again would take most of the time
     svg, png = io.StringIO(), io.BytesIO()
@@ -228,7 +228,7 @@ def _luminance(color: tuple[float, float, float, float]) -> float:
 
 
 def plot_histograms(columns: Sequence[tuple[str, Sequence[Labeled]]]) -> Figure:
-    """A column of histograms, each with its label and k, per quantity; the outline over each is the first one, k=1."""
+    """One column of histograms per quantity. The outline drawn over each histogram is that of the first one, k=1."""
     rows = max(len(histograms) for _, histograms in columns)
     figure = new_figure(7.2, 0.9 + 0.36 * rows)
     all_axes = figure.subplots(1, len(columns), squeeze=False)[0]
@@ -263,7 +263,7 @@ def _heights(histogram: Histogram) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _histogram_limits(histograms: Sequence[Labeled]) -> tuple[float, float]:
-    """Up to where 99.9 % of the values are."""
+    """Limits that show 99.9 % of the values."""
     edges = np.array(histograms[0][2].edges)
     total = np.sum([histogram.counts for _, _, histogram in histograms], axis=0)
     last = np.searchsorted(np.cumsum(total), 0.999 * total.sum()) + 1
@@ -373,7 +373,7 @@ def _distinct_k(timelines: Sequence[ActorTimeline]) -> list[int | None]:
 
 
 def _summarized(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Medians of consecutive points where there are too many to tell apart."""
+    """The points, or medians of consecutive points if there are too many to tell apart."""
     if len(x) <= MAX_POINTS_PER_ACTOR:
         return x, y
     parts = np.array_split(np.arange(SINGLE_POINTS, len(x)), MAX_POINTS_PER_ACTOR - SINGLE_POINTS)

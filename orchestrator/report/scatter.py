@@ -60,7 +60,7 @@ XY = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A configuration against k=1 with the same decode settings. No speed-up where nothing is generated."""
+    """A configuration against k=1 with the same decode settings. `speedup` is None if no text is generated."""
 
     label: str
     k: int | None
@@ -89,7 +89,7 @@ def plot_tradeoff(
 ) -> Figure:
     """Accuracy difference over speed-up.
 
-    `accuracy` is that of k=1 in percent, None if there are several k=1; `noise` is how far runs at k=1 are apart.
+    `accuracy` is that of k=1 in percent, None if there are several baselines; `noise` is the spread of the k=1 runs.
     """
     figure = new_figure(6.6, 4.3)
     axes = figure.subplots()
@@ -257,7 +257,7 @@ def _family_style(family: str) -> dict[str, Any]:
 
 
 def finite_ends(estimate: Estimate) -> list[float]:
-    """Low end, value and high end, without those that are not finite (one document has no interval)."""
+    """The finite ones of low end, value and high end (a single document has no interval)."""
     return [end for end in (estimate.low, estimate.value, estimate.high) if math.isfinite(end)]
 
 
@@ -270,7 +270,7 @@ def error_bars(estimate: Estimate) -> list[list[float]]:
 def place_labels(
     axes: Axes, points: Sequence[XY], labels: Sequence[str | None], lines: Sequence[tuple[XY, XY]] = ()
 ) -> None:
-    """Write each label next to its point, at the offset that covers the least of points, lines and other labels."""
+    """Write each label next to its point, at the offset with the least overlap of points, lines and other labels."""
     figure: Any = axes.figure
     lay_out(figure)
     renderer = figure.canvas.get_renderer()
