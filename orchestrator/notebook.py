@@ -26,7 +26,7 @@ from orchestrator.planning.fields import Setting
 from orchestrator.planning.settings import ALL_SETTINGS
 from orchestrator.progress.status import SweepStatus, read_status
 from orchestrator.progress.table import groups_of
-from orchestrator.report.drawing import RenderedFigure
+from orchestrator.report.charts import RenderedFigure
 from orchestrator.report.figures import start_drawing
 from orchestrator.report.section import Section, build_section
 from orchestrator.report.sweeps import SweepData, open_sweep, read_sweeps

@@ -3,8 +3,7 @@
 import warnings
 
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.report.charts import Heatmap, plot_tall_heatmap
-from orchestrator.report.drawing import figure_style, render
+from orchestrator.report.charts import Heatmap, figure_style, plot_tall_heatmap, render
 from orchestrator.report.scatter import FamilyPoint, Point, plot_pareto, plot_tradeoff
 
 

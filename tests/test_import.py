@@ -73,8 +73,8 @@ def test_an_import_is_labelled(place: Path, tmp_path: Path, capsys: pytest.Captu
     assert (status["state"], set(status["imported"])) == ("complete", {"vllm", "sglang"})
     page = write_report([folder], out=tmp_path / "report", figures=False).page
     for text in (page.read_text(), page.with_name("results.md").read_text()):
-        assert "Imported from files of lm-eval" in text
-        assert "vllm is the baseline" in text
+        assert "Imported from lm-eval files" in text
+        assert "The baseline is vllm" in text
         assert "Declared at the first import" in text
         assert "less than 7 points" in text
     assert Store(folder).check() == []
@@ -221,7 +221,7 @@ def other_prompt(line: dict[str, Any]) -> None:
         (without_last, "gsm8k: documents differ: only .*engines has gsm8k/59"),
         (first_line(lambda line: line["doc"].update(question="2 + 2?")), "the document gsm8k/0 differs"),
         (first_line(other_prompt), r"the prompt of gsm8k/0 differs: .* the files '.* Think\.'"),
-        (Path.unlink, "has samples of gsm8k, mmlu, the files of mmlu"),
+        (Path.unlink, "has samples of gsm8k, mmlu, but the files of mmlu"),
     ],
 )
 def test_other_documents_or_prompts_are_refused(place: Path, tmp_path: Path, edit: Any, sentence: str) -> None:

@@ -27,7 +27,7 @@ from orchestrator.planning.settings import SweepSettings
 from orchestrator.progress.progress import stored_race
 from orchestrator.progress.status import read_status
 from orchestrator.progress.view import race_summary
-from orchestrator.report.drawing import marker_style
+from orchestrator.report.charts import marker_style
 from orchestrator.report.figures import _point
 from orchestrator.report.section import build_section
 from orchestrator.report.sweeps import read_sweeps

@@ -539,17 +539,17 @@ def test_the_first_different_word_is_marked(one: str, other: str, parted: tuple[
     assert plain(right.same + right.different + right.rest) == other
 
 
-def test_tokens_are_coloured_by_their_confidence() -> None:
-    def coloured(*, shown: bool) -> str:
+def test_tokens_are_colored_by_their_confidence() -> None:
+    def colored(*, shown: bool) -> str:
         one = Answer(
             text="is 12 & so", tokens=(5, 6, 7), steps=(0, 2, -1), confidences=(0.97, 0.4, 0.8), ends=(2, 5, 10)
         )
         other = Answer(text="is 1<b>", tokens=(5, 9), steps=(0, 1), confidences=(0.5, 0.9), ends=(2, 6))
-        left, right = mark_difference(one, other, coloured=shown)
+        left, right = mark_difference(one, other, colored=shown)
         macros: Any = templates().get_template("macros.html.j2").module
         return str(macros.marked(left) + macros.marked(right))
 
-    assert coloured(shown=True) == (
+    assert colored(shown=True) == (
         '<p class="model"><span class="same"><i title="step 0, confidence 0.97">is</i>'
         '<i class="c0" title="step 2, confidence 0.4"> </i></span>'
         '<mark><i class="c0" title="step 2, confidence 0.4">12</i></mark>'
@@ -558,7 +558,7 @@ def test_tokens_are_coloured_by_their_confidence() -> None:
         '<i title="step 1, confidence 0.9"> </i></span><mark><i title="step 1, confidence 0.9">1&lt;b</i>&gt;</mark>'
         '<span class="after"></span></p>'
     )
-    assert "<i" not in coloured(shown=False)
+    assert "<i" not in colored(shown=False)
 
 
 def plain(pieces: Iterable[Piece]) -> str:

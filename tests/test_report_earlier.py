@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.report.earlier import Summary, compare_by_task, parse_summary, read_summaries, read_summary
+from orchestrator.report.summaries import (
+    Summary,
+    compare_by_task,
+    parse_summary,
+    read_earlier_experiment,
+    read_summary,
+)
 from sampler.errors import InputError
 
 SEEDS = Path(__file__).parent.parent / "examples" / "seed-results"
 
 
 def test_the_gsm8k_table_is_reproduced() -> None:
-    by_task = {(task.task, task.limit): task for task in read_summaries(SEEDS)}
+    by_task = {(task.task, task.limit): task for task in read_earlier_experiment(SEEDS).tasks}
     assert set(by_task) == {("gsm8k", None), ("mmlu", None), ("minerva_math", 10)}
     rows = {row.summary.config: row for row in by_task["gsm8k", None].rows}
     assert list(rows) == [f"k{k}_{subset}" for k in (1, 2, 3) for subset in ("first", "middle", "last")]
@@ -28,7 +34,7 @@ def test_the_gsm8k_table_is_reproduced() -> None:
 
 
 def test_the_anomaly_of_k1_first_is_called_out() -> None:
-    gsm8k = next(task for task in read_summaries(SEEDS) if task.task == "gsm8k")
+    gsm8k = next(task for task in read_earlier_experiment(SEEDS).tasks if task.task == "gsm8k")
     assert len(gsm8k.anomalies) == 1
     assert (
         "k1_first ran at 22.75 tokens/s, 2.2 times slower than k1_middle (49.54) and k1_last (49.63)"
@@ -37,14 +43,14 @@ def test_the_anomaly_of_k1_first_is_called_out() -> None:
 
 
 def test_nine_identical_accuracies_are_called_out() -> None:
-    mmlu = next(task for task in read_summaries(SEEDS) if task.task == "mmlu")
+    mmlu = next(task for task in read_earlier_experiment(SEEDS).tasks if task.task == "mmlu")
     assert mmlu.anomalies == (
         "All 9 configurations have exactly the same accuracy (66.53%): the policy never reached the model.",
     )
 
 
 def test_sound_twins_are_not_called_out() -> None:
-    minerva = next(task for task in read_summaries(SEEDS) if task.task == "minerva_math")
+    minerva = next(task for task in read_earlier_experiment(SEEDS).tasks if task.task == "minerva_math")
     assert minerva.anomalies == ()
 
 
@@ -102,11 +108,11 @@ def test_k1_that_disagrees_is_called_out() -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str, text: str) -> None:
     (tmp_path / "summary.json").write_text(content)
     with pytest.raises(InputError, match=text):
-        read_summaries(tmp_path)
+        read_earlier_experiment(tmp_path)
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"contains no summary\.json"):
-        read_summaries(tmp_path)
+        read_earlier_experiment(tmp_path)
     with pytest.raises(InputError, match="is not a directory"):
-        read_summaries(tmp_path / "nowhere")
+        read_earlier_experiment(tmp_path / "nowhere")

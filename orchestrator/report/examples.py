@@ -1,6 +1,6 @@
 """Documents that k=1 answered correctly and another configuration did not: both answers, with the difference marked.
 
-Tokens are coloured by their confidence where the sweep stored it.
+Tokens are colored by their confidence if the sweep stored it.
 Texts and tokens are read from the store for these documents only.
 """
 
@@ -19,12 +19,12 @@ from orchestrator.analysis.details import Regression
 from orchestrator.report.sweeps import SweepData
 
 MAX_EXAMPLES = 600  # in a report; the counts next to them are of all documents
-MAX_COLOURED = 120  # examples whose tokens are coloured, which takes about ten times as many bytes
+MAX_COLORED = 120  # examples whose tokens are colored, which takes about ten times as many bytes
 MAX_PER_CONFIGURATION, MIN_PER_CONFIGURATION = 40, 3
 # Lengths in characters to which texts are shortened
 HEAD, BEFORE, AFTER, TAIL, QUESTION = 160, 220, 420, 160, 700
 ELLIPSIS = " […] "
-CONFIDENCE_LEVELS = (0.5, 0.75, 0.9)  # a token below the first is coloured most
+CONFIDENCE_LEVELS = (0.5, 0.75, 0.9)  # a token below the first is colored most
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class MarkedText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """As stored; scored questions have no tokens. `steps`, `confidences` and `ends` are empty if not stored."""
+    """A stored answer. Scored questions have no tokens; `steps`, `confidences` and `ends` are empty if not stored."""
 
     text: str = ""
     tokens: Sequence[int] = ()
@@ -56,7 +56,7 @@ class Answer:
     ends: Sequence[int] = ()
 
     def pieces(self, begin: int, end: int) -> Iterator[Piece]:
-        """The text between two places, token by token if that is known."""
+        """The text between two positions, token by token if the tokens are known."""
         after = bisect_right(self.ends, begin)
         for number in range(after, len(self.ends)) if begin < end else ():
             until = min(end, self.ends[number])
@@ -92,13 +92,13 @@ class Examples:
     shown: tuple[Example, ...]
 
     @property
-    def has_coloured_tokens(self) -> bool:
+    def has_colored_tokens(self) -> bool:
         sides = [side for example in self.shown for side in (example.baseline, example.answer)]
         return any(piece.note for side in sides for piece in (*side.same, *side.different, *side.rest))
 
 
 def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
-    """For each configuration a few documents, evenly chosen from all that it lost."""
+    """For each configuration, some of the documents that it lost, chosen at even intervals."""
     compared = [
         (task.task, result.label, result.comparison)
         for task in analysis.tasks
@@ -119,7 +119,7 @@ def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
             lost=found.difference.lost,
             won=found.difference.won,
             shown=tuple(
-                _example(one, answers, documents.get(task, {}), coloured=number * len(compared) < MAX_COLOURED)
+                _example(one, answers, documents.get(task, {}), colored=number * len(compared) < MAX_COLORED)
                 for number, one in enumerate(listed)
             ),
         )
@@ -170,11 +170,11 @@ def _example(
     answers: Mapping[tuple[str, str], Answer],
     documents: Mapping[str, Mapping[str, object]],
     *,
-    coloured: bool,
+    colored: bool,
 ) -> Example:
     document = documents.get(one.doc_id, {})
     ours, theirs = (answers.get((trial, one.doc_id), Answer()) for trial in (one.baseline_trial, one.trial))
-    baseline, answer = mark_difference(ours, theirs, coloured=coloured)
+    baseline, answer = mark_difference(ours, theirs, colored=colored)
     token = first_difference(ours.tokens, theirs.tokens)
     return Example(
         doc_id=one.doc_id,
@@ -195,9 +195,9 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
-def mark_difference(one: Answer, other: Answer, *, coloured: bool = True) -> tuple[MarkedText, MarkedText]:
+def mark_difference(one: Answer, other: Answer, *, colored: bool = True) -> tuple[MarkedText, MarkedText]:
     """Mark the first word that differs, and shorten both texts around it."""
-    if not coloured:
+    if not colored:
         one, other = Answer(text=one.text), Answer(text=other.text)
     a, b = one.text, other.text
     if a == b:
@@ -209,7 +209,7 @@ def mark_difference(one: Answer, other: Answer, *, coloured: bool = True) -> tup
 
 
 def _marked(answer: Answer, start: int) -> MarkedText:
-    """Shortened before and after the marked word; the end, which holds the result, stays."""
+    """The answer, shortened before and after the marked word. Its end is kept, because it contains the result."""
     word = re.compile(r"\s*\S+").match(answer.text, start)
     end = start if word is None else word.end()
     return MarkedText(

@@ -1,6 +1,6 @@
-"""Exports a sweep: as lm-eval's files, as a CSV file, and as a dataset on the Hugging Face Hub.
+"""Exports a sweep as lm-eval's files, as a CSV file, or as a dataset on the Hugging Face Hub.
 
-In the format of lm-eval, so that tools for lm-eval results can read it:
+Tools for lm-eval results can read the first of these:
 
     <out>/<model>__<configuration>/results_<date>.json
                                    samples_<subtask>_<date>.jsonl
@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +28,23 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from lm_eval.api.group import Group
 from lm_eval.api.metrics import mean, mean_stderr
-from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list, sanitize_model_name
+from lm_eval.utils import handle_non_serializable, hash_string, sanitize_model_name
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import KEYS
-from orchestrator.core.untrusted import CONTROL, path_below, printable
-from orchestrator.report.result_files import results_markdown
+from orchestrator.core.untrusted import path_below, printable
+from orchestrator.report.lm_eval_samples import (
+    Json,
+    PromptParts,
+    Row,
+    document_index,
+    row_metrics,
+    row_samples,
+    split_metric,
+)
 from orchestrator.report.section import build_section
 from orchestrator.report.sweeps import check_files, corruption_notice, no_rows, open_sweep, read_sweeps
-from orchestrator.report.write import write_all
+from orchestrator.report.write import results_markdown, write_all
 from orchestrator.store import Store
 from sampler.errors import InputError
 from sampler.hub import hub_problem, retry_hub
@@ -46,9 +55,7 @@ from tasks.task import Task, open_task
 COLUMNS = ("doc_id", "subtask", "doc_hash", "metrics", "text", "scores", "started_at")
 RESULT_KEYS = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
-DOCUMENT_INDEX = re.compile("[0-9]{1,9}")
-Row = Mapping[str, Any]
-Samples = dict[str, list[dict[str, Any]]]  # by subtask
+Samples = dict[str, list[Json]]  # by subtask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +66,6 @@ class TaskSource:
     task: Task | None
     stored: Mapping[str, Row]  # by doc_id
     fewshot: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptParts:
-    """A document as lm-eval sees it; `arguments` are the requests before the chat template is applied."""
-
-    content: Any
-    target: Any
-    arguments: list[tuple[Any, ...]]
-    filtered: dict[str, list[Any]]  # responses by filter
 
 
 def export_lm_eval(folder: Path, out: Path | None = None, record: Mapping[str, Any] | None = None) -> list[Path]:
@@ -184,60 +181,20 @@ def _to_json(value: object, indent: int | None = None) -> bytes:
     return json.dumps(value, indent=indent, default=handle_non_serializable, ensure_ascii=False).encode()
 
 
-def _index(row: Row) -> int:
-    """The document's index in lm-eval's evaluation split: a doc_id is subtask/index."""
-    index = row["doc_id"].rpartition("/")[2]
-    if not DOCUMENT_INDEX.fullmatch(index):
-        raise InputError(f"the document {row['doc_id']} cannot be exported: its id must end with /NUMBER")
-    return int(index)
-
-
-def _metrics(row: Row) -> dict[str, Any]:
-    """The metrics of a row, which its writer may have made up."""
-    try:
-        metrics = json.loads(row["metrics"])
-    except (ValueError, RecursionError):
-        metrics = None
-    if not isinstance(metrics, dict) or CONTROL.search(" ".join(metrics)):
-        raise InputError(f"the metrics of {row['doc_id']} are not a JSON object of metrics; run its trial again")
-    return metrics
-
-
 def _document(row: Row) -> Document:
-    return Document(doc_id=row["doc_id"], subtask=row["subtask"], index=_index(row), doc_hash=row["doc_hash"])
+    return Document(doc_id=row["doc_id"], subtask=row["subtask"], index=document_index(row), doc_hash=row["doc_hash"])
 
 
 def _samples(source: TaskSource, rows: Sequence[Row]) -> Samples:
     """In the order of documents; one sample per filter, all of one filter before the next, as lm-eval writes them."""
     found: Samples = {}
-    for row in sorted(rows, key=lambda row: (row["subtask"], _index(row))):
-        found.setdefault(row["subtask"], []).extend(_row_samples(source, row))
+    for row in sorted(rows, key=lambda row: (row["subtask"], document_index(row))):
+        prompt = _stored_prompt(source, row) if source.task is None else _prompt(source.task, row)
+        found.setdefault(row["subtask"], []).extend(row_samples(row, prompt))
     for lines in found.values():
         filters = list(dict.fromkeys(line["filter"] for line in lines))
         lines.sort(key=lambda line: filters.index(line["filter"]))
     return found
-
-
-def _row_samples(source: TaskSource, row: Row) -> Iterator[dict[str, Any]]:
-    prompt = _stored_prompt(source, row) if source.task is None else _prompt(source.task, row)
-    responses = [[[score, None]] for score in row["scores"]] if row["scores"] else [[row["text"] or ""]]
-    content = json.dumps(prompt.content, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    arguments = {f"gen_args_{i}": {f"arg_{j}": a for j, a in enumerate(p)} for i, p in enumerate(prompt.arguments)}
-    for name, metrics in _metrics_by_filter(_metrics(row), prompt.filtered).items():
-        yield {
-            "doc_id": _index(row),
-            "doc": prompt.content,
-            "target": str(prompt.target),
-            "arguments": arguments,
-            "resps": sanitize_list(responses),
-            "filtered_resps": sanitize_list(prompt.filtered.get(name, [one[0] for one in responses])),
-            "filter": name,
-            "metrics": list(metrics),
-            "doc_hash": hash_string(content),
-            "prompt_hash": hash_string(str(prompt.arguments[0][0])),
-            "target_hash": hash_string(str(prompt.target)),
-            **metrics,
-        }
 
 
 def _stored_prompt(source: TaskSource, row: Row) -> PromptParts:
@@ -273,30 +230,13 @@ def _prompt(task: Task, row: Row) -> PromptParts:
     )
 
 
-def _split_metric(name: str, default_filter: str) -> tuple[str, str]:
-    """exact_match,strict-match → (exact_match, strict-match)."""
-    metric, comma, filter_name = name.rpartition(",")
-    return (metric, filter_name) if comma else (name, default_filter)
-
-
-def _metrics_by_filter(metrics: Mapping[str, Any], filtered: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    default = next(iter(filtered), "none")
-    found: dict[str, dict[str, Any]] = {name: {} for name in filtered}
-    for name, value in metrics.items():
-        metric, filter_name = _split_metric(name, default)
-        found.setdefault(filter_name, {})[metric] = value
-    return found
-
-
 def _aggregate(source: TaskSource, rows: Sequence[Row]) -> dict[str, Any]:
     """The parts of lm-eval's results that depend on rows and tasks."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row["subtask"]] = counts.get(row["subtask"], 0) + 1
+    counts = Counter(row["subtask"] for row in rows)
     if source.task is None:
         return _average(source, rows, counts)
     task = source.task
-    tables = task.aggregate([(_document(row), _metrics(row)) for row in rows])
+    tables = task.aggregate([(_document(row), row_metrics(row)) for row in rows])
     subtasks = {name: one for name, one in task.subtasks.items() if name in counts}
     groups = [group for group in task.lm_eval_tasks if isinstance(group, Group)]
     names = [*subtasks, *(group.name for group in groups)]
@@ -318,11 +258,13 @@ def _average(source: TaskSource, rows: Sequence[Row], counts: Mapping[str, int])
     is_group = source.name not in counts
     tables: dict[str, dict[str, Any]] = {}
     for name in [*counts, *([source.name] if is_group else [])]:
-        own = [_metrics(row) for row in rows if name in (row["subtask"], source.name)]
+        own = [row_metrics(row) for row in rows if name in (row["subtask"], source.name)]
         table: dict[str, Any] = {"name": name, "alias": name, "sample_len": len(own)}
         for key in dict.fromkeys(key for metrics in own for key in metrics):
-            values = [float(v) for metrics in own for v in _as_list(metrics.get(key)) if isinstance(v, int | float)]
-            metric, filter_name = _split_metric(key, "none")
+            found = [metrics.get(key) for metrics in own]
+            each = (v for one in found for v in (one if isinstance(one, list) else [one]))
+            values = [float(v) for v in each if isinstance(v, int | float)]
+            metric, filter_name = split_metric(key, "none")
             table[f"{metric},{filter_name}"] = mean(values) if values else None
             table[f"{metric}_stderr,{filter_name}"] = mean_stderr(values) if len(values) > 1 else "N/A"
         tables[name] = table
@@ -336,10 +278,6 @@ def _average(source: TaskSource, rows: Sequence[Row], counts: Mapping[str, int])
         "higher_is_better": {},
         "n-samples": {name: {"original": count, "effective": count} for name, count in counts.items()},
     }
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def export_csv(folder: Path, out: Path | None = None, record: Mapping[str, Any] | None = None) -> Path:
@@ -375,7 +313,7 @@ def export_hub(
     public: bool = False,
     dry_run: bool = False,
 ) -> list[str]:
-    """Pushes rows, documents and a generated card to a dataset repository; returns what to tell the user."""
+    """Push rows, documents and a generated card to a dataset repository; returns lines to print."""
     check_repository(repository)
     store, request = open_sweep(folder, record)
     tasks = [task for task in request["tasks"] if not (task in CATALOG and CATALOG[task].gated)]

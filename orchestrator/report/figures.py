@@ -19,21 +19,17 @@ from orchestrator.report.charts import (
     ActorTimeline,
     EvidencePath,
     Heatmap,
+    RenderedFigure,
+    figure_style,
     plot_evidence,
     plot_heatmap_row,
     plot_histograms,
     plot_shard_ratios,
     plot_speed_over_time,
     plot_tall_heatmap,
+    render,
 )
-from orchestrator.report.drawing import RenderedFigure, figure_style, render
-from orchestrator.report.scatter import (
-    FamilyPoint,
-    Point,
-    plot_forest,
-    plot_pareto,
-    plot_tradeoff,
-)
+from orchestrator.report.scatter import FamilyPoint, Point, plot_forest, plot_pareto, plot_tradeoff
 from orchestrator.report.sweeps import Map, sequential_map
 from orchestrator.report.text import number, p_value, signed
 
@@ -85,7 +81,7 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
             plot_forest(points[:MAX_CONFIGURATIONS], margin=criteria.margin, speedup=None),
             name=name,
             title=f"{task.task}: accuracy compared with k=1",
-            caption=f"{FOREST}{why}, so there is no speed-up to compare the differences with.",
+            caption=f"{FOREST}{why}, so there is no speed-up.",
         )
         return
     baseline = task.baselines[0]
@@ -101,8 +97,8 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
         title=f"{task.task}: accuracy and speed-up",
         caption="Paired differences from the pooled k=1 runs, with 95 % intervals. Hatched: less than "
         f"{criteria.margin:g} points lost at more than {criteria.speedup:g}× the speed"
-        f"{' (not the values declared before the run)' if criteria.exploratory else ''}. The gray band shows how far "
-        "the k=1 runs differ from each other.",
+        f"{' (not the values declared before the run)' if criteria.exploratory else ''}. The gray band shows how much "
+        "the speeds of the k=1 runs differ.",
     )
 
 
@@ -136,15 +132,15 @@ def _race(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Rendere
             plot_evidence(lines[:MAX_CONFIGURATIONS]),
             name=f"{prefix}race",
             title=f"{task.task}: evidence in the race",
-            caption="One row per configuration, over the documents it has used. Left: evidence that the drop lies "
-            "inside the margin (solid) and beyond it (dashed), on the scale of what decides: 1 is reached. Right: "
-            "bounds of the speed-up, which hold at all times, and the declared speed-up (dashed). In other figures, "
-            "hollow markers are configurations that were stopped early.",
+            caption="One row per configuration, over the number of documents used so far. Left: evidence that the "
+            "drop in accuracy is within the margin (solid) or beyond it (dashed), scaled so that the decision is at 1. "
+            "Right: the speed-up with bounds that hold at every look, and the declared speed-up (dashed). In other "
+            "figures, configurations that were stopped early have hollow markers.",
         )
 
 
 def _forest(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
-    """Forest plot, speed-ups of single shards over time, and what became of the documents."""
+    """Forest plot, speed-ups of single shards over time, and how the outcomes of documents changed."""
     compared = [result for result in task.configurations if result.comparison is not None][:MAX_CONFIGURATIONS]
     if not compared:
         return
@@ -182,7 +178,7 @@ def _shards_over_time(
         name=f"{prefix}shards",
         title=f"{task.task}: speed-up of each shard over time",
         caption="Each marker is one shard of documents: this configuration against all k=1 runs on the same documents. "
-        "A trend, or one level that changes to another, means that the machine changed. Dashed: the declared speed-up.",
+        "A trend or a jump means that the speed of the machine changed. Dashed: the declared speed-up.",
     )
 
 
@@ -200,7 +196,7 @@ def _outcomes(task: TaskResult, compared: Sequence[ConfigurationResult], prefix:
         name=f"{prefix}outcomes",
         title=f"{task.task}: documents right with k=1 and with the policy",
         caption="Both: right on both sides. Lost: right with k=1 only. Won: right with the policy only. Neither: wrong "
-        "on both sides. Lost plus won are the flips, of which the accuracy difference shows only the balance.",
+        "on both sides. Flips are lost plus won; the accuracy difference shows only won minus lost.",
     )
 
 
@@ -266,8 +262,8 @@ def _grids(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Render
                 name=f"{name}-{place + 1}" if place else name,
                 title=title,
                 caption="Rows: k. Columns: which layers are reused. Speeds are as measured; only speed-ups are "
-                "corrected for changes of the machine. Layer-positions count each position in each layer that was "
-                "computed: the work, independent of the clock.",
+                "corrected for changes in the speed of the machine. Layer-positions count every position computed in "
+                "every layer: the amount of work, independent of time.",
             )
 
 
@@ -319,7 +315,8 @@ def _other_figures(task: TaskResult, criteria: Criteria, prefix: str) -> Iterato
                 name=f"{prefix}{word}s",
                 title=f"{task.task}: by {word}",
                 caption=f"Accuracy of k=1 and the difference from it for each {word}, with the number of documents. "
-                f"The groups are small: read these numbers as a hint, they enter no verdict. {_tests(compared, word)}",
+                f"The groups are small: these numbers are only hints, and no verdict uses them. "
+                f"{_tests(compared, word)}",
             )
 
 
@@ -344,8 +341,8 @@ def _agreement(task: TaskResult, shown: Sequence[ConfigurationResult], prefix: s
         plot_tall_heatmap(heatmap, note="identical answers (%)"),
         name=f"{prefix}agreement",
         title=f"{task.task}: identical answers",
-        caption="Share of documents for which two configurations gave the same answer, token by token. Between k=1 "
-        "runs on one type of device it must be 100.",
+        caption="Share of documents for which two configurations gave the same answer, token by token. It must be "
+        "100 between k=1 runs on the same type of device.",
     )
 
 
@@ -371,9 +368,9 @@ def _speed_over_time(timelines: Sequence[ActorTimeline], prefix: str) -> Iterato
             plot_speed_over_time(timelines),
             name=f"{prefix}time",
             title="Tokens/s over time, by actor",
-            caption="Each marker is one trial at its start time; markers of one kind should stay level. Gray line: the "
-            "calibration before each trial, fixed documents at k=1, which measures the machine and not the policy. A "
-            "cold start would show as first markers far below later ones of the same kind.",
+            caption="Each marker is one trial at its start time; markers of the same kind should stay level. Gray "
+            "line: the calibration before each trial (fixed documents at k=1), which measures the machine rather than "
+            "the policy. A cold start shows as first markers far below later ones of the same kind.",
         )
 
 

@@ -48,7 +48,7 @@ def import_lm_eval(
     margin: float = DEFAULT_MARGIN,
     speedup: float = DEFAULT_SPEEDUP,
 ) -> list[str]:
-    """Adds a configuration to an imported sweep, which is created if missing; returns what to tell the user.
+    """Adds a configuration to an imported sweep, which is created if missing; returns lines to print.
 
     `against`: a sweep of this project whose k=1 becomes the baseline. The first import declares `margin` and `speedup`.
     Nothing is written if anything is wrong.
@@ -58,7 +58,7 @@ def import_lm_eval(
     tasks = read_tasks(files, metric)
     stored = Store(folder).read_sweep_record()
     if stored is not None and IMPORTED not in stored:
-        raise InputError(f"{folder} is a sweep that ran here, and stays as it is; choose another --name")
+        raise InputError(f"{folder} is a sweep that ran here, not an imported one; choose another --name")
     if stored is not None and against is not None:
         raise InputError(f"{folder} already has a baseline, {stored['settings']['policies'][0]}; omit --against")
     if stored is not None and _is_complete(Store(folder), stored, label):
@@ -87,7 +87,7 @@ def import_lm_eval(
 
 
 def _is_complete(store: Store, record: Json, label: str) -> bool:
-    """Whether the configuration was imported; an interrupted import may be repeated."""
+    """Whether the configuration was imported completely; an interrupted import may be repeated."""
     if label not in record["settings"]["policies"]:
         return False
     rows = pc.sum(pc.equal(store.rows(columns=["policy"])["policy"], label)).as_py() or 0
@@ -97,11 +97,11 @@ def _is_complete(store: Store, record: Json, label: str) -> bool:
 def _check_same_tasks(folder: Path, record: Json, tasks: Mapping[str, ImportedTask]) -> None:
     if tasks.keys() != record["tasks"].keys():
         has = ", ".join(record["tasks"])
-        raise InputError(f"{folder} has samples of {has}, the files of {', '.join(tasks)}; import the same tasks")
+        raise InputError(f"{folder} has samples of {has}, but the files of {', '.join(tasks)}; import the same tasks")
     for task in tasks.values():
         entry = record["tasks"][task.name]
         if entry["primary"] != task.primary:
-            raise InputError(f"{task.name}: {folder} compares {entry['primary']}, the files {task.primary}")
+            raise InputError(f"{task.name}: {folder} compares {entry['primary']}, but the files {task.primary}")
         stored = {row["doc_id"]: row for row in Store(folder).documents(task.name).to_pylist()}
         _check_same_documents(task, stored, folder, whole_prompt=True)
         _check_fewshot(task, entry.get("fewshot"), folder)
@@ -129,7 +129,7 @@ def _check_same_documents(task: ImportedTask, stored: Mapping[str, Json], folder
 
 
 def _escaped(text: str) -> str:
-    """As inside the JSON of chat messages."""
+    """The text as it appears inside chat messages in JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -239,7 +239,7 @@ def _record(
 
 
 def _kind(task: ImportedTask, before: str | None, with_own_rows: bool) -> str:
-    """Times are compared only if all configurations have them. Those of our rows are measured in another way."""
+    """Times are compared only if all configurations have them. Times of a sweep's own rows are measured differently."""
     if not task.generates:
         return LOGLIKELIHOOD
     return GENERATE if task.timed and before in (None, GENERATE) and not with_own_rows else UNTIMED
@@ -263,7 +263,7 @@ def _documents(task: ImportedTask) -> pa.Table:
 
 def _row(task: ImportedTask, sample: Sample) -> Json:
     value = sample.metrics[task.primary]
-    # Without tokens, a number that stands for the text: answers are compared by it.
+    # No tokens are known. Answers are compared by their tokens, so a hash of the text stands in for them.
     text = [] if sample.text is None else [int(hashlib.sha256(sample.text.encode()).hexdigest()[:7], 16)]
     seconds, tokens = sample.time or (0.0, 0)
     return {

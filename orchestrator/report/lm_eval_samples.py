@@ -1,4 +1,4 @@
-"""Reads lm-eval's samples_*.jsonl and results_*.json, written with any engine, and checks that they are complete."""
+"""The samples in lm-eval's samples_*.jsonl: reads those of any engine, and builds those of a sweep's rows."""
 
 import hashlib
 import json
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
+
 from orchestrator.core.untrusted import (
+    CONTROL,
     Check,
     anything,
     each,
@@ -27,7 +30,9 @@ from tasks.catalog import CATALOG
 SAMPLES = re.compile(r"samples_(.+?)(?:_\d{4}-\d\d-\d\dT[\d.:+-]+)?\.jsonl")
 RESULTS = re.compile(r"results_.*\.json")
 TOLERANCE = 1e-6  # between the results file and the mean of the samples
+DOCUMENT_INDEX = re.compile("[0-9]{1,9}")
 Json = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +132,7 @@ def _check_result(task: ImportedTask, paths: Mapping[str, Path], stated: Mapping
         if isinstance(value, int | float) and abs(value - sum(scores) / len(scores)) > TOLERANCE:
             raise InputError(
                 f"{path} has a mean {task.primary} of {sum(scores) / len(scores):.4f}, but its results file states "
-                f"{value:.4f}: they are not of the same run"
+                f"{value:.4f}: they are not from the same run"
             )
 
 
@@ -153,7 +158,7 @@ def _read_samples(subtask: str, path: Path) -> Iterator[Sample]:
 
 
 def _as(expected: str, read: Callable[[Any], object]) -> Check:
-    """A value that `read` can use."""
+    """A check that `read` understands the value."""
     return lambda value: expected if read(value) is None else None
 
 
@@ -242,6 +247,72 @@ def _refuse_constant(name: str) -> None:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptParts:
+    """A document as lm-eval sees it; `arguments` are the requests before the chat template is applied."""
+
+    content: Any
+    target: Any
+    arguments: list[tuple[Any, ...]]
+    filtered: dict[str, list[Any]]  # responses by filter
+
+
+def document_index(row: Row) -> int:
+    """The document's index in lm-eval's evaluation split: a doc_id is subtask/index."""
+    index = row["doc_id"].rpartition("/")[2]
+    if not DOCUMENT_INDEX.fullmatch(index):
+        raise InputError(f"the document {row['doc_id']} cannot be exported: its id must end with /NUMBER")
+    return int(index)
+
+
+def row_metrics(row: Row) -> dict[str, Any]:
+    """The metrics of a row. The file may come from elsewhere, so they are checked."""
+    try:
+        metrics = json.loads(row["metrics"])
+    except (ValueError, RecursionError):
+        metrics = None
+    if not isinstance(metrics, dict) or CONTROL.search(" ".join(metrics)):
+        raise InputError(f"the metrics of {row['doc_id']} are not a JSON object of metrics; run its trial again")
+    return metrics
+
+
+def row_samples(row: Row, prompt: PromptParts) -> Iterator[Json]:
+    """The samples that lm-eval would log for a row, one for each filter."""
+    responses = [[[score, None]] for score in row["scores"]] if row["scores"] else [[row["text"] or ""]]
+    content = json.dumps(prompt.content, indent=2, default=handle_non_serializable, ensure_ascii=False)
+    arguments = {f"gen_args_{i}": {f"arg_{j}": a for j, a in enumerate(p)} for i, p in enumerate(prompt.arguments)}
+    for name, metrics in _metrics_by_filter(row_metrics(row), prompt.filtered).items():
+        yield {
+            "doc_id": document_index(row),
+            "doc": prompt.content,
+            "target": str(prompt.target),
+            "arguments": arguments,
+            "resps": sanitize_list(responses),
+            "filtered_resps": sanitize_list(prompt.filtered.get(name, [one[0] for one in responses])),
+            "filter": name,
+            "metrics": list(metrics),
+            "doc_hash": hash_string(content),
+            "prompt_hash": hash_string(str(prompt.arguments[0][0])),
+            "target_hash": hash_string(str(prompt.target)),
+            **metrics,
+        }
+
+
+def split_metric(name: str, default_filter: str) -> tuple[str, str]:
+    """exact_match,strict-match → (exact_match, strict-match)."""
+    metric, comma, filter_name = name.rpartition(",")
+    return (metric, filter_name) if comma else (name, default_filter)
+
+
+def _metrics_by_filter(metrics: Mapping[str, Any], filtered: Mapping[str, object]) -> dict[str, Json]:
+    default = next(iter(filtered), "none")
+    found: dict[str, Json] = {name: {} for name in filtered}
+    for name, value in metrics.items():
+        metric, filter_name = split_metric(name, default)
+        found.setdefault(filter_name, {})[metric] = value
+    return found
 
 
 REQUIRED_KEYS = ("doc_id", "doc", "target", "arguments", "resps", "filter", "metrics")

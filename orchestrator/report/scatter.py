@@ -1,4 +1,4 @@
-"""Scatter plots of accuracy against speed, and of accuracy differences alone."""
+"""Scatter plots of accuracy against speed, forest plots, and the placement of labels next to points."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,21 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 from orchestrator.analysis.intervals import Bounds, Estimate
 from orchestrator.analysis.ranking import family_order
-from orchestrator.report.drawing import (
-    BLACK,
-    GRAY,
-    LIGHT_GRAY,
-    XY,
-    color_for,
-    error_bars,
-    finite_ends,
-    marker_style,
-    new_figure,
-    place_labels,
-)
+from orchestrator.report.charts import BLACK, GRAY, LIGHT_GRAY, color_for, lay_out, marker_style, new_figure
 from orchestrator.report.text import signed
 
 MAX_LABELS = 14  # with more points, only those on the Pareto front get a label
@@ -58,11 +49,18 @@ FAMILY_MARKERS = {  # color and shape; decode settings are hollow and connected 
 OTHER_FAMILY_MARKER = ("#117733", "h")
 CONNECTED_FAMILIES = ("threshold", "small block")
 HOLLOW_FAMILIES = (*CONNECTED_FAMILIES, "block cache", "reveal", "several decode settings")
+# Placement of labels
+OFFSETS_POINTS = ((7, 5), (7, -11), (-7, 5), (-7, -11), (0, 10), (0, -17), (14, 14), (14, -20), (-14, 14), (-14, -20))
+FIRST_DISTANT_OFFSET = 6  # from this offset on, a line connects the label with its point
+POINT_RADIUS_PIXELS = 6  # around each point, kept free of labels
+LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": GRAY, "shrinkA": 1, "shrinkB": 3}
+
+XY = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A configuration against k=1 with the same decode settings. No speed-up where nothing is generated."""
+    """A configuration against k=1 with the same decode settings. `speedup` is None if no text is generated."""
 
     label: str
     k: int | None
@@ -91,7 +89,7 @@ def plot_tradeoff(
 ) -> Figure:
     """Accuracy difference over speed-up.
 
-    `accuracy` is that of k=1 in percent, None if there are several k=1; `noise` is how far runs at k=1 are apart.
+    `accuracy` is that of k=1 in percent, None if there are several baselines; `noise` is the spread of the k=1 runs.
     """
     figure = new_figure(6.6, 4.3)
     axes = figure.subplots()
@@ -256,3 +254,64 @@ def _family_style(family: str) -> dict[str, Any]:
     color, marker = FAMILY_MARKERS.get(family, OTHER_FAMILY_MARKER)
     face = "white" if family in HOLLOW_FAMILIES else color
     return {"marker": marker, "color": color, "markerfacecolor": face, "markeredgecolor": color}
+
+
+def finite_ends(estimate: Estimate) -> list[float]:
+    """The finite ones of low end, value and high end (a single document has no interval)."""
+    return [end for end in (estimate.low, estimate.value, estimate.high) if math.isfinite(end)]
+
+
+def error_bars(estimate: Estimate) -> list[list[float]]:
+    """Lengths below and above the value, in the form matplotlib expects; 0 where an end is not finite."""
+    lengths = estimate.value - estimate.low, estimate.high - estimate.value
+    return [[length if math.isfinite(length) else 0.0] for length in lengths]
+
+
+def place_labels(
+    axes: Axes, points: Sequence[XY], labels: Sequence[str | None], lines: Sequence[tuple[XY, XY]] = ()
+) -> None:
+    """Write each label next to its point, at the offset with the least overlap of points, lines and other labels."""
+    figure: Any = axes.figure
+    lay_out(figure)
+    renderer = figure.canvas.get_renderer()
+    pixels: Any = axes.transData.transform(list(points)) if points else []
+    radius = POINT_RADIUS_PIXELS
+    occupied = [Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius) for x, y in pixels]
+    for ends in lines:
+        (x0, y0), (x1, y1) = axes.transData.transform(ends)
+        occupied.append(Bbox([[min(x0, x1) - 1, min(y0, y1) - 1], [max(x0, x1) + 1, max(y0, y1) + 1]]))
+    frame = axes.get_window_extent(renderer)
+    for point, label in zip(points, labels, strict=True):
+        if label is None:
+            continue
+        candidates = []
+        for number in range(len(OFFSETS_POINTS)):
+            annotation = _annotate(axes, label, point, number)
+            box = annotation.get_window_extent(renderer)
+            annotation.remove()
+            outside = not (frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
+            candidates.append((sum(_overlap(box, other) for other in occupied) + 1e4 * outside, number, box))
+        _, number, box = min(candidates, key=lambda candidate: candidate[:2])
+        _annotate(axes, label, point, number)
+        occupied.append(box)
+
+
+def _annotate(axes: Axes, label: str, point: XY, offset_number: int) -> Annotation:
+    dx, dy = OFFSETS_POINTS[offset_number]
+    return axes.annotate(
+        label,
+        point,
+        xytext=(dx, dy),
+        textcoords="offset points",
+        ha="left" if dx > 0 else "right" if dx < 0 else "center",
+        fontsize=8,
+        bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.4},
+        arrowprops=LEADER if offset_number >= FIRST_DISTANT_OFFSET else None,
+        annotation_clip=False,
+    )
+
+
+def _overlap(one: Bbox, other: Bbox) -> float:
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return float(max(0.0, width) * max(0.0, height))

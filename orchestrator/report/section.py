@@ -30,8 +30,7 @@ from orchestrator.analysis.trial_facts import (
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.core.race import Standing
 from orchestrator.core.totals import KEYS, TaskConfiguration
-from orchestrator.report.drawing import RenderedFigure
-from orchestrator.report.earlier import EarlierTaskResults
+from orchestrator.report.charts import RenderedFigure
 from orchestrator.report.examples import Examples, find_examples
 from orchestrator.report.figures import collect_figures, start_drawing
 from orchestrator.report.sweeps import Map, SweepData, sequential_map
@@ -53,7 +52,7 @@ MAX_FAILED_TRIALS = 20  # listed in a report
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigurationView:
-    """A configuration's result, with the sums of its rows' counters and what it needed."""
+    """A configuration's result, with the sums of its rows' counters, FLOPs and memory."""
 
     result: ConfigurationResult
     counters: CounterSums
@@ -106,14 +105,14 @@ class TaskView:
             return ""
         if self.task.race:
             return (
-                "Intervals and bounds hold at every look (a race). Configurations that were stopped early have biased "
-                "estimates: what they showed stopped them."
+                "Intervals and bounds hold at every look of the race. Estimates of configurations that were stopped "
+                "early are biased, because the results decided when they stopped."
             )
         levels = (bounds.low_level, bounds.high_level, bounds.joint_level)
         low, high, joint = (f"{100 * level:.4g} %" for level in levels)
         return (
-            f"Verdict bounds are one-sided: the low end at {low}, which confirms, the high end at {high}, which "
-            f"rejects a single configuration. All are rejected together at {joint}, since each of them must fail."
+            f"Verdict bounds are one-sided. The low end holds at {low} and can confirm a configuration; the high end "
+            f"holds at {high} and can reject one. Rejecting all of them requires only {joint}, because each must fail."
         )
 
     @property
@@ -154,8 +153,6 @@ class Section:
     examples: tuple[Examples, ...]
     attempts: pa.Table  # store.schema.ATTEMPTS
     data_notices: tuple[str, ...] = ()
-    earlier: tuple[EarlierTaskResults, ...] = ()  # of another experiment, to show next to ours
-    earlier_name: str = ""
 
     @property
     def model(self) -> str:
@@ -195,7 +192,7 @@ class Section:
         return provenance_by_configuration(self.attempts)
 
     def configurations_of(self, finding: Finding) -> set[TaskConfiguration]:
-        """Whose trials a finding names."""
+        """The configurations whose trials a finding names."""
         named = pc.is_in(self.attempts["trial_id"], pa.array(finding.trials, pa.string()))
         return {task_configuration(row) for row in distinct(self.attempts.filter(named), *KEYS)}
 
@@ -228,24 +225,25 @@ class Section:
         if IMPORTED in self.request:
             baseline, *others = self.request["settings"]["policies"]
             yield (
-                f"Imported from files of lm-eval: other programs produced these results. {baseline} is the baseline, "
-                f"which this report calls k=1; {', '.join(others)} is compared with it on the same documents."
+                f"Imported from lm-eval files: other programs produced these results. The baseline is {baseline}, "
+                f"which this report calls k=1. Compared with it on the same documents: {', '.join(others)}."
             )
         if self.criteria.exploratory:
-            yield "Margin or speed-up differ from the values declared before the run: all verdicts are exploratory."
+            yield "The margin or speed-up differs from the value declared before the run: all verdicts are exploratory."
         failed = [gate.name for gate in self.gates if gate.state == FAILED]
         if failed:
             yield f"Validity checks failed ({', '.join(failed)}): there is no verdict on the affected rows."
         if any(self.missing()):
             yield (
                 "The sweep is not finished; the section on missing results lists what is missing. Until then, the "
-                "intervals of differences and speed-ups are wider, because they hold however often one looks."
+                "intervals of differences and speed-ups are wider, so that they hold however often results are read."
             )
         saved = [one for view in self.tasks for one in view.task.race]
         if saved:
             yield (
-                "A race (--race): each configuration was stopped when its verdict was certain. The verdicts hold; "
-                f"estimates that were stopped early are biased. Saved: {describe_saved(saved)}."
+                "This sweep was a race (--race): each configuration was stopped when its verdict was certain. The "
+                "verdicts are valid, but the estimates of configurations that were stopped early are biased. "
+                f"Saved: {describe_saved(saved)}."
             )
         limit = self.request.get("settings", {}).get("limit")
         if limit:
@@ -311,7 +309,7 @@ class Section:
 
 
 def describe_saved(race: Sequence[Standing]) -> str:
-    """Documents, time and share of the full grid, for which every configuration runs at the speed it had."""
+    """Documents and time saved, compared with the full grid at the measured speed of each configuration."""
     documents, planned = sum(one.documents_saved for one in race), sum(one.planned for one in race)
     seconds = sum(one.seconds_saved_at_end for one in race)
     share = f"{100 * documents / planned:.0f} % of the full grid's documents"

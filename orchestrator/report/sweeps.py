@@ -89,11 +89,11 @@ class SweepData:
     """One sweep, or several whose rows can be compared. `read_sweeps` creates it, `Section` is built from it."""
 
     stores: tuple[Store, ...]
-    request: Mapping[str, Any]  # sweep.json of the first sweep, with the tasks of all
+    request: Mapping[str, Any]  # sweep.json of the first sweep, with the tasks of all sweeps
     rows: pa.Table
     documents: Mapping[str, pa.Table]
-    attempts: pa.Table  # what trial.json files say (store.schema.ATTEMPTS), with the trial ids used in `rows`
-    origin: Mapping[str, tuple[int, str]]  # trial_id in `rows` → index of the store, trial_id there; if not (0, same)
+    attempts: pa.Table  # the content of trial.json files (store.schema.ATTEMPTS), with the trial ids used in `rows`
+    origin: Mapping[str, tuple[int, str]]  # trial_id in `rows` → store index, trial_id there; default (0, same id)
     notices: tuple[str, ...]
 
     @property
@@ -144,7 +144,7 @@ def read_sweeps(
 
 
 def no_rows(store: Store) -> InputError:
-    """Why there is nothing to report or export."""
+    """The error if there is nothing to report or export."""
     if store.corrupted:
         first = next(iter(store.corrupted.values()))
         return InputError(f"{first}, and {store.folder} has no other rows; continue the sweep")
@@ -171,7 +171,7 @@ def _read_sweep(folder: Path, parallel: Map, record: Mapping[str, Any] | None) -
 
 
 def check_files(store: Store, attempts: pa.Table) -> None:
-    """InputError if the rows of a finished trial are gone (corrupted files are reported by the store)."""
+    """Raises InputError if the rows of a finished trial are missing (the store reports corrupted files)."""
     finished = attempts.filter((pc.field("status") == "finished") & (pc.field("rows") > 0))
     rows = dict(zip(finished["trial_id"].to_pylist(), finished["rows"].to_pylist(), strict=True))
     for trial_id in rows.keys() - store.compacted_trial_ids():
@@ -215,7 +215,7 @@ def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _merge(old: SweepData, new: SweepData) -> SweepData:
-    """Rows of both. Copies of a row count once; a trial that was run twice becomes another repeat."""
+    """The rows of both. Copies of a row count once; the second run of a trial becomes another repeat."""
     rows, renamed = _new_rows(old, new)
     shared = old.documents.keys() & new.documents.keys()
     attempts, known = _with_names(new.attempts, renamed), old.attempts["trial_id"].combine_chunks()

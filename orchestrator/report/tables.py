@@ -8,27 +8,33 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from orchestrator.analysis.accuracy import PairedDifference
-from orchestrator.analysis.intervals import Bounds
 from orchestrator.analysis.ranking import AXES, SPEED, Ranking, fastest_within_margin
-from orchestrator.analysis.results import ConfigurationResult, PooledResult, family_parallelism
-from orchestrator.analysis.speedups import Speedup
-from orchestrator.report.earlier import EarlierResult, EarlierTaskResults
+from orchestrator.analysis.results import ConfigurationResult, PooledResult, best, best_by_k, family_parallelism
 from orchestrator.report.examples import Examples
 from orchestrator.report.section import ConfigurationView, Section, TaskView
+from orchestrator.report.summaries import EarlierResult, EarlierTaskResults
 from orchestrator.report.text import (
+    MISSING,
     NONE,
     Cell,
+    Table,
+    TableRow,
+    accuracy_bounds_cell,
+    difference_cell,
     estimate_cell,
+    flips_cell,
     hours,
     interval,
     layer_ranges,
     number,
     number_cell,
-    p_value,
+    p_value_cell,
     percent,
+    plain_table,
     signed,
     size,
+    speed_bounds_cell,
+    speedup_cell,
     text_cell,
     whole,
     with_prefix,
@@ -43,25 +49,6 @@ class Column:
     title: str
     cell: Callable[[ConfigurationView], Cell]
     shown: Callable[[TaskView], bool] | None = None  # None: always
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableRow:
-    cells: tuple[Cell, ...]
-    baseline: bool = False
-    on_front: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    name: str  # for screen readers
-    titles: tuple[str, ...]
-    rows: tuple[TableRow, ...]
-
-    @property
-    def text_columns(self) -> list[bool]:
-        """Which columns hold text; the others hold numbers."""
-        return [bool(self.rows) and self.rows[0].cells[column].sort is None for column in range(len(self.titles))]
 
 
 def configuration_table(
@@ -80,23 +67,12 @@ def configuration_table(
     return Table(name=f"{name}: {view.task.task}", titles=tuple(column.title for column in shown), rows=tuple(rows))
 
 
-def _table(name: str, titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    return Table(name=name, titles=tuple(titles), rows=tuple(TableRow(cells=tuple(cells)) for cells in rows))
-
-
-MISSING = Cell(text=NONE, sort="")
-
-
 def _verdict_cell(row: ConfigurationView) -> Cell:
     comparison = row.result.comparison
     if comparison is not None:
         note = comparison.race.note if comparison.race is not None else ""
         return Cell(text=comparison.verdict.outcome, detail=note, badge=True)
     return text_cell("baseline" if row.result.resolved.is_baseline else "not compared")
-
-
-def _p_value_cell(p: float | None) -> Cell:
-    return MISSING if p is None else Cell(text=p_value(p), sort=p)
 
 
 def _documents_cell(row: ConfigurationView) -> Cell:
@@ -117,36 +93,6 @@ def _replayed_cell(row: ConfigurationView) -> Cell:
     return number_cell((sums["replayed"] or 0) / passes if passes else None, 0, 100, " %")
 
 
-def _flips_cell(own: PairedDifference | None) -> Cell:
-    if own is None:
-        return MISSING
-    return Cell(text=whole(own.flips), detail=f"{own.lost} lost, {own.won} won", sort=own.flips)
-
-
-def _bounds_cell(bounds: Bounds | None, places: int, *, sign: bool = False) -> Cell:
-    """The one-sided bounds that the verdict compared with the declared values."""
-    if bounds is None:
-        return MISSING
-    show = signed if sign else number
-    return Cell(text=f"{show(bounds.low, places)} to {show(bounds.high, places)}", sort=bounds.low)
-
-
-def difference_cell(own: PairedDifference | None) -> Cell:
-    return estimate_cell(None if own is None else own.points, 1, sign=True)
-
-
-def accuracy_bounds_cell(own: PairedDifference | None) -> Cell:
-    return _bounds_cell(None if own is None else own.bounds, 1, sign=True)
-
-
-def speedup_cell(speedup: Speedup | None) -> Cell:
-    return estimate_cell(None if speedup is None else speedup.tokens, 2, unit="×")
-
-
-def speed_bounds_cell(speedup: Speedup | None) -> Cell:
-    return _bounds_cell(None if speedup is None else speedup.tokens_bounds, 2)
-
-
 def _documents_speedup_cell(row: ConfigurationView) -> Cell:
     return estimate_cell(None if row.result.speedup is None else row.result.speedup.seconds, 2, unit="×")
 
@@ -165,8 +111,8 @@ RESULT_COLUMNS: tuple[Column, ...] = (
     Column("accuracy %", lambda row: estimate_cell(row.result.accuracy, 1, 100)),
     Column("difference, points", lambda row: difference_cell(row.result.difference)),
     Column("verdict bounds, points", lambda row: accuracy_bounds_cell(row.result.difference)),
-    Column("flips", lambda row: _flips_cell(row.result.difference)),
-    Column("p (Holm)", lambda row: _p_value_cell(None if (own := row.result.difference) is None else own.p_holm)),
+    Column("flips", lambda row: flips_cell(row.result.difference)),
+    Column("p (Holm)", lambda row: p_value_cell(None if (own := row.result.difference) is None else own.p_holm)),
     Column("tokens/s", lambda row: estimate_cell(row.result.throughput.tokens_per_second), shown=GENERATES),
     Column("speed-up", lambda row: speedup_cell(row.result.speedup), shown=GENERATES),
     Column("verdict bounds, speed-up", lambda row: speed_bounds_cell(row.result.speedup), shown=GENERATES),
@@ -228,7 +174,7 @@ MARKDOWN_COLUMNS: tuple[Column, ...] = (
     Column("Throughput (tokens/s)", lambda row: estimate_cell(row.result.throughput.tokens_per_second, 2)),
     Column("Total Time (h)", lambda row: text_cell(hours(row.result.throughput.seconds))),
     Column("Accuracy Drop", lambda row: drop_cell(row.result)),
-    Column("Flips", lambda row: _flips_cell(row.result.difference)),
+    Column("Flips", lambda row: flips_cell(row.result.difference)),
     Column("Speed-up", lambda row: speedup_cell(row.result.speedup)),
     Column(
         "Seconds per Document",
@@ -279,7 +225,7 @@ EXPLANATION_COLUMNS: tuple[Column, ...] = (
     Column("from layer executions", lambda row: _explained(row, "from_executions", "×")),
     Column("from layer-positions", lambda row: _explained(row, "from_positions", "×")),
     Column("modelled", _modelled_cell),
-    Column("lack of fit, p", lambda row: _p_value_cell(None if row.modelled is None else row.modelled.lack_of_fit)),
+    Column("lack of fit, p", lambda row: p_value_cell(None if row.modelled is None else row.modelled.lack_of_fit)),
 )
 
 
@@ -321,7 +267,7 @@ def fastest_table(view: TaskView, margin: float) -> Table:
             cells += [_gain_cell(ranking, axis) for axis in AXES]
         rows.append(cells)
     titles = ["family", "tried", "fastest within the margin", "difference, points", *(f"gain, {axis}" for axis in AXES)]
-    return _table(f"Fastest within the margin: {view.task.task}", titles, rows)
+    return plain_table(f"Fastest within the margin: {view.task.task}", titles, rows)
 
 
 def ranking_table(view: TaskView) -> Table:
@@ -337,7 +283,7 @@ def ranking_table(view: TaskView) -> Table:
             for axis, beaten_by in zip(AXES, ranking.beaten_by, strict=True):
                 cells += [_gain_cell(ranking, axis), text_cell(beaten_by or "on the front")]
             rows.append(cells)
-    return _table(f"Policies and decode settings: {view.task.task}", titles, rows)
+    return plain_table(f"Policies and decode settings: {view.task.task}", titles, rows)
 
 
 def pooled_table(pooled: PooledResult) -> Table:
@@ -348,14 +294,46 @@ def pooled_table(pooled: PooledResult) -> Table:
             Cell(text=one.verdict.outcome, badge=True),
             difference_cell(one.difference),
             accuracy_bounds_cell(one.difference),
-            _flips_cell(one.difference),
+            flips_cell(one.difference),
             speedup_cell(one.speedup),
             speed_bounds_cell(one.speedup),
         ]
         for one in pooled.comparisons
     ]
     titles = ["configuration", "verdict", "difference, points", "verdict bounds, points", "flips", "speed-up"]
-    return _table("All tasks", [*titles, "verdict bounds, speed-up"], rows)
+    return plain_table("All tasks", [*titles, "verdict bounds, speed-up"], rows)
+
+
+def best_table(section: Section) -> Table:
+    """The most accurate and the fastest configuration of each task, then of each k."""
+    rows = []
+    for view in section.tasks:
+        task = view.task
+        groups = [(task.task, best(task.configurations))]
+        groups += [(f"{task.task} (k{k})" if k else f"{task.task} (other)", one) for k, one in best_by_k(task)]
+        for name, one in groups:
+            rate = one.fast.throughput.tokens_per_second if one.fast is not None else None
+            fastest = NONE if rate is None or one.fast is None else f"{number(rate.value, 2)} ({one.fast.label})"
+            accuracy = percent(one.accurate.accuracy.value, 2)
+            cells = [text_cell(text) for text in (name, accuracy, fastest, one.accurate.label)]
+            rows.append([*cells, drop_cell(one.accurate)])
+    titles = ["Benchmark", "Best Accuracy", "Best Throughput (tokens/s)", "Most Accurate Configuration"]
+    return plain_table("Best configurations", [*titles, "Accuracy Drop"], rows)
+
+
+def tradeoff_table(view: TaskView) -> Table:
+    """The most accurate configuration for each k."""
+    rows = []
+    for k, one in best_by_k(view.task):
+        result = one.accurate
+        rate = result.throughput.tokens_per_second
+        only = result.resolved.is_baseline and len(view.task.baselines) == 1
+        role = "baseline" if only else f"best k{k}" if k else "best other"
+        accuracy, throughput = percent(result.accuracy.value, 2), NONE if rate is None else number(rate.value, 2)
+        cells = [text_cell(f"{result.label} ({role})"), text_cell(accuracy), drop_cell(result)]
+        rows.append([*cells, text_cell(throughput), speedup_cell(result.speedup)])
+    titles = ["Configuration", "Accuracy", "Accuracy Drop", "Throughput (tokens/s)", "Speed-up"]
+    return plain_table(f"Accuracy and speed: {view.task.task}", titles, rows)
 
 
 def parallelism_table(view: TaskView) -> Table:
@@ -369,7 +347,7 @@ def parallelism_table(view: TaskView) -> Table:
         )
         for one in family_parallelism(view.task)
     ]
-    return _table(
+    return plain_table(
         f"Parallel decoding: {view.task.task}", ("policy family", "configurations", "tokens/pass", "AUP"), rows
     )
 
@@ -379,20 +357,20 @@ def regressions_table(groups: Sequence[Examples]) -> Table:
         (text_cell(one.label), text_cell(one.task), *(number_cell(n, 0) for n in (one.lost, one.won, len(one.shown))))
         for one in groups
     ]
-    return _table("Documents lost and won", ("configuration", "task", "lost", "won", "shown"), rows)
+    return plain_table("Documents lost and won", ("configuration", "task", "lost", "won", "shown"), rows)
 
 
 def earlier_table(earlier: EarlierTaskResults, section: Section) -> Table:
-    """An earlier experiment next to ours, if we ran the task. Its means have no documents, so nothing is paired."""
+    """An earlier experiment next to this sweep, if it ran the task. Only means are known, so nothing is paired."""
     ours = next((view.task for view in section.tasks if view.task.task == earlier.task), None)
     by_policy: dict[str, ConfigurationResult] = {}
     for result in ours.configurations if ours is not None else ():
         by_policy.setdefault(result.configuration.policy, result)
-    titles = ["configuration", "accuracy %, then", "drop, then", "tokens/s, then", "speed-up, then"]
+    titles = ["configuration", "accuracy %, earlier", "drop, earlier", "tokens/s, earlier", "speed-up, earlier"]
     titles += ["accuracy %, ours", "difference, ours", "tokens/s, ours", "speed-up, ours"] if ours is not None else []
     name = earlier.task + (f" (first {earlier.limit} of each subject)" if earlier.limit else "")
     rows = [_earlier_cells(row, by_policy.get(row.summary.config))[: len(titles)] for row in earlier.rows]
-    return _table(name, titles, rows)
+    return plain_table(name, titles, rows)
 
 
 def _earlier_cells(old: EarlierResult, ours: ConfigurationResult | None) -> list[Cell]:

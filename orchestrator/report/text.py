@@ -1,17 +1,21 @@
-"""Numbers and table cells as people read them, the same in the page, in Markdown and in figures; failed gates too."""
+"""How numbers, table cells and validity checks read: the same in the page, in Markdown and in figures."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
+from orchestrator.analysis.accuracy import PairedDifference
 from orchestrator.analysis.gates import Finding
-from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.intervals import Bounds, Estimate
+from orchestrator.analysis.speedups import Speedup
 
 NONE = "–"
 
 
 def signed(value: float, places: int = 1) -> str:
-    """With its sign; a value that rounds to zero has none."""
+    """A number with its sign; no sign if it rounds to zero."""
     if not math.isfinite(value):
         return NONE
     shown = f"{value:+.{places}f}"
@@ -45,7 +49,7 @@ def p_value(value: float) -> str:
 
 
 def hours(seconds: float) -> str:
-    """With more places for short runs, which would be 0.00 otherwise."""
+    """Hours, with more decimals for short runs, which would otherwise be 0.00."""
     value = seconds / 3600
     return NONE if seconds == 0 else number(value, 2 if value >= 1 else 4)
 
@@ -97,6 +101,11 @@ def layer_ranges(indices: tuple[int, ...]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in ranges) or NONE
 
 
+def escape_markdown(text: str) -> str:
+    """The text on one line, with HTML tags escaped."""
+    return " ".join(text.split()).replace("<", "&lt;")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
     text: str
@@ -110,13 +119,16 @@ class Cell:
         return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
+MISSING = Cell(text=NONE, sort="")
+
+
 def text_cell(text: str) -> Cell:
     return Cell(text=text)
 
 
 def number_cell(value: float | None, places: int = 1, scale: float = 1.0, unit: str = "") -> Cell:
     if value is None:
-        return Cell(text=NONE, sort="")
+        return MISSING
     return Cell(text=number(value * scale, places) + unit, sort=value)
 
 
@@ -125,9 +137,78 @@ def estimate_cell(
 ) -> Cell:
     """A value with its interval."""
     if value is None:
-        return Cell(text=NONE, sort="")
+        return MISSING
     shown = signed(value.value * scale, places) if sign else number(value.value * scale, places)
     return Cell(text=shown + unit, detail=interval(value, places, scale, sign=sign), sort=value.value)
+
+
+def p_value_cell(p: float | None) -> Cell:
+    return MISSING if p is None else Cell(text=p_value(p), sort=p)
+
+
+def flips_cell(own: PairedDifference | None) -> Cell:
+    if own is None:
+        return MISSING
+    return Cell(text=whole(own.flips), detail=f"{own.lost} lost, {own.won} won", sort=own.flips)
+
+
+def _bounds_cell(bounds: Bounds | None, places: int, *, sign: bool = False) -> Cell:
+    """The one-sided bounds that the verdict compared with the declared values."""
+    if bounds is None:
+        return MISSING
+    show = signed if sign else number
+    return Cell(text=f"{show(bounds.low, places)} to {show(bounds.high, places)}", sort=bounds.low)
+
+
+def difference_cell(own: PairedDifference | None) -> Cell:
+    return estimate_cell(None if own is None else own.points, 1, sign=True)
+
+
+def accuracy_bounds_cell(own: PairedDifference | None) -> Cell:
+    return _bounds_cell(None if own is None else own.bounds, 1, sign=True)
+
+
+def speedup_cell(speedup: Speedup | None) -> Cell:
+    return estimate_cell(None if speedup is None else speedup.tokens, 2, unit="×")
+
+
+def speed_bounds_cell(speedup: Speedup | None) -> Cell:
+    return _bounds_cell(None if speedup is None else speedup.tokens_bounds, 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableRow:
+    cells: tuple[Cell, ...]
+    baseline: bool = False
+    on_front: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    name: str  # for screen readers
+    titles: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+
+    @property
+    def text_columns(self) -> list[bool]:
+        """Which columns hold text; the others hold numbers."""
+        return [bool(self.rows) and self.rows[0].cells[column].sort is None for column in range(len(self.titles))]
+
+    @property
+    def markdown(self) -> Markup:
+        """The table in Markdown; cells are escaped."""
+        rows = [self.titles, *([_markdown_cell(cell) for cell in row.cells] for row in self.rows)]
+        header, *body = (f"| {' | '.join(cells)} |" for cells in rows)
+        return Markup("\n".join([header, "|" + "---|" * len(self.titles), *body]))
+
+
+def _markdown_cell(cell: Cell) -> str:
+    return escape_markdown(cell.markdown).replace("|", "\\|")
+
+
+def plain_table(name: str, titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """A table whose rows are not marked."""
+    return Table(name=name, titles=tuple(titles), rows=tuple(TableRow(cells=tuple(cells)) for cells in rows))
 
 
 PASSED, WARNING, FAILED = "passed", "warning", "failed"
@@ -142,17 +223,17 @@ WHY_A_GATE_MATTERS = {
     "may be one between versions. Rerun the older trials, or report them separately.",
     "settings": "Rows ran with settings other than the requested ones, or do not record them. A difference may then "
     "come from the threshold, precision, batch size or device.",
-    "output length": "Tokens per second rewards repetition: a configuration that writes more looks faster than it is. "
-    "Compare seconds per document instead, which count the whole answer.",
-    "every document once": "Comparisons use the documents that both sides have: fewer than requested, and not the same "
-    "ones for all. Continue the sweep to add the missing documents.",
-    "cold start": "An actor's first trial ran at another speed than its later ones, as if without a warm-up, so a "
+    "output length": "Tokens per second reward repetition: a configuration that generates more looks faster than it "
+    "is. Compare seconds per document instead, which cover the whole answer.",
+    "every document once": "Each comparison uses the documents that both sides have. These are fewer than requested, "
+    "and differ between configurations. Continue the sweep to add the missing documents.",
+    "cold start": "An actor's first trial ran at a different speed than its later ones, as if without a warm-up. A "
     "configuration with many documents in it looks slower than it is (or faster, if the calibration was slow).",
-    "speed at k=1": "All k=1 runs are the same computation, and one was slower in all of its trials. What slowed it "
-    "may have slowed, or spared, any policy.",
+    "speed at k=1": "All k=1 runs are the same computation, and one was slower in all of its trials. Whatever "
+    "slowed it may have slowed some policies and not others.",
     "own device": "Actors that share a GPU slow each other down. Accuracies are not affected; to measure speed, run "
     "the sweep with one actor per GPU (--gpus-per-actor 1).",
-    "metrics": "Rows without a finite score or time cannot enter any mean.",
+    "metrics": "Rows without a finite score or time cannot be part of any mean.",
 }
 
 

@@ -13,23 +13,27 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from orchestrator.analysis.gates import IMPORTED
 from orchestrator.analysis.results import Comparison
 from orchestrator.core.untrusted import path_below, printable
 from orchestrator.report import tables, text
-from orchestrator.report.earlier import caveats, read_summaries, read_summary
-from orchestrator.report.result_files import configuration_summaries, results_markdown
 from orchestrator.report.section import Section, build_section
+from orchestrator.report.summaries import (
+    EarlierExperiment,
+    configuration_summaries,
+    read_earlier_experiment,
+    read_summary,
+)
 from orchestrator.report.sweeps import process_pool_map, read_sweeps, sequential_map
-from orchestrator.report.tables import Table, TableRow
-from orchestrator.report.text import Cell, estimate_cell, number_cell, text_cell
+from orchestrator.report.text import Cell, Table, TableRow, estimate_cell, number_cell, text_cell
 from orchestrator.store import Store
 from orchestrator.store.files import DISK, make_folders, remove_quietly, write_file
 from orchestrator.store.reader import SWEEP_FILE
@@ -55,31 +59,13 @@ CONTENTS = (  # id and title of the page's parts
     ("provenance", "Provenance"),
     ("missing", "Missing results"),
 )
-GLOSSARY = (
-    ("pass", "One forward pass of the model. A step is a pass that reveals tokens."),
-    ("block", "The tokens that the model denoises together; earlier blocks are not changed any more."),
-    ("small block", "A part of a block. Passes on a small block alone are small passes, the others are full passes."),
-    ("layer-position", "One layer run for one position of one pass: the unit in which computation is counted."),
-    ("layers", "Layer-positions of k=1 divided by those of the configuration: above 1×, fewer were computed."),
-    ("speed-up", "Tokens/s of the configuration divided by those of k=1, each corrected by its calibration."),
-    ("replicate", "A run of k=1 under another name, such as k1_last: the differences between replicates are noise."),
-    ("noise floor", "The spread of the speeds of the replicates of k=1."),
-    (
-        "calibration",
-        "The speed of a fixed piece of work, measured before and during trials, that tells how fast the "
-        "device was at that moment.",
-    ),
-    ("flips", "Documents whose answer became wrong (lost) or right (won), compared with k=1."),
-    ("verdict bounds", "One-sided bounds that hold for all configurations of a task at once; verdicts use only these."),
-    ("trial", "One shard of a task's documents, run under one configuration."),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenReport:
     verdicts: tuple[str, ...]
     page: Path
-    problems: tuple[str, ...] = ()  # what is damaged or missing
+    problems: tuple[str, ...] = ()  # what is corrupted or missing
 
 
 def write_report(
@@ -96,7 +82,7 @@ def write_report(
 
     By default the report of one sweep is written into its directory, that of several into `merged/` of the first.
     """
-    earlier = () if compare is None else read_summaries(compare)
+    earlier = None if compare is None else read_earlier_experiment(compare)
     large = sum(len(Store(folder).trial_ids()) for folder in folders) >= POOL_MIN_TRIALS
     with process_pool_map() if large else nullcontext(sequential_map) as parallel:
         groups = read_sweeps(folders, parallel, records)
@@ -105,17 +91,14 @@ def write_report(
             build_section(data, prefix=prefix, margin=margin, speedup=speedup, figures=figures, parallel=parallel)
             for data, prefix in zip(groups, prefixes, strict=True)
         ]
-    if compare is not None:
-        name = compare.resolve().name
-        sections = [replace(section, earlier=earlier, earlier_name=name) for section in sections]
     target = Path(out) if out is not None else Path(folders[0])
     if out is None and len(folders) > 1:
         target = path_below(target, f"merged/{PAGE}").parent
     files = {
         **dict(_figure_files(sections)),
         **dict(_summary_files(sections)),
-        "results.md": printable(results_markdown(sections)).encode(),
-        PAGE: printable(render_page(sections, folders=[str(folder) for folder in folders])).encode(),
+        "results.md": printable(results_markdown(sections, earlier)).encode(),
+        PAGE: printable(render_page(sections, earlier, folders)).encode(),
     }
     write_all(target, files)
     _remove_outdated_summaries(target, files)
@@ -164,7 +147,7 @@ def write_index(
 
 
 def _index_rows(section: Section, folder: Path, target: Path) -> Iterator[TableRow]:
-    """One row per task: k=1, and the best configuration that surely stays within the margin."""
+    """One row per task: k=1, and the best configuration within the margin (low end of its interval)."""
     link = quote(Path(os.path.relpath(folder / PAGE, target)).as_posix())
     origin = " (imported)" if IMPORTED in section.request else ""
     for view in section.tasks:
@@ -255,22 +238,31 @@ def _is_from_a_report(path: Path) -> bool:
         return False
 
 
-def render_page(sections: Sequence[Section], *, folders: Sequence[str]) -> str:
+def render_page(sections: Sequence[Section], earlier: EarlierExperiment | None, folders: Sequence[Path]) -> str:
     """One HTML page that loads nothing.
 
     jinja2 escapes everything that a model or a dataset wrote. The content security policy allows only the page's own
     style sheet and script, by their hashes, and images in data URIs.
     """
     models = list(dict.fromkeys(section.model for section in sections))
-    compared = any(section.earlier for section in sections)
     return _render(
         "report.html.j2",
         sections=sections,
         title=f"Layer reuse in {' and '.join(models)}",
         folders=folders,
-        contents=[entry for entry in CONTENTS if entry[0] != "earlier" or compared],
-        glossary=GLOSSARY,
+        earlier=earlier,
+        contents=[entry for entry in CONTENTS if entry[0] != "earlier" or earlier is not None],
     )
+
+
+def results_markdown(sections: Sequence[Section], earlier: EarlierExperiment | None = None) -> str:
+    """The content of results.md. Every value is escaped; tables (Markup) have escaped their cells already."""
+    markdown = templates().overlay(autoescape=False, finalize=_escaped_for_markdown)
+    return markdown.get_template("results.md.j2").render(sections=sections, earlier=earlier).rstrip() + "\n"
+
+
+def _escaped_for_markdown(value: object) -> str:
+    return value if isinstance(value, Markup) else text.escape_markdown(str(value))
 
 
 def _render(template: str, **values: Any) -> str:
@@ -292,7 +284,7 @@ def templates() -> Environment:
     )
     environment.filters |= {name: getattr(text, name) for name in TEXT_FILTERS} | {"counted": counted}
     environment.filters["data_uri"] = _svg_data_uri
-    environment.globals |= {"tables": tables, "caveats": caveats}
+    environment.globals["tables"] = tables
     return environment
 
 

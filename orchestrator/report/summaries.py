@@ -1,24 +1,31 @@
-"""Earlier results as summary.json files, in the original experiment's format or as our report writes them.
+"""summary.json: writes one for each configuration of a report, and reads those of an earlier experiment.
 
-Such a file holds means and times but no documents, so its results are never paired with rows: differences between two
-files are differences of means.
+The files have the keys of the original experiment, and more. They hold means and times but no documents, so the results
+in them are never paired with rows: differences between two files are differences of means.
 """
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from orchestrator.analysis import as_json
+from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.runs import SUBSETS
+from orchestrator.analysis.trial_facts import TrialProvenance
+from orchestrator.core.configuration import DECODE_SETTINGS, varying_settings
+from orchestrator.core.totals import TaskConfiguration
+from orchestrator.report.section import ConfigurationView, Section
 from orchestrator.store.files import CorruptedFile, read_regular
 from sampler.errors import InputError
 
-UNPAIRED = "without documents, so nothing is paired"
+RENAMED_SETTINGS = {"block_cache": "use_block_cache"}  # as the original experiment wrote them
+UNPAIRED = "its documents are unknown, so nothing is paired"
 CAVEATS = (
     f"{UNPAIRED} and no interval is possible",
     "tokens per second counted padding after the stop token and included loading the model",
@@ -64,14 +71,28 @@ class EarlierTaskResults:
     anomalies: tuple[str, ...]
 
 
-def read_summaries(folder: Path) -> tuple[EarlierTaskResults, ...]:
-    """All summary.json files below a folder, by task."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierExperiment:
+    """Results to show next to those of a report."""
+
+    name: str  # of its directory
+    tasks: tuple[EarlierTaskResults, ...]
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Limitations of its numbers. Our own reports do not have the faults of the original experiment."""
+        return (UNPAIRED,) if all(row.summary.ours for task in self.tasks for row in task.rows) else CAVEATS
+
+
+def read_earlier_experiment(folder: Path) -> EarlierExperiment:
+    """All summary.json files below a directory."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a directory; give a directory with summary.json files")
     paths = sorted(folder.rglob("summary.json"))
     if not paths:
         raise InputError(f"{folder} contains no summary.json; give a directory with results of an earlier experiment")
-    return compare_by_task([read_summary(path) for path in paths])
+    tasks = compare_by_task([read_summary(path) for path in paths])
+    return EarlierExperiment(name=folder.resolve().name, tasks=tasks)
 
 
 def read_summary(path: Path) -> Summary:
@@ -157,11 +178,6 @@ def compare_by_task(summaries: Sequence[Summary]) -> tuple[EarlierTaskResults, .
     )
 
 
-def caveats(tasks: Sequence[EarlierTaskResults]) -> tuple[str, ...]:
-    """Limits of these numbers; those of our own reports do not have the original experiment's faults."""
-    return (UNPAIRED,) if all(row.summary.ours for task in tasks for row in task.rows) else CAVEATS
-
-
 def _results(group: Sequence[Summary]) -> tuple[EarlierResult, ...]:
     baselines = [one for one in group if one.k == 1]
     speeds = [one.tokens_per_second for one in baselines if one.tokens_per_second]
@@ -183,7 +199,7 @@ def _subset_order(config: str) -> int:
 
 
 def find_anomalies(group: Sequence[Summary]) -> list[str]:
-    """Identical configurations of one task that differ, and different ones that are identical."""
+    """Replicates of one task whose results differ, and different configurations with identical results."""
     found = _outlying_replicate([(one.config, one.tokens_per_second or 0.0) for one in group if one.k == 1])
     if len({one.accuracy for one in group if one.k == 1}) > 1:
         found.append("The k=1 configurations differ in accuracy, though they are identical by definition.")
@@ -196,7 +212,7 @@ def find_anomalies(group: Sequence[Summary]) -> list[str]:
 
 
 def _outlying_replicate(replicates: Sequence[tuple[str, float]]) -> list[str]:
-    """Of identical configurations, the one whose tokens/s is furthest from the others."""
+    """Reports the replicate whose tokens/s is furthest from the others, if it is far enough."""
     timed = [(config, speed) for config, speed in replicates if speed]
     if len(timed) < 2:
         return []
@@ -210,6 +226,105 @@ def _outlying_replicate(replicates: Sequence[tuple[str, float]]) -> list[str]:
     names = " and ".join(f"{name} ({rate:g})" for name, rate in others)
     return [
         f"{config} ran at {speed:g} tokens/s, {ratio:.1f} times {'slower' if speed < usual else 'faster'} than "
-        f"{names}, though these configurations are identical by definition: a cold start, or another load on the "
-        "machine. It cannot be used as a baseline for speed-ups."
+        f"{names}, though these configurations are identical by definition: probably a cold start, or other load on "
+        "the machine. It cannot be used as a baseline for speed-ups."
+    ]
+
+
+def configuration_summaries(section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Directory name (task[_limit_N]/configuration) and content."""
+    limit = section.request.get("settings", {}).get("limit")
+    nothing = TrialProvenance(devices=(), packages=(), codes=())
+    for task_view in section.tasks:
+        task = task_view.task
+        folder = task.task + (f"_limit_{limit}" if limit else "")
+        varying = varying_settings(result.configuration for result in task.configurations)
+        for view in task_view.configurations:
+            configuration = view.result.configuration
+            found = section.provenance_by_configuration.get((task.task, configuration), nothing)
+            yield f"{folder}/{configuration.slug(varying)}", _summary(section, task, view, found)
+
+
+def _summary(section: Section, task: TaskResult, view: ConfigurationView, found: TrialProvenance) -> dict[str, Any]:
+    result = view.result
+    own, speed = result.resolved, result.throughput
+    identity = section.request["identity"]
+    rate = speed.tokens_per_second
+    return {
+        "task": task.task,
+        "config": own.policy,
+        "timestamp": view.counters.ended.isoformat(),
+        "accuracy": result.accuracy.value,
+        "throughput": {
+            "tokens_generated": speed.tokens,
+            "total_time_s": speed.seconds,
+            "tokens_per_s": None if rate is None else rate.value,
+        },
+        "gpu_info": [{"name": device.name, **dict(device.facts)} for device in found.devices],
+        "git": {"versions": list(found.codes)},
+        "environment": {
+            name: versions[0] if len(versions) == 1 else list(versions) for name, versions in found.packages
+        },
+        "model_args": {
+            "model": identity.get("model"),
+            "revision": identity.get("model_revision"),
+            "dtype": identity.get("dtype"),
+            "reuse_k": own.k,
+            "layer_subset": own.subset,
+            "mode": own.mode,
+            **{RENAMED_SETTINGS.get(name, name): getattr(own.configuration, name) for name in DECODE_SETTINGS},
+        },
+        "eval_params": {
+            "limit": section.request.get("settings", {}).get("limit"),
+            "num_fewshot": section.request["tasks"].get(task.task, {}).get("fewshot"),
+            "batch_size": identity.get("batch_size"),
+            "max_new_tokens": identity.get("max_new_tokens"),
+            "chat_template": identity.get("chat_template"),
+            "primary_metric": task.primary,
+            "documents": result.documents,
+            "documents_wanted": result.wanted,
+            "repeats": result.repeats,
+        },
+        "layers": list(own.layers),
+        "intervals": _intervals(result),
+        "verdict": as_json(result.comparison.verdict) if result.comparison else None,
+        "counters": {"rows": view.counters.rows, **view.counters.sums},
+        "flops_per_token": view.flops_per_token,
+        "peak_memory_bytes": view.peak_memory_bytes,
+        "gates": _gates(section, (task.task, own.configuration)),
+    }
+
+
+def _intervals(result: ConfigurationResult) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "accuracy": result.accuracy,
+        "tokens_per_s": result.throughput.tokens_per_second,
+        "seconds_per_document": result.throughput.seconds_per_document,
+    }
+    comparison = result.comparison
+    if comparison is not None:
+        own, speed = comparison.difference, comparison.speedup
+        found |= {
+            "accuracy_difference_points": own.points,
+            "accuracy_difference_simultaneous": own.simultaneous,
+            "accuracy_difference_bounds": own.bounds,
+            "lost": own.lost,
+            "won": own.won,
+            "p_mcnemar": own.p_value,
+            "p_holm": own.p_holm,
+            "speedup": None if speed is None else speed.tokens,
+            "speedup_bounds": None if speed is None else speed.tokens_bounds,
+            "speedup_documents": None if speed is None else speed.seconds,
+            "speedup_documents_bounds": None if speed is None else speed.seconds_bounds,
+            "speedup_modelled": comparison.modelled,
+        }
+    return {name: as_json(value) for name, value in found.items()}
+
+
+def _gates(section: Section, own: TaskConfiguration) -> list[dict[str, Any]]:
+    """Gates that passed, and those that failed for this configuration's trials."""
+    return [
+        {"gate": finding.gate, "ok": finding.ok, "sentence": finding.sentence}
+        for finding in section.analysis.gates
+        if finding.ok or not finding.trials or own in section.configurations_of(finding)
     ]
