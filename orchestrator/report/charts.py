@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from orchestrator.analysis.details import Histogram
+from orchestrator.analysis.runs import Histogram
 from orchestrator.core.evidence import RaceRules
 from orchestrator.core.race import Look
 from orchestrator.report.drawing import BLACK, GRAY, color_for, marker_style, new_figure

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from orchestrator.analysis.costs import family_order
 from orchestrator.analysis.intervals import Bounds, Estimate
-from orchestrator.analysis.ranking import family_order
 from orchestrator.report.drawing import (
     BLACK,
     GRAY,

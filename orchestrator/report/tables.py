@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from orchestrator.analysis.accuracy import PairedDifference
+from orchestrator.analysis.costs import AXES, SPEED, Ranking, fastest_within_margin
 from orchestrator.analysis.intervals import Bounds
-from orchestrator.analysis.ranking import AXES, SPEED, Ranking, fastest_within_margin
 from orchestrator.analysis.results import ConfigurationResult, PooledResult, family_parallelism
 from orchestrator.analysis.speedups import Speedup
 from orchestrator.report.earlier import EarlierResult, EarlierTaskResults
