@@ -9,7 +9,7 @@ import pytest
 from analysis_tables import NINE, Truth, World, asked, changed, described, draw, grid
 
 from orchestrator.analysis import COLUMNS, Analysis, analyse, as_json
-from orchestrator.analysis.explain import flops_per_token
+from orchestrator.analysis.costs import flops_per_token
 from orchestrator.store.schema import ROWS
 from sampler.errors import InputError
 

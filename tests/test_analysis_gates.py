@@ -10,7 +10,8 @@ from analysis_tables import NINE, Truth, World, asked, changed, described, draw,
 
 from orchestrator.analysis.columns import fingerprints
 from orchestrator.analysis.gates import GATES, Evidence, Finding, check_gates, cold_start, own_device
-from orchestrator.analysis.runs import AttemptTimeline, ResolvedConfiguration, RunOfTask, split_by_task, timeline
+from orchestrator.analysis.runs import ResolvedConfiguration, split_by_task
+from orchestrator.analysis.trial_facts import AttemptTimeline, RunOfTask, timeline
 from orchestrator.core.configuration import Configuration
 from orchestrator.store.schema import attempts_of
 

@@ -9,7 +9,7 @@ import pytest
 from analysis_tables import Truth, World, asked, described, draw, grid
 
 from orchestrator.analysis import Analysis, analyse
-from orchestrator.analysis.details import heterogeneity
+from orchestrator.analysis.accuracy import heterogeneity
 from orchestrator.analysis.results import area_under_parallelism
 from orchestrator.planning.run_plan import _extension
 

@@ -7,8 +7,7 @@ import pytest
 from analysis_tables import Truth, World, asked, described, draw
 
 from orchestrator.analysis import analyse
-from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.ranking import (
+from orchestrator.analysis.costs import (
     AXES,
     EXECUTIONS,
     FAMILIES,
@@ -20,6 +19,7 @@ from orchestrator.analysis.ranking import (
     fastest_within_margin,
     with_beaten_by,
 )
+from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.runs import ResolvedConfiguration
 from orchestrator.core.configuration import Configuration
 from orchestrator.report.scatter import FAMILY_MARKERS

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.core.evidence import metric_value
 from orchestrator.core.speed import Array as Array
+from sampler.errors import InputError
 
 COUNTERS = (  # summed per configuration
     "tokens",
@@ -37,8 +38,18 @@ COLUMNS = (*DECODE_SETTINGS, *NUMBERS, *NAMES, *OTHERS)  # all columns that an a
 MANY_VALUES = ("trial_id", "doc_id", "doc_hash")  # joining dictionaries of hundreds of files would take seconds
 FINGERPRINT = "answer"  # column of a condensed table, instead of token_ids and scores
 
-ROWS_PER_CHUNK = 40_000  # whose token lists are flattened at once
+ROWS_PER_CHUNK = 40_000  # token lists are flattened one chunk at a time, to limit memory
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def check_columns(rows: pa.Table) -> None:
+    """InputError if a column is missing that an analysis reads, or if there are no rows."""
+    present = {*rows.column_names, *(("token_ids", "scores") if FINGERPRINT in rows.column_names else ())}
+    absent = [name for name in COLUMNS if name not in present]
+    if absent:
+        raise InputError(f"the rows lack the columns {', '.join(absent)}; another version of the program wrote them")
+    if not rows.num_rows:
+        raise InputError("there are no rows to analyse yet; let a sweep finish some documents first")
 
 
 def to_numpy(column: pa.ChunkedArray) -> Array:

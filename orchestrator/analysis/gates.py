@@ -4,10 +4,8 @@ A gate yields a failed finding for each violation. A finding that `withholds_ver
 concerned undecided; the others are warnings.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import special
 
-from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy
-from orchestrator.analysis.runs import AttemptTimeline, TaskRuns
+from orchestrator.analysis.columns import Array, first_places, group_codes, has_nonfinite_metric, to_numpy
+from orchestrator.analysis.runs import TaskRuns
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED
-from orchestrator.analysis.trial_facts import describe_code, distinct
+from orchestrator.analysis.trial_facts import AttemptTimeline, describe_code, overlapping_attempts, trials_by_code
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, listed_configurations
 from orchestrator.core.race import Race
 from orchestrator.core.speed import MAX_LENGTH_CHANGE
@@ -63,7 +61,7 @@ class Evidence:
 
     def needed_documents(self, rows: TaskRuns, run: int) -> int:
         """As many as wanted, or fewer if a race has stopped the configuration."""
-        key, wanted = (rows.task, rows.configurations[int(rows.owner[run])].configuration), self.wanted_documents(rows)
+        key, wanted = (rows.task, rows.configuration_of(run).configuration), self.wanted_documents(rows)
         return wanted if self.race is None else min(wanted, self.race.needed_documents().get(key, wanted))
 
     def wanted_documents(self, rows: TaskRuns) -> int:
@@ -150,11 +148,15 @@ def _differing_answers(rows: TaskRuns, keys: Sequence[Array], places: Array) -> 
     answers = rows.columns["answer"][places]
     all_keys = (*keys, *(rows.columns[name] for name in SAME_ANSWER_KEYS))
     group, count = group_codes(*(key[places] for key in all_keys))
-    lowest, highest = np.full(count, np.iinfo(np.uint64).max, np.uint64), np.zeros(count, np.uint64)
-    np.minimum.at(lowest, group, answers)
-    np.maximum.at(highest, group, answers)
-    differs = lowest != highest
+    differs = _varies(answers, group, count)
     return places[differs[group]], int(differs.sum())
+
+
+def _varies(values: Array, group: Array, groups: int) -> Array:
+    """Of each group, whether it has more than one value."""
+    result = np.zeros(groups, dtype=bool)
+    result[group[values != values[first_places(group, groups)][group]]] = True
+    return result
 
 
 def one_version(evidence: Evidence) -> Iterator[Finding]:
@@ -164,9 +166,7 @@ def one_version(evidence: Evidence) -> Iterator[Finding]:
     if evidence.attempts is not None:
         used = evidence.attempts.filter(pc.field("attempt").is_valid())
         revisions |= set(used["model_revision"].drop_null().unique().to_pylist())
-        for row in used.group_by("code").aggregate([("trial_id", "distinct")]).to_pylist():
-            version = describe_code(row["code"] and json.loads(row["code"]))
-            by_code.setdefault(version, []).extend(row["trial_id_distinct"])
+        by_code = trials_by_code(used)
     commands = evidence.request.get("commands", ())
     versions = sorted(set(by_code) or {describe_code(command.get("code")) for command in commands})
     if len(versions) > 1:
@@ -237,11 +237,7 @@ def _changed_within_trials(rows: TaskRuns) -> Array:
         (("trial_id", "attempt", "actor"), ("device",)),
     ):
         group, count = group_codes(*(columns[key] for key in keys))
-        for name in constant:
-            low, high = np.full(count, np.inf), np.full(count, -np.inf)
-            np.minimum.at(low, group, columns[name].astype(float))
-            np.maximum.at(high, group, columns[name].astype(float))
-            result.append(np.flatnonzero((low != high)[group]))
+        result += [np.flatnonzero(_varies(columns[name], group, count)[group]) for name in constant]
     return np.unique(np.concatenate(result))
 
 
@@ -291,8 +287,7 @@ def _described_documents(rows: TaskRuns, evidence: Evidence) -> Iterator[Finding
     documents = evidence.documents.get(rows.task)
     if documents is None:
         return
-    found = pc.index_in(pa.array(rows.doc_ids, pa.string()), value_set=documents["doc_id"].combine_chunks())
-    expected = documents["doc_hash"].combine_chunks().take(found)
+    expected = rows.described(documents, "doc_hash")
     stated = evidence.table["doc_hash"].cast(pa.string())
     stated = stated.take(pa.array(rows.row)) if len(evidence.tasks) > 1 else stated
     same = pc.equal(stated, expected.take(pa.array(rows.columns["doc_id"])))
@@ -386,29 +381,12 @@ def own_device(evidence: Evidence) -> Iterator[Finding]:
         text = f"Each actor had {share:g} of a GPU and shared the device with others: speeds are not comparable."
         yield Finding(sentence=text, withholds_verdict=True)
         return
-    line, shared = evidence.timeline, _overlapping_on_one_gpu(evidence)
+    line, shared = evidence.timeline, overlapping_attempts(evidence.timeline, evidence.attempts)
     if shared:
         first, second = (line.actor[attempt] for attempt in shared[0])
         text = f"{first} and {second} decoded on the same GPU at the same time: speeds are not comparable."
         trials = tuple(sorted({str(line.trial_id[attempt]) for pair in shared for attempt in pair}))
         yield Finding(sentence=text, trials=trials, withholds_verdict=True)
-
-
-def _overlapping_on_one_gpu(evidence: Evidence) -> list[tuple[int, int]]:
-    """Consecutive attempts of different actors on one GPU, the second of which began before the first ended."""
-    line, used = evidence.timeline, distinct(evidence.attempts, "actor", "node_id", "gpus")
-    by_gpu: dict[tuple[str, str], list[str]] = {}
-    for row in {row["actor"]: row for row in used}.values():
-        for gpu in row["gpus"] or ():
-            by_gpu.setdefault((str(row["node_id"]), str(gpu)), []).append(row["actor"])
-    return [
-        (first, second)
-        for actors in by_gpu.values()
-        if len(actors) > 1
-        for first, second in pairwise(np.flatnonzero(np.isin(line.actor.astype(str), actors)).tolist())
-        if line.actor[first] != line.actor[second]
-        and line.started_at[second] < line.started_at[first] + line.wall[first]
-    ]
 
 
 def metrics(evidence: Evidence) -> Iterator[Finding]:

@@ -1,6 +1,5 @@
 """From rows to verdicts: `analyse` is the entry point of this package."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,26 +8,30 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from orchestrator.analysis.accuracy import TYPICAL_DISAGREEMENT, PairedDifference, detectable, holm, paired_difference
-from orchestrator.analysis.columns import COLUMNS, FINGERPRINT, Array, encode, fingerprints
-from orchestrator.analysis.details import (
+from orchestrator.analysis.accuracy import (
+    TYPICAL_DISAGREEMENT,
+    PairedDifference,
     answer_agreement,
     breakdown,
+    detectable,
     document_levels,
     find_regressions,
-    histograms,
-    shard_ratios,
+    holm,
+    paired_difference,
 )
-from orchestrator.analysis.explain import (
+from orchestrator.analysis.columns import Array, check_columns, encode, fingerprints
+from orchestrator.analysis.costs import (
     CostModel,
     explain,
     fit_cost_model,
     modelled_speedup,
+    rank,
+    shard_ratios,
+    with_beaten_by,
 )
 from orchestrator.analysis.gates import GENERATE, Evidence, Finding, check_gates, metrics
 from orchestrator.analysis.intervals import DRAWS, Estimate, Levels, accuracy_interval
 from orchestrator.analysis.raced import RaceResult, anytime, is_race, race_verdict, replay_race
-from orchestrator.analysis.ranking import rank, with_beaten_by
 from orchestrator.analysis.results import (
     Analysis,
     Baseline,
@@ -38,7 +41,7 @@ from orchestrator.analysis.results import (
     TaskResult,
     pool_tasks,
 )
-from orchestrator.analysis.runs import Settings, TaskRuns, split_by_task, timeline
+from orchestrator.analysis.runs import Settings, TaskRuns, histograms, split_by_task
 from orchestrator.analysis.speedups import (
     BaselineRuns,
     SpeedNoise,
@@ -50,6 +53,7 @@ from orchestrator.analysis.speedups import (
     speedup,
     throughput,
 )
+from orchestrator.analysis.trial_facts import timeline
 from orchestrator.analysis.verdicts import (
     Compared,
     Criteria,
@@ -63,7 +67,6 @@ from orchestrator.core.configuration import BaselineRule, Configuration, first_s
 from orchestrator.core.race import TaskRace
 from sampler.errors import InputError, counted
 
-DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # if a request declares none
 POOLED = "equal weights"  # how sweep.json declares that tasks are also judged together
 
 
@@ -78,17 +81,15 @@ def analyse(
     draws: int = DRAWS,
     attempts: pa.Table | None = None,
 ) -> Analysis:
-    """Analyses rows of one or several comparable sweeps; `request` is sweep.json, `attempts` says what
-    trial.json files say (store.schema.ATTEMPTS).
+    """Analyses the rows of one sweep, or of several comparable ones.
 
-    A `margin` or `speedup` other than declared in the request makes every verdict exploratory. The same rows and seed
-    give the same analysis.
+    `request` is the content of sweep.json, `attempts` that of the trial.json files (store.schema.ATTEMPTS). A `margin`
+    or `speedup` other than declared in the request makes every verdict exploratory. The same rows and seed give the
+    same analysis.
     """
-    _check_columns(rows)
-    declared = Criteria(
-        margin=_declared(request, "margin", DEFAULT_MARGIN), speedup=_declared(request, "speedup", DEFAULT_SPEEDUP)
-    )
-    criteria = _criteria(declared, margin, speedup)
+    check_columns(rows)
+    declared = Criteria.declared_in(request)
+    criteria = declared.overridden(margin, speedup)
     primary = {task: str(entry.get("primary", "")) for task, entry in request.get("tasks", {}).items()}
     tasks = split_by_task(rows, fingerprints(rows), primary, BaselineRule.by_task(request))
     evidence = Evidence(
@@ -142,15 +143,6 @@ def _looks(request: Mapping[str, Any], task: str) -> int:
     return 1 + sum(task in one.get("documents", {}) for one in request.get("extensions", ()))
 
 
-def _check_columns(rows: pa.Table) -> None:
-    present = {*rows.column_names, *(("token_ids", "scores") if FINGERPRINT in rows.column_names else ())}
-    absent = [name for name in COLUMNS if name not in present]
-    if absent:
-        raise InputError(f"the rows lack the columns {', '.join(absent)}; another version of the program wrote them")
-    if not rows.num_rows:
-        raise InputError("there are no rows to analyse yet; let a sweep finish some documents first")
-
-
 def _check_comparable(tasks: Sequence[TaskRuns], evidence: Evidence) -> None:
     policies = ", ".join(sorted({configuration.policy for rows in tasks for configuration in rows.configurations}))
     with_baseline = [rows for rows in tasks if any(c.is_baseline for c in rows.configurations)]
@@ -160,25 +152,6 @@ def _check_comparable(tasks: Sequence[TaskRuns], evidence: Evidence) -> None:
         raise InputError(f"there are only rows of {policies}; run k=1 and another policy on the same task")
     for finding in metrics(evidence):
         raise InputError(f"{finding.sentence.rstrip('.')}; run these trials again")
-
-
-def _declared(request: Mapping[str, Any], name: str, default: float) -> float:
-    value = request.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InputError(f"sweep.json: {name} must be a number above 0 (got {value!r})")
-    return float(value)
-
-
-def _criteria(declared: Criteria, margin: float | None, speedup: float | None) -> Criteria:
-    for name, value in (("margin", margin), ("speed-up", speedup)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError(f"the {name} must be a number above 0 (got {value})")
-    chosen = replace(
-        declared,
-        margin=declared.margin if margin is None else margin,
-        speedup=declared.speedup if speedup is None else speedup,
-    )
-    return replace(chosen, exploratory=chosen != declared)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -248,10 +221,12 @@ class _TaskAnalysis:
     def kind(self) -> str:
         return self.evidence.kind(self.rows)
 
+    def _baseline_of(self, number: int) -> BaselineRuns:
+        return self.baselines[self.rows.configurations[number].compared_with]
+
     def _shared_documents(self, number: int) -> Array:
         """Documents that a configuration and its baseline have."""
-        baseline = self.baselines[self.rows.configurations[number].compared_with]
-        return self.rows.present(self.rows.runs_of(number)) & self.rows.present(baseline.runs)
+        return self.rows.present(self.rows.runs_of(number)) & self.rows.present(self._baseline_of(number).runs)
 
     def _comparisons(self) -> dict[int, Comparison]:
         """By configuration, for all but k=1 that share documents with a baseline."""
@@ -290,13 +265,12 @@ class _TaskAnalysis:
 
     def _difference(self, number: int, levels: Levels) -> PairedDifference:
         rows, both = self.rows, self._shared_documents(number)
-        baseline = self.baselines[rows.configurations[number].compared_with]
+        baseline = self._baseline_of(number)
         base, ours = rows.mean(baseline.runs, "score")[both], rows.mean(rows.runs_of(number), "score")[both]
         return paired_difference(base, ours, rows.strata[both], rng=self.rng, levels=levels, draws=self.draws)
 
     def _speedup(self, number: int, levels: Levels) -> Speedup | None:
-        baseline = self.baselines[self.rows.configurations[number].compared_with]
-        return speedup(self.bootstrap, baseline, self.rows.runs_of(number), self.noise.work, levels)
+        return speedup(self.bootstrap, self._baseline_of(number), self.rows.runs_of(number), self.noise.work, levels)
 
     def _comparison(
         self,
@@ -309,7 +283,7 @@ class _TaskAnalysis:
     ) -> Comparison:
         rows = self.rows
         resolved, runs = rows.configurations[number], rows.runs_of(number)
-        baseline = self.baselines[resolved.compared_with]
+        baseline = self._baseline_of(number)
         explanation = None
         if self.kind == GENERATE and found is not None and found.tokens is not None:
             measured = found.tokens.value
@@ -330,8 +304,7 @@ class _TaskAnalysis:
 
     def _failed_gates(self, number: int) -> list[str]:
         """Gates that withhold a verdict on this configuration."""
-        baseline = self.baselines[self.rows.configurations[number].compared_with]
-        runs = np.concatenate((self.rows.runs_of(number), baseline.runs))
+        runs = np.concatenate((self.rows.runs_of(number), self._baseline_of(number).runs))
         concerned = set(self.rows.trials_of(self.rows.rows_of(runs)))
         failed = [f for f in self.findings if not f.ok and f.withholds_verdict]
         return list(dict.fromkeys(f.gate for f in failed if not f.trials or concerned & set(f.trials)))
@@ -382,7 +355,7 @@ class _TaskAnalysis:
         return self._configuration_of(self.baselines[chosen])
 
     def _configuration_of(self, baseline: BaselineRuns) -> Configuration:
-        return self.rows.configurations[int(self.rows.owner[baseline.runs[0]])].configuration
+        return self.rows.configuration_of(baseline.runs[0]).configuration
 
     def _relative_speed(self, number: int, result: ConfigurationResult, reference: Configuration) -> Estimate | None:
         resolved, compared = result.resolved, result.comparison

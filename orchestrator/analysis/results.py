@@ -8,15 +8,22 @@ from itertools import pairwise
 
 import numpy as np
 
-from orchestrator.analysis.accuracy import PairedDifference, mcnemar
-from orchestrator.analysis.details import Breakdown, Histogram, Regression, ShardRatio
-from orchestrator.analysis.explain import Explanation, ModelledSpeedup
+from orchestrator.analysis.accuracy import Breakdown, PairedDifference, Regression, mcnemar
+from orchestrator.analysis.costs import (
+    REFERENCE,
+    SPEED,
+    Explanation,
+    ModelledSpeedup,
+    Ranking,
+    ShardRatio,
+    family_order,
+)
 from orchestrator.analysis.gates import Finding
 from orchestrator.analysis.intervals import Bounds, Estimate, Levels, exp, log
 from orchestrator.analysis.raced import RaceResult
-from orchestrator.analysis.ranking import REFERENCE, SPEED, Ranking, family_order
-from orchestrator.analysis.runs import SUBSETS, AttemptTimeline, ResolvedConfiguration
+from orchestrator.analysis.runs import SUBSETS, Histogram, ResolvedConfiguration
 from orchestrator.analysis.speedups import NoiseFloor, Speedup, Throughput
+from orchestrator.analysis.trial_facts import AttemptTimeline
 from orchestrator.analysis.verdicts import (
     Compared,
     Criteria,

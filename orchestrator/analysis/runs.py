@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orchestrator.analysis.columns import (
     NAMES,
@@ -36,6 +37,7 @@ from orchestrator.core.speed import TrialTimes, calibrate
 Settings = tuple[Any, ...]  # values of DECODE_SETTINGS
 SUBSETS = ("first", "middle", "last", "all")
 PASS_KINDS = ("prefill", "full", "small", "commit")
+HISTOGRAM_BINS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,18 +101,18 @@ class TaskRuns:
 
     def baseline_runs(self, settings: Settings) -> Array:
         """Runs at k=1 with these decode settings; may be empty."""
-        found = [self.is_baseline_run(run) and self._configuration(run).settings == settings for run in self.all_runs]
+        found = [self.is_baseline_run(run) and self.configuration_of(run).settings == settings for run in self.all_runs]
         return np.flatnonzero(found)
 
     def is_baseline_run(self, run: int) -> bool:
-        return self._configuration(run).is_baseline
+        return self.configuration_of(run).is_baseline
 
-    def _configuration(self, run: int) -> ResolvedConfiguration:
+    def configuration_of(self, run: int) -> ResolvedConfiguration:
         return self.configurations[int(self.owner[run])]
 
     def run_label(self, run: int) -> str:
         repeat = int(self.repeat[run])
-        return self._configuration(run).label + (f".r{repeat}" if repeat else "")
+        return self.configuration_of(run).label + (f".r{repeat}" if repeat else "")
 
     def present(self, runs: Sequence[int] | Array, *, timed: bool = False) -> Array:
         """Documents that at least one of the runs has (`timed`: in a complete trial)."""
@@ -136,6 +138,11 @@ class TaskRuns:
         cells = self.cell[np.asarray(runs, dtype=int)]
         result: Array = cells[cells >= 0]
         return result
+
+    def described(self, documents: pa.Table, column: str) -> pa.Array:
+        """A column of the task's documents, in the order of `doc_ids`; null for documents that are not described."""
+        place = pc.index_in(pa.array(self.doc_ids, pa.string()), value_set=documents["doc_id"].combine_chunks())
+        return documents[column].combine_chunks().take(place)
 
     def trials_of(self, rows: Array) -> tuple[str, ...]:
         """Sorted trial ids of these rows."""
@@ -285,56 +292,47 @@ def _resolved(rows: pa.Table, first: Array, rule: BaselineRule) -> tuple[Resolve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunOfTask:
-    """A run of one of several tasks, and its configuration."""
+class Histogram:
+    """Counts between edges; all configurations of a task share the edges."""
 
-    task: str
-    label: str
-    resolved: ResolvedConfiguration
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class AttemptTimeline:
-    """All attempts at trials in order of time: one entry per attempt in each array."""
-
-    runs: tuple[RunOfTask, ...]
-    run: Array  # attempt → run
-    trial_id: Array
-    actor: Array
-    started_at: Array  # seconds since 1970
-    tokens: Array
-    wall: Array  # seconds of the decode batches
-    calibration: Array
-    work: Array  # calibrated time
-    passes: Array
-    layers_computed: Array
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    p50: float
+    p90: float
+    mean: float
 
 
-def timeline(tasks: Sequence[TaskRuns]) -> AttemptTimeline:
-    """Every attempt of all tasks."""
-    runs = [
-        RunOfTask(task=rows.task, label=rows.run_label(run), resolved=rows.configurations[rows.owner[run]])
-        for rows in tasks
-        for run in rows.all_runs
-    ]
-    starts = np.cumsum([0, *(len(rows.owner) for rows in tasks)])
-    parts = [_attempts(rows, int(start)) for rows, start in zip(tasks, starts, strict=False)]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    order = np.argsort(columns["started_at"], kind="stable")
-    return AttemptTimeline(runs=tuple(runs), **{name: values[order] for name, values in columns.items()})
+def histograms(rows: TaskRuns, column: str) -> tuple[Histogram, ...]:
+    """One per configuration."""
+    values = rows.columns[column].astype(float)
+    low, high = float(values.min()), float(values.max())
+    width = max(1.0, np.ceil((high - low + 1) / HISTOGRAM_BINS))
+    edges = np.arange(low, high + 2 * width, width)
+    result = []
+    for number in range(len(rows.configurations)):
+        own = values[rows.rows_of(rows.runs_of(number))]
+        p50, p90 = (float(q) for q in np.quantile(own, [0.5, 0.9]))
+        result.append(
+            Histogram(
+                edges=tuple(float(edge) for edge in edges),
+                counts=tuple(int(count) for count in np.histogram(own, bins=edges)[0]),
+                p50=p50,
+                p90=p90,
+                mean=float(own.mean()),
+            )
+        )
+    return tuple(result)
 
 
-def _attempts(rows: TaskRuns, first_run: int) -> dict[str, Array]:
-    """The arrays of a AttemptTimeline for one task."""
+def document_clusters(rows: TaskRuns) -> Array:
+    """Documents that shared a batch in the first run at k=1 that has them; with batch size 1 each is alone."""
     columns = rows.columns
-    group, count = group_codes(columns["trial_id"], columns["attempt"], columns["actor"])
-    first = first_places(group, count)
-    began = np.full(count, np.inf)
-    np.minimum.at(began, group, columns["started_at"])
-    names = {name: np.array(rows.names[name], dtype=object)[columns[name][first]] for name in ("trial_id", "actor")}
-    sums = {
-        name: np.bincount(group, weights=columns[name], minlength=count)
-        for name in ("tokens", "wall", "work", "passes", "layers_computed")
-    }
-    run = rows.run[first] + first_run
-    return {**names, **sums, "run": run, "started_at": began, "calibration": columns["calibration"][first]}
+    if columns["batch_size"].max() <= 1:
+        return np.arange(rows.documents)
+    batch, _ = group_codes(columns["trial_id"], columns["attempt"], columns["batch_id"])
+    order = sorted(rows.all_runs, key=lambda run: (not rows.is_baseline_run(run), run))
+    cluster = np.full(rows.documents, -1, dtype=np.int64)
+    for run in order:
+        cells = rows.cell[run]
+        cluster = np.where((cluster < 0) & (cells >= 0), batch[cells], cluster)
+    return cluster

@@ -34,7 +34,7 @@ from orchestrator.analysis.intervals import (
     unbounded,
     units_of,
 )
-from orchestrator.analysis.runs import TaskRuns
+from orchestrator.analysis.runs import TaskRuns, document_clusters
 from orchestrator.core.speed import MAX_LENGTH_CHANGE, PRIOR_WEIGHT
 
 FREEDOM_DISCOUNT = 0.7  # fourth moments come out too low, and degrees of freedom too high
@@ -210,20 +210,6 @@ def bootstrap_times(rows: TaskRuns, rng: np.random.Generator, draws: int = DRAWS
     return TimeBootstrap(rows=rows, clusters=clusters, units=units, weights=single)
 
 
-def document_clusters(rows: TaskRuns) -> Array:
-    """Documents that shared a batch in the first run at k=1 that has them; with batch size 1 each is alone."""
-    columns = rows.columns
-    if columns["batch_size"].max() <= 1:
-        return np.arange(rows.documents)
-    batch, _ = group_codes(columns["trial_id"], columns["attempt"], columns["batch_id"])
-    order = sorted(rows.all_runs, key=lambda run: (not rows.is_baseline_run(run), run))
-    cluster = np.full(rows.documents, -1, dtype=np.int64)
-    for run in order:
-        cells = rows.cell[run]
-        cluster = np.where((cluster < 0) & (cells >= 0), batch[cells], cluster)
-    return cluster
-
-
 def throughput(bootstrap: TimeBootstrap, runs: Array, noise: TrialNoise) -> Throughput:
     """`noise` is that of wall time."""
     rows = bootstrap.rows
@@ -277,7 +263,6 @@ def speedup(
     sums = bootstrap.sums(np.where(both, np.stack(columns), 0.0))
     sums = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]  # with few documents a draw may hold none that both sides have
     own, base = (noise_share(bootstrap, side, "work", both) for side in (runs, baseline.runs))
-
     shares = [np.where(both, column, 0.0) / max(column[both].sum(), 1e-12) for column in columns]
 
     def intervals(draws: Array, influence: Array) -> list[Estimate]:
@@ -345,9 +330,8 @@ def measure_baseline(bootstrap: TimeBootstrap, runs: Array) -> BaselineRuns:
     sums = sums[(sums > 0).all(axis=1)]  # with few documents a draw may hold none that all runs have
     ratios = sums.max(axis=1) / sums.min(axis=1)
     low, high = np.quantile(ratios[1:], [0.025, 0.975])
-    labels = tuple(rows.run_label(int(run)) for run in runs)
     floor = NoiseFloor(
-        labels=labels,
+        labels=tuple(rows.run_label(int(run)) for run in runs),
         spread=around(float(ratios[0]), float(low), float(high)),
         speeds=tuple(float(speed) for speed in sums[0].mean() / sums[0]),
     )
@@ -372,8 +356,7 @@ def _pooled_noise(tasks: Sequence[TaskRuns], clusters: Sequence[Array], column: 
             for settings in dict.fromkeys(one.settings for one in rows.configurations):
                 runs = rows.baseline_runs(settings)
                 if not replicates and len(runs):
-                    same = [run for run in rows.all_runs if rows.configurations[rows.owner[run]].settings == settings]
-                    runs = np.array(same)
+                    runs = np.array([run for run in rows.all_runs if rows.configuration_of(run).settings == settings])
                 parts.append(_noise_sums(rows, runs, cluster, column, remove_run_means=not replicates))
         known = [part for part in parts if part is not None]
         between, within, count = (sum(column) for column in zip(*known, strict=True)) if known else (0.0, 0.0, 0)

@@ -1,18 +1,22 @@
-"""What trial.json files say about a sweep, and sums of its rows' counters: actor start-ups, memory, provenance.
+"""Facts about the trials of a sweep: actor start-ups, memory, provenance, counters, and all attempts in order of time.
 
-Attempts are a table (store.schema.ATTEMPTS): a large sweep has hundreds of thousands of trials.
+They come from the rows and from the trial.json files. Attempts are a table (store.schema.ATTEMPTS), because a large
+sweep has hundreds of thousands of trials.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.analysis.columns import COUNTERS
+from orchestrator.analysis.columns import COUNTERS, Array, first_places, group_codes
+from orchestrator.analysis.runs import ResolvedConfiguration, TaskRuns
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import KEYS, TaskConfiguration
 
@@ -157,6 +161,15 @@ def describe_code(code: object) -> str:
     return f"commit {str(code['commit'])[:12]}" + (" with uncommitted changes" if code.get("dirty") else "")
 
 
+def trials_by_code(attempts: pa.Table) -> dict[str, list[str]]:
+    """Ids of the trials that each version of the code ran."""
+    result: dict[str, list[str]] = {}
+    for row in attempts.group_by("code").aggregate([("trial_id", "distinct")]).to_pylist():
+        version = describe_code(row["code"] and json.loads(row["code"]))
+        result.setdefault(version, []).extend(row["trial_id_distinct"])
+    return result
+
+
 def unfinished_trials(attempts: pa.Table) -> list[str]:
     """A sentence for each trial that is not finished, with the reason of its last attempt."""
     last = [(name, "last", LAST) for name in ("task", "policy", "shard", "status", "reason")]
@@ -165,4 +178,77 @@ def unfinished_trials(attempts: pa.Table) -> list[str]:
         f"Trial {row['task_last']}/{row['policy_last']}/{row['shard_last']} is {row['status_last']}, not finished"
         + (f": {row['reason_last']}." if row["reason_last"] else ".")
         for row in left.to_pylist()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOfTask:
+    """A run of one of several tasks, and its configuration."""
+
+    task: str
+    label: str
+    resolved: ResolvedConfiguration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttemptTimeline:
+    """All attempts at trials in order of time: one entry per attempt in each array."""
+
+    runs: tuple[RunOfTask, ...]
+    run: Array  # attempt → run
+    trial_id: Array
+    actor: Array
+    started_at: Array  # seconds since 1970
+    tokens: Array
+    wall: Array  # seconds of the decode batches
+    calibration: Array
+    work: Array  # calibrated time
+    passes: Array
+    layers_computed: Array
+
+
+def timeline(tasks: Sequence[TaskRuns]) -> AttemptTimeline:
+    """Every attempt of all tasks."""
+    runs = [
+        RunOfTask(task=rows.task, label=rows.run_label(run), resolved=rows.configuration_of(run))
+        for rows in tasks
+        for run in rows.all_runs
+    ]
+    starts = np.cumsum([0, *(len(rows.owner) for rows in tasks)])
+    parts = [_attempts(rows, int(start)) for rows, start in zip(tasks, starts, strict=False)]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.argsort(columns["started_at"], kind="stable")
+    return AttemptTimeline(runs=tuple(runs), **{name: values[order] for name, values in columns.items()})
+
+
+def _attempts(rows: TaskRuns, first_run: int) -> dict[str, Array]:
+    """The arrays of an AttemptTimeline for one task."""
+    columns = rows.columns
+    group, count = group_codes(columns["trial_id"], columns["attempt"], columns["actor"])
+    first = first_places(group, count)
+    began = np.full(count, np.inf)
+    np.minimum.at(began, group, columns["started_at"])
+    names = {name: np.array(rows.names[name], dtype=object)[columns[name][first]] for name in ("trial_id", "actor")}
+    sums = {
+        name: np.bincount(group, weights=columns[name], minlength=count)
+        for name in ("tokens", "wall", "work", "passes", "layers_computed")
+    }
+    run = rows.run[first] + first_run
+    return {**names, **sums, "run": run, "started_at": began, "calibration": columns["calibration"][first]}
+
+
+def overlapping_attempts(line: AttemptTimeline, attempts: pa.Table | None) -> list[tuple[int, int]]:
+    """Pairs of consecutive attempts on one GPU by different actors, where the second began before the first ended."""
+    used = distinct(attempts, "actor", "node_id", "gpus")
+    by_gpu: dict[tuple[str, str], list[str]] = {}
+    for row in {row["actor"]: row for row in used}.values():
+        for gpu in row["gpus"] or ():
+            by_gpu.setdefault((str(row["node_id"]), str(gpu)), []).append(row["actor"])
+    return [
+        (first, second)
+        for actors in by_gpu.values()
+        if len(actors) > 1
+        for first, second in pairwise(np.flatnonzero(np.isin(line.actor.astype(str), actors)).tolist())
+        if line.actor[first] != line.actor[second]
+        and line.started_at[second] < line.started_at[first] + line.wall[first]
     ]

@@ -21,13 +21,16 @@ These are verdicts for a fixed number of documents: a sweep that is not complete
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scipy import special
 
 from orchestrator.analysis.accuracy import POWER, PairedDifference, documents_needed
 from orchestrator.analysis.intervals import Bounds, Levels
 from orchestrator.analysis.speedups import Speedup
+from sampler.errors import InputError
 
+DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # of sweeps that declare none
 CONFIRMED, REJECTED, UNDECIDED = "confirmed", "rejected", "undecided"
 SPEED_AND_ACCURACY, ACCURACY_ONLY = "speed and accuracy", "accuracy only"
 UNFINISHED = "none: the sweep is not finished"
@@ -41,6 +44,32 @@ class Criteria:
     margin: float
     speedup: float
     exploratory: bool = False  # not what was declared before the run
+
+    @classmethod
+    def declared_in(cls, request: Mapping[str, Any]) -> "Criteria":
+        """What sweep.json declares."""
+        return cls(
+            margin=_declared(request, "margin", DEFAULT_MARGIN), speedup=_declared(request, "speedup", DEFAULT_SPEEDUP)
+        )
+
+    def overridden(self, margin: float | None, speedup: float | None) -> "Criteria":
+        """With another margin or speed-up, which makes them exploratory; None keeps the declared one."""
+        for name, value in (("margin", margin), ("speed-up", speedup)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"the {name} must be a number above 0 (got {value})")
+        chosen = replace(
+            self,
+            margin=self.margin if margin is None else margin,
+            speedup=self.speedup if speedup is None else speedup,
+        )
+        return replace(chosen, exploratory=chosen != self)
+
+
+def _declared(request: Mapping[str, Any], name: str, default: float) -> float:
+    value = request.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise InputError(f"sweep.json: {name} must be a number above 0 (got {value!r})")
+    return float(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

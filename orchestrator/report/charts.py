@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from orchestrator.analysis.details import Histogram
+from orchestrator.analysis.runs import Histogram
 from orchestrator.core.evidence import RaceRules
 from orchestrator.core.race import Look
 from orchestrator.core.untrusted import printable

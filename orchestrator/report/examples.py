@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis
-from orchestrator.analysis.details import Regression
+from orchestrator.analysis.accuracy import Regression
 from orchestrator.report.sweeps import SweepData
 
 MAX_EXAMPLES = 600  # in a report; the counts next to them are of all documents

@@ -8,10 +8,10 @@ from itertools import chain, islice
 import numpy as np
 
 from orchestrator.analysis import Analysis
-from orchestrator.analysis.details import Subgroup
+from orchestrator.analysis.accuracy import Subgroup
+from orchestrator.analysis.costs import EXECUTIONS, POSITIONS, REFERENCE, SPEED, beyond_fixed_grid
 from orchestrator.analysis.gates import GENERATE, UNTIMED
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.ranking import EXECUTIONS, POSITIONS, REFERENCE, SPEED, beyond_fixed_grid
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.trial_facts import ActorStartup
 from orchestrator.analysis.verdicts import Criteria

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.analysis.gates import IMPORTED, UNTIMED
-from orchestrator.analysis.pipeline import DEFAULT_MARGIN, DEFAULT_SPEEDUP, POOLED
+from orchestrator.analysis.pipeline import POOLED
+from orchestrator.analysis.verdicts import DEFAULT_MARGIN, DEFAULT_SPEEDUP
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, default_of
 from orchestrator.core.system import code_version, package_versions
 from orchestrator.core.totals import trial_sums

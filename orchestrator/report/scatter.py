@@ -12,8 +12,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
+from orchestrator.analysis.costs import family_order
 from orchestrator.analysis.intervals import Bounds, Estimate
-from orchestrator.analysis.ranking import family_order
 from orchestrator.report.charts import BLACK, GRAY, LIGHT_GRAY, color_for, lay_out, marker_style, new_figure
 from orchestrator.report.text import signed
 

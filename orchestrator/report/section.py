@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 
 from orchestrator.analysis import Analysis, analyse
 from orchestrator.analysis.accuracy import documents_for_margin
-from orchestrator.analysis.explain import Explanation, ModelledSpeedup, flops_per_token
+from orchestrator.analysis.costs import Explanation, ModelledSpeedup, beyond_fixed_grid, flops_per_token
 from orchestrator.analysis.gates import GENERATE, IMPORTED, Finding
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.ranking import beyond_fixed_grid
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
 from orchestrator.analysis.trial_facts import (
     CounterSums,

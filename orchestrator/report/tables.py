@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from orchestrator.analysis.ranking import AXES, SPEED, Ranking, fastest_within_margin
+from orchestrator.analysis.costs import AXES, SPEED, Ranking, fastest_within_margin
 from orchestrator.analysis.results import ConfigurationResult, PooledResult, best, best_by_k, family_parallelism
 from orchestrator.report.examples import Examples
 from orchestrator.report.section import ConfigurationView, Section, TaskView
