@@ -121,7 +121,8 @@ def test_a_question_fails_with_all_its_options(policy: str) -> None:
     expected = dict(score_pairs(clean, pairs, policy=score, batch_size=2))
     assert sorted(failed) == [4, 5, 6, 7]
     unaffected = {n: expected[n].score for n in (*range(4), *range(8, 12))}
-    assert {n: s.score for n, s in found.items()} == pytest.approx(unaffected, abs=1e-3)  # other batches, other rounding
+    # A failed question leaves its batch, so others run in batches of another size, which round differently.
+    assert {n: s.score for n, s in found.items()} == pytest.approx(unaffected, rel=1e-5)
 
 
 def write_broken_case(root: Path) -> Path:
