@@ -234,14 +234,14 @@ def _outlying_replicate(replicates: Sequence[tuple[str, float]]) -> list[str]:
 def configuration_summaries(section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
     """The directory name (task[_limit_N]/configuration) and content of each summary.json."""
     limit = section.request.get("settings", {}).get("limit")
-    nothing = TrialProvenance(devices=(), packages=(), codes=())
+    unknown = TrialProvenance(devices=(), packages=(), codes=())
     for task_view in section.tasks:
         task = task_view.task
         folder = task.task + (f"_limit_{limit}" if limit else "")
         varying = varying_settings(result.configuration for result in task.configurations)
         for view in task_view.configurations:
             configuration = view.result.configuration
-            provenance = section.provenance_by_configuration.get((task.task, configuration), nothing)
+            provenance = section.provenance_by_configuration.get((task.task, configuration), unknown)
             yield f"{folder}/{configuration.slug(varying)}", _summary(section, task, view, provenance)
 
 

@@ -221,7 +221,7 @@ def plain_table(name: str, titles: Sequence[str], rows: Iterable[Sequence[Cell]]
 
 PASSED, WARNING, FAILED = "passed", "warning", "failed"
 WHY_A_GATE_MATTERS = {
-    "replay": "Layers ran that the policy should have skipped, or were skipped at k=1. The times then say nothing "
+    "replay": "Layers ran that the policy should have replayed, or were replayed at k=1. The times then say nothing "
     "about layer reuse. This is a bug in the program, and rows from before its fix cannot be used.",
     "agreement at k=1": "All k=1 runs are the same computation. If their answers differ, something other than the "
     "policy changes results (a cache, state that leaks between batches), and may affect other configurations too.",
