@@ -77,6 +77,9 @@ def test_an_import_is_labelled(place: Path, tmp_path: Path, capsys: pytest.Captu
         assert "The baseline is vllm" in text
         assert "Declared at the first import" in text
         assert "less than 7 points" in text
+    assert page.read_text().count("The times of these results are unknown") == 1  # gsm8k
+    assert page.read_text().count("generates no text") == 1  # mmlu
+    assert "Times are for information only" not in page.read_text(), "nothing of this program ran"
     assert Store(folder).check() == []
 
 
@@ -164,7 +167,7 @@ MALFORMED: dict[str, tuple[Callable[[Path], object], str]] = {
     "id": (first_line(lambda line: line.update(doc_id="one")), "has 'one' as 'doc_id', which must be a whole number"),
     "nan": (first_line(lambda line: line.update(exact_match=float("nan"))), "not valid JSON: NaN is not a number"),
     "no metric": (first_line(lambda line: line.pop("exact_match")), "has no value of the metric 'exact_match'"),
-    "text as metric": (first_line(lambda line: line.update(exact_match="yes")), "has no number exact_match"),
+    "text as metric": (first_line(lambda line: line.update(exact_match="yes")), "has no numeric metric exact_match"),
     "no response": (first_line(lambda line: line.update(resps=[])), "has [] as 'resps', which must be a text"),
     "no prompt": (first_line(lambda line: line.update(arguments={})), "which must be a prompt for each request"),
     "twice": (lambda path: path.write_text(path.read_text() * 2), "line 61: document 0 occurs twice"),
@@ -220,8 +223,8 @@ def other_prompt(line: dict[str, Any]) -> None:
     [
         (without_last, "gsm8k: documents differ: only .*engines has gsm8k/59"),
         (first_line(lambda line: line["doc"].update(question="2 + 2?")), "the document gsm8k/0 differs"),
-        (first_line(other_prompt), r"the prompt of gsm8k/0 differs: .* the files '.* Think\.'"),
-        (Path.unlink, "has samples of gsm8k, mmlu, but the files of mmlu"),
+        (first_line(other_prompt), r"the prompt of gsm8k/0 differs: .* the files have '.* Think\.'"),
+        (Path.unlink, "has samples of gsm8k, mmlu, but the files have samples of mmlu"),
     ],
 )
 def test_other_documents_or_prompts_are_refused(place: Path, tmp_path: Path, edit: Any, sentence: str) -> None:
@@ -243,7 +246,7 @@ def test_what_an_import_does_not_do(place: Path, tmp_path: Path) -> None:
         import_lm_eval(files, tmp_path / "engines", "a/b")
     with pytest.raises(InputError, match="already has a baseline, vllm"):
         import_lm_eval(files, tmp_path / "engines", "other", against=place / "sweep")
-    with pytest.raises(InputError, match=r"has no number f1, only exact_match; choose one with --metric"):
+    with pytest.raises(InputError, match=r"has no numeric metric f1, only exact_match; choose one with --metric"):
         import_lm_eval([*(place / "k1").glob("samples_gsm8k*")], tmp_path / "f1", "vllm", metric="f1")
     other = write_sweep(tmp_path / "other", replace(SIMULATION, documents={"mmlu": 57}))
     with pytest.raises(InputError, match="other has no task gsm8k; it has mmlu"):

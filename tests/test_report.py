@@ -128,7 +128,7 @@ def test_the_page_has_every_part(reported: Path) -> None:
         assert policy in page.text
     assert "Declared before the run" in page.text
     assert "k1_first ran at 22.75 tokens/s" in page.text
-    for drop in ("stated −6.7", "stated −13.2", "−13.27"):  # the experiment's own words, and its accuracies' difference
+    for drop in ("reported as −6.7", "reported as −13.2", "−13.27"):  # its own table, and its accuracies' difference
         assert drop in page.text
     assert page.ids.index("verdict") < page.ids.index("results") < page.ids.index("figures") < page.ids.index("gates")
     glossary = page.text.partition("Glossary")[2].rpartition("Glossary")[2]

@@ -70,13 +70,13 @@ MAX_ACTORS = 12
 MAX_POINTS_PER_ACTOR = 240  # more are summarized by medians
 SINGLE_POINTS = 12  # an actor's first trials, never summarized: they show a cold start
 LOADING: dict[str, Any] = {"facecolor": "#ececec", "hatch": "...."}
-Labeled = tuple[str, int | None, Histogram]  # label, k
 WARM_UP: dict[str, Any] = {"facecolor": "#f3dfc1", "hatch": "////"}
+Labeled = tuple[str, int | None, Histogram]  # label, k
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenderedFigure:
-    """A rendered figure."""
+    """A figure as SVG and PNG, with its title and caption."""
 
     name: str  # file name without suffix
     title: str

@@ -106,7 +106,9 @@ def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
         if result.comparison
     ]
     limit = max(MIN_PER_CONFIGURATION, min(MAX_PER_CONFIGURATION, MAX_EXAMPLES // max(1, len(compared))))
-    chosen = [(task, label, found, _evenly_chosen(found.regressions, limit)) for task, label, found in compared]
+    chosen = [
+        (task, label, comparison, _evenly_chosen(comparison.regressions, limit)) for task, label, comparison in compared
+    ]
     answers = _read_answers(data, [one for *_, listed in chosen for one in listed])
     documents = {}
     for name, table in data.documents.items():
@@ -116,14 +118,14 @@ def find_examples(data: SweepData, analysis: Analysis) -> list[Examples]:
         Examples(
             task=task,
             label=label,
-            lost=found.difference.lost,
-            won=found.difference.won,
+            lost=comparison.difference.lost,
+            won=comparison.difference.won,
             shown=tuple(
                 _example(one, answers, documents.get(task, {}), colored=number * len(compared) < MAX_COLORED)
                 for number, one in enumerate(listed)
             ),
         )
-        for task, label, found, listed in chosen
+        for task, label, comparison, listed in chosen
     ]
 
 
@@ -134,28 +136,28 @@ def _evenly_chosen(listed: Sequence[Regression], limit: int) -> list[Regression]
 
 
 def _read_answers(data: SweepData, wanted: Sequence[Regression]) -> Mapping[tuple[str, str], Answer]:
-    """By trial and document; each file is opened once."""
+    """The answers of both sides by trial and document; each file is opened once."""
     keys = {(trial, one.doc_id) for one in wanted for trial in (one.baseline_trial, one.trial)}
     names: dict[int, dict[str, str]] = defaultdict(dict)  # by store: id there → trial
     for trial, _ in keys:
         store, stored_id = data.origin.get(trial, (0, trial))
         names[store][stored_id] = trial
-    these = pc.field("doc_id").isin(pa.array(sorted({doc_id for _, doc_id in keys}), pa.string()))
+    wanted_documents = pc.field("doc_id").isin(pa.array(sorted({doc_id for _, doc_id in keys}), pa.string()))
     columns = ["trial_id", "doc_id", "text", "token_ids", "token_steps", "token_confidences", "token_ends"]
-    found: dict[tuple[str, str], Answer] = {}
+    answers: dict[tuple[str, str], Answer] = {}
     for store, trials in names.items():
-        for rows in data.stores[store].tables(list(trials), columns, where=these, verify=False):
+        for rows in data.stores[store].tables(list(trials), columns, where=wanted_documents, verify=False):
             for row in rows.to_pylist():
                 if (key := (trials[row["trial_id"]], row["doc_id"])) in keys:
-                    found[key] = _answer(row)
-    return found
+                    answers[key] = _answer(row)
+    return answers
 
 
 def _answer(row: Mapping[str, Any]) -> Answer:
     text, tokens = row["text"] or "", row["token_ids"]
     steps, confidences, ends = (row[name] or () for name in ("token_steps", "token_confidences", "token_ends"))
-    places = [0, *ends, len(text)]
-    if not len(steps) == len(confidences) == len(ends) == len(tokens) or places != sorted(places):
+    boundaries = [0, *ends, len(text)]
+    if not len(steps) == len(confidences) == len(ends) == len(tokens) or boundaries != sorted(boundaries):
         return Answer(text=text, tokens=tokens)
     return Answer(text=text, tokens=tokens, steps=steps, confidences=confidences, ends=ends)
 
@@ -187,8 +189,8 @@ def _example(
     )
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first index at which two answers differ (the shorter length if one is a prefix), None if they are equal."""
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """The first index at which two sequences differ (the shorter length if one is a prefix); None if they are equal."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index
@@ -200,9 +202,9 @@ def mark_difference(one: Answer, other: Answer, *, colored: bool = True) -> tupl
     if not colored:
         one, other = Answer(text=one.text), Answer(text=other.text)
     a, b = one.text, other.text
-    if a == b:
+    at = first_difference(a, b)
+    if at is None:
         return _marked(one, len(a)), _marked(other, len(b))
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     inside_word = any(text[at : at + 1].strip() for text in (a, b))
     start = len(re.sub(r"\S*$", "", a[:at])) if inside_word else at
     return _marked(one, start), _marked(other, start)

@@ -95,19 +95,19 @@ def export_lm_eval(folder: Path, out: Path | None = None, record: Mapping[str, A
 
 
 def _print_notices(store: Store) -> None:
-    """What could not be read, or was ignored."""
+    """Print what could not be read or was ignored to stderr."""
     for notice in (*map(corruption_notice, store.corrupted.values()), *store.notices):
         print(printable(notice), file=sys.stderr)
 
 
 def _trials_by_configuration(attempts: pa.Table) -> dict[str, dict[str, list[str]]]:
-    """Trial ids by configuration and repeat, then by task."""
-    found: dict[str, dict[str, list[str]]] = {}
+    """Trial ids by the name of a configuration (and repeat), then by task."""
+    trial_ids: dict[str, dict[str, list[str]]] = {}
     trials = attempts.group_by([*KEYS, "repeat"], use_threads=False).aggregate([("trial_id", "distinct")])
     for row in trials.to_pylist():
         name = Configuration.from_mapping(row).slug() + (f".r{row['repeat']}" if row["repeat"] else "")
-        found.setdefault(name, {})[row["task"]] = row["trial_id_distinct"]
-    return dict(sorted(found.items()))
+        trial_ids.setdefault(name, {})[row["task"]] = row["trial_id_distinct"]
+    return dict(sorted(trial_ids.items()))
 
 
 def _open_source(store: Store, request: Mapping[str, Any], task: str) -> TaskSource:
@@ -139,7 +139,7 @@ def _open_source(store: Store, request: Mapping[str, Any], task: str) -> TaskSou
 def _files(
     request: Mapping[str, Any], name: str, tasks: Mapping[str, Sequence[Row]], sources: Mapping[str, TaskSource]
 ) -> Iterator[tuple[str, bytes]]:
-    """Samples first: the results file refers to them."""
+    """Names and contents of a configuration's files. Samples come first, because the results file has their hashes."""
     last = max(row["started_at"] for rows in tasks.values() for row in rows)
     date = last.replace(tzinfo=None).isoformat().replace(":", "-")
     hashes: dict[str, str] = {}
@@ -186,15 +186,15 @@ def _document(row: Row) -> Document:
 
 
 def _samples(source: TaskSource, rows: Sequence[Row]) -> Samples:
-    """In the order of documents; one sample per filter, all of one filter before the next, as lm-eval writes them."""
-    found: Samples = {}
+    """Samples by subtask, in the order in which lm-eval writes them: by filter, then by document."""
+    samples: Samples = {}
     for row in sorted(rows, key=lambda row: (row["subtask"], document_index(row))):
         prompt = _stored_prompt(source, row) if source.task is None else _prompt(source.task, row)
-        found.setdefault(row["subtask"], []).extend(row_samples(row, prompt))
-    for lines in found.values():
+        samples.setdefault(row["subtask"], []).extend(row_samples(row, prompt))
+    for lines in samples.values():
         filters = list(dict.fromkeys(line["filter"] for line in lines))
         lines.sort(key=lambda line: filters.index(line["filter"]))
-    return found
+    return samples
 
 
 def _stored_prompt(source: TaskSource, row: Row) -> PromptParts:
@@ -231,7 +231,7 @@ def _prompt(task: Task, row: Row) -> PromptParts:
 
 
 def _aggregate(source: TaskSource, rows: Sequence[Row]) -> dict[str, Any]:
-    """The parts of lm-eval's results that depend on rows and tasks."""
+    """The entries of lm-eval's results file that depend on rows and tasks."""
     counts = Counter(row["subtask"] for row in rows)
     if source.task is None:
         return _average(source, rows, counts)
@@ -255,15 +255,16 @@ def _aggregate(source: TaskSource, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _average(source: TaskSource, rows: Sequence[Row], counts: Mapping[str, int]) -> dict[str, Any]:
+    """The same entries for a task that cannot be opened here: metrics are means over documents."""
     is_group = source.name not in counts
     tables: dict[str, dict[str, Any]] = {}
     for name in [*counts, *([source.name] if is_group else [])]:
         own = [row_metrics(row) for row in rows if name in (row["subtask"], source.name)]
         table: dict[str, Any] = {"name": name, "alias": name, "sample_len": len(own)}
         for key in dict.fromkeys(key for metrics in own for key in metrics):
-            found = [metrics.get(key) for metrics in own]
-            each = (v for one in found for v in (one if isinstance(one, list) else [one]))
-            values = [float(v) for v in each if isinstance(v, int | float)]
+            stored = [metrics.get(key) for metrics in own]
+            flat = (item for value in stored for item in (value if isinstance(value, list) else [value]))
+            values = [float(item) for item in flat if isinstance(item, int | float)]
             metric, filter_name = split_metric(key, "none")
             table[f"{metric},{filter_name}"] = mean(values) if values else None
             table[f"{metric}_stderr,{filter_name}"] = mean_stderr(values) if len(values) > 1 else "N/A"
@@ -289,10 +290,10 @@ def export_csv(folder: Path, out: Path | None = None, record: Mapping[str, Any] 
     target = path_below(folder, "rows.csv") if out is None else out
     if target.is_dir():
         raise InputError(f"--out {target} is a directory; give the name of a file, such as {target / 'rows.csv'}")
-    for place, column in enumerate(rows.schema):
+    for index, column in enumerate(rows.schema):
         if pa.types.is_list(column.type):
             values = [None if value is None else json.dumps(value) for value in rows[column.name].to_pylist()]
-            rows = rows.set_column(place, column.name, pa.array(values, pa.string()))
+            rows = rows.set_column(index, column.name, pa.array(values, pa.string()))
     content = pa.BufferOutputStream()
     pa.csv.write_csv(rows, content)
     write_all(target.parent, {target.name: content.getvalue().to_pybytes()})
@@ -302,7 +303,9 @@ def export_csv(folder: Path, out: Path | None = None, record: Mapping[str, Any] 
 
 def check_repository(repository: str) -> None:
     if not REPOSITORY.fullmatch(repository):
-        raise InputError(f"--hub must be OWNER/NAME, of letters, digits and -_. (got {repository})")
+        raise InputError(
+            f"--hub must be OWNER/NAME; both may contain letters, digits, '-', '_' and '.' (got {repository})"
+        )
 
 
 def export_hub(
@@ -318,27 +321,28 @@ def export_hub(
     store, request = open_sweep(folder, record)
     tasks = [task for task in request["tasks"] if not (task in CATALOG and CATALOG[task].gated)]
     with tempfile.TemporaryDirectory(prefix="reuse-hub-") as staging:
-        place = Path(staging)
+        root = Path(staging)
         rows = store.rows()
         if not rows.num_rows:
             raise no_rows(store)
         _print_notices(store)
-        pa.parquet.write_table(rows, place / "rows.parquet", compression="zstd")
-        (place / "documents").mkdir()
+        pa.parquet.write_table(rows, root / "rows.parquet", compression="zstd")
+        (root / "documents").mkdir()
         for task in tasks:
-            pa.parquet.write_table(store.documents(task), place / "documents" / f"{task}.parquet", compression="zstd")
-        (place / "sweep.json").write_bytes(_to_json(request, indent=1))
-        (place / "README.md").write_text(_dataset_card(folder, repository, request, tasks), encoding="utf-8")
-        files = sorted(path for path in place.rglob("*") if path.is_file())
-        sizes = [f"{path.relative_to(place)}: {path.stat().st_size:,} bytes" for path in files]
-        kind = "public" if public else "private"
+            pa.parquet.write_table(store.documents(task), root / "documents" / f"{task}.parquet", compression="zstd")
+        (root / "sweep.json").write_bytes(_to_json(request, indent=1))
+        card = _dataset_card(folder, repository, request, tasks)
+        (root / "README.md").write_text(card, encoding="utf-8")
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        sizes = [f"{path.relative_to(root)}: {path.stat().st_size:,} bytes" for path in files]
         if dry_run:
-            card = (place / "README.md").read_text(encoding="utf-8")
+            kind = "public" if public else "private"
             return [f"would push to the {kind} dataset {repository}:", *sizes, "", card]
-        return [*sizes, _push(place, repository, public=public)]
+        return [*sizes, _push(root, repository, public=public)]
 
 
-def _push(place: Path, repository: str, *, public: bool) -> str:
+def _push(folder: Path, repository: str, *, public: bool) -> str:
+    """Push all files of a directory; returns the URL of the commit."""
     api = HfApi()
     try:
         retry_hub(lambda: api.create_repo(repository, repo_type="dataset", private=not public, exist_ok=True))
@@ -346,7 +350,10 @@ def _push(place: Path, repository: str, *, public: bool) -> str:
             raise InputError(f"the dataset {repository} is public; add --public to push to it")
         commit = retry_hub(
             lambda: api.upload_folder(
-                repo_id=repository, repo_type="dataset", folder_path=place, commit_message="Push a sweep of reuse-sweep"
+                repo_id=repository,
+                repo_type="dataset",
+                folder_path=folder,
+                commit_message="Push a sweep of reuse-sweep",
             )
         )
     except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: from Xet uploads
@@ -368,11 +375,11 @@ def _dataset_card(folder: Path, repository: str, request: Mapping[str, Any], tas
     notes = [f"The documents of {', '.join(withheld)} are gated and not included."] if withheld else []
     lines = [
         f"---\n{yaml.safe_dump(facts, sort_keys=False)}---\n\n# {name}",
-        f"Rows of a sweep of layer-reuse policies over {', '.join(request['tasks'])} with the model "
-        f"{request['identity']['model']}, written by reuse-sweep: one row per document and configuration.",
+        f"Results of layer-reuse policies on {', '.join(request['tasks'])} with the model "
+        f"{request['identity']['model']}, collected by reuse-sweep. There is one row per document and configuration.",
         *notes,
         f'```python\nfrom datasets import load_dataset\n\nrows = load_dataset("{repository}", split="train")\n```',
-        "The documents are those of the benchmarks and keep their licenses.",
+        "The documents come from the benchmarks and keep their licenses.",
         results,
     ]
     return printable("\n\n".join(lines) + "\n")

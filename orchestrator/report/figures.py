@@ -10,7 +10,7 @@ import numpy as np
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.accuracy import Subgroup
 from orchestrator.analysis.costs import EXECUTIONS, POSITIONS, REFERENCE, SPEED, beyond_fixed_grid
-from orchestrator.analysis.gates import GENERATE, UNTIMED
+from orchestrator.analysis.gates import GENERATE
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.trial_facts import ActorStartup
@@ -31,7 +31,7 @@ from orchestrator.report.charts import (
 )
 from orchestrator.report.scatter import FamilyPoint, Point, plot_forest, plot_pareto, plot_tradeoff
 from orchestrator.report.sweeps import Map, sequential_map
-from orchestrator.report.text import number, p_value, signed
+from orchestrator.report.text import number, p_value, signed, why_no_speedup
 
 MAX_CONFIGURATIONS = 24  # in figures with one row per configuration
 MAX_SUBJECTS = 60
@@ -40,6 +40,11 @@ FOREST = (
     "Thick: 95 % interval. Thin, with ends: the one-sided bounds that the verdict compares with the declared values "
     "(dashed). "
 )
+GRID = (
+    "Rows: k. Columns: which layers are reused. Times and speeds are as measured; only speed-ups are corrected for "
+    "changes in the speed of the machine."
+)
+WORK = " Layer-positions count every position computed in every layer: the amount of work, independent of time."
 
 
 def start_drawing(
@@ -76,12 +81,11 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
         return
     name = f"{prefix}tradeoff"
     if task.kind != GENERATE:
-        why = "The times are unknown" if task.kind == UNTIMED else "This task generates no text"
         yield render(
             plot_forest(points[:MAX_CONFIGURATIONS], margin=criteria.margin, speedup=None),
             name=name,
             title=f"{task.task}: accuracy compared with k=1",
-            caption=f"{FOREST}{why}, so there is no speed-up.",
+            caption=f"{FOREST}{why_no_speedup(task.kind)}, so there is no speed-up.",
         )
         return
     baseline = task.baselines[0]
@@ -95,7 +99,7 @@ def _tradeoff(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Ren
         ),
         name=name,
         title=f"{task.task}: accuracy and speed-up",
-        caption="Paired differences from the pooled k=1 runs, with 95 % intervals. Hatched: less than "
+        caption="Differences from the pooled k=1 runs on the same documents, with 95 % intervals. Hatched: less than "
         f"{criteria.margin:g} points lost at more than {criteria.speedup:g}× the speed"
         f"{' (not the values declared before the run)' if criteria.exploratory else ''}. The gray band shows how much "
         "the speeds of the k=1 runs differ.",
@@ -121,10 +125,10 @@ def _point(result: ConfigurationResult) -> Point:
 def _race(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[RenderedFigure]:
     """How the evidence of each configuration in a race grew."""
     del criteria
-    found = [(result, result.comparison.race) for result in task.configurations if result.comparison is not None]
+    races = [(result, result.comparison.race) for result in task.configurations if result.comparison is not None]
     lines = [
         EvidencePath(label=result.label, k=result.resolved.k, path=race.path, rules=race.standing.rules)
-        for result, race in found
+        for result, race in races
         if race is not None and race.path
     ]
     if lines:
@@ -133,9 +137,9 @@ def _race(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Rendere
             name=f"{prefix}race",
             title=f"{task.task}: evidence in the race",
             caption="One row per configuration, over the number of documents used so far. Left: evidence that the "
-            "drop in accuracy is within the margin (solid) or beyond it (dashed), scaled so that the decision is at 1. "
-            "Right: the speed-up with bounds that hold at every look, and the declared speed-up (dashed). In other "
-            "figures, configurations that were stopped early have hollow markers.",
+            "drop in accuracy is within the margin (solid) or beyond it (dashed), scaled so that 1 decides. Right: "
+            "the speed-up with bounds that stay valid however often one looks, and the declared speed-up "
+            "(dashed). In other figures, configurations that were stopped early have hollow markers.",
         )
 
 
@@ -167,36 +171,36 @@ def _shards_over_time(
     shards = {r.label: r.comparison.shards for r in compared if r.comparison is not None and r.comparison.shards}
     if not shards:
         return
-    start = min(one.started_at for found in shards.values() for one in found)
+    start = min(one.started_at for ratios in shards.values() for one in ratios)
     k_by_label = {result.label: result.resolved.k for result in compared}
     lines = [
-        (label, k_by_label[label], [(one.started_at - start, one.ratio) for one in found])
-        for label, found in shards.items()
+        (label, k_by_label[label], [(one.started_at - start, one.ratio) for one in ratios])
+        for label, ratios in shards.items()
     ]
     yield render(
         plot_shard_ratios(lines, speedup=criteria.speedup),
         name=f"{prefix}shards",
         title=f"{task.task}: speed-up of each shard over time",
-        caption="Each marker is one shard of documents: this configuration against all k=1 runs on the same documents. "
-        "A trend or a jump means that the speed of the machine changed. Dashed: the declared speed-up.",
+        caption="Each marker is the speed-up on one shard, compared with all k=1 runs on the same documents. "
+        "A trend or a jump suggests that the speed of the machine changed. Dashed: the declared speed-up.",
     )
 
 
 def _outcomes(task: TaskResult, compared: Sequence[ConfigurationResult], prefix: str) -> RenderedFigure:
-    found = [own for result in compared if (own := result.difference) is not None]
-    counts = [[one.both_right, one.lost, one.won, one.both_wrong] for one in found]
+    differences = [own for result in compared if (own := result.difference) is not None]
+    counts = [[one.both_right, one.lost, one.won, one.both_wrong] for one in differences]
     heatmap = Heatmap(
         rows=[result.label for result in compared],
         columns=["both", "lost", "won", "neither"],
-        values=[[100 * count / one.documents for count in row] for row, one in zip(counts, found, strict=True)],
+        values=[[100 * count / one.documents for count in row] for row, one in zip(counts, differences, strict=True)],
         texts=[[str(count) for count in row] for row in counts],
     )
     return render(
         plot_tall_heatmap(heatmap, note="documents; the color shows their share"),
         name=f"{prefix}outcomes",
-        title=f"{task.task}: documents right with k=1 and with the policy",
-        caption="Both: right on both sides. Lost: right with k=1 only. Won: right with the policy only. Neither: wrong "
-        "on both sides. Flips are lost plus won; the accuracy difference shows only won minus lost.",
+        title=f"{task.task}: correct answers of k=1 and of the policy",
+        caption="Documents answered correctly by both, by k=1 only (lost), by the policy only (won) or by neither. "
+        "Flips are lost plus won; the accuracy difference shows only won minus lost.",
     )
 
 
@@ -209,9 +213,9 @@ def _paretos(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Rend
             plot_pareto(list(_family_points(task, axis)), axis=axis, margin=criteria.margin),
             name=f"{prefix}pareto-{name}",
             title=f"{task.task}: policies and decode settings, {axis}",
-            caption="Paired accuracy differences from k=1 with the first decode settings, with 95 % intervals, over "
-            "the gain per token. Hollow markers: k=1 with another threshold, small block or block cache, the control "
-            "that a policy has to beat. The shaded band is the accuracy margin.",
+            caption="Accuracy differences from k=1 with the first decode settings on the same documents, with 95 % "
+            "intervals, over the gain per token. Hollow markers: k=1 with another threshold, small block or block "
+            "cache, which a policy has to beat. The shaded band is the accuracy margin.",
         )
 
 
@@ -242,7 +246,7 @@ def _grids(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Render
         own = result.resolved
         if own.k is not None and own.subset is not None:
             by_settings.setdefault(own.settings, []).append(result)
-    for place, results in enumerate(list(by_settings.values())[:MAX_GRIDS]):
+    for index, results in enumerate(list(by_settings.values())[:MAX_GRIDS]):
         modes = list(dict.fromkeys(r.resolved.mode for r in results if r.resolved.k != 1)) or [None]
         for mode in modes:
             members = [r for r in results if r.resolved.mode == mode or r.resolved.k == 1]
@@ -259,11 +263,9 @@ def _grids(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Render
                     x_label="layers reused",
                     y_label="k",
                 ),
-                name=f"{name}-{place + 1}" if place else name,
+                name=f"{name}-{index + 1}" if index else name,
                 title=title,
-                caption="Rows: k. Columns: which layers are reused. Speeds are as measured; only speed-ups are "
-                "corrected for changes in the speed of the machine. Layer-positions count every position computed in "
-                "every layer: the amount of work, independent of time.",
+                caption=GRID + (WORK if task.kind == GENERATE else ""),
             )
 
 
@@ -273,8 +275,8 @@ def _grid_heatmaps(results: Sequence[ConfigurationResult], *, generates: bool) -
     by_cell = {(r.resolved.k, str(r.resolved.subset)): r for r in results}
 
     def heatmap(title: str, value: Callable[[ConfigurationResult], float | None], places: int) -> Heatmap:
-        found = {cell: value(result) for cell, result in by_cell.items()}
-        table = [[_or_nan(found.get((k, subset))) for subset in subsets] for k in ks]
+        values = {cell: value(result) for cell, result in by_cell.items()}
+        table = [[_or_nan(values.get((k, subset))) for subset in subsets] for k in ks]
         texts = [[number(one, places) for one in row] for row in table]
         return Heatmap(title=title, rows=[str(k) for k in ks], columns=subsets, values=table, texts=texts)
 
@@ -301,7 +303,7 @@ def _other_figures(task: TaskResult, criteria: Criteria, prefix: str) -> Iterato
             name=f"{prefix}spread",
             title=f"{task.task}: denoising steps and output lengths",
             caption="Filled: the configuration. Outline: the first k=1 run. Bar: median. Triangle: mean. Longer "
-            "answers raise tokens/s without making a configuration faster.",
+            "answers can raise tokens/s without making a configuration faster.",
         )
     yield _agreement(task, shown, prefix)
     compared = [result for result in task.configurations if result.comparison is not None][:MAX_CONFIGURATIONS]
@@ -314,21 +316,21 @@ def _other_figures(task: TaskResult, criteria: Criteria, prefix: str) -> Iterato
                 ),
                 name=f"{prefix}{word}s",
                 title=f"{task.task}: by {word}",
-                caption=f"Accuracy of k=1 and the difference from it for each {word}, with the number of documents. "
-                f"The groups are small: these numbers are only hints, and no verdict uses them. "
+                caption=f"Accuracy of k=1 and the difference from it for each {word}, with the number of documents in "
+                f"parentheses. The groups are small: these numbers are only hints, and no verdict uses them. "
                 f"{_tests(compared, word)}",
             )
 
 
 def _tests(compared: Sequence[ConfigurationResult], word: str) -> str:
     """P-values of the hypothesis that the difference is the same in all groups."""
-    found = []
+    p_values = []
     for result in compared:
         parts = None if result.comparison is None else result.comparison.breakdown
         p = None if parts is None else parts.subject_p if word == "subject" else parts.level_p
         if p is not None:
-            found.append(f"{result.label} {p_value(p)}")
-    return f"Test of equal differences in all {word}s (p): {', '.join(found)}." if found else ""
+            p_values.append(f"{result.label} {p_value(p)}")
+    return f"Tests of equal differences in all {word}s, p-values: {', '.join(p_values)}." if p_values else ""
 
 
 def _agreement(task: TaskResult, shown: Sequence[ConfigurationResult], prefix: str) -> RenderedFigure:
@@ -341,8 +343,8 @@ def _agreement(task: TaskResult, shown: Sequence[ConfigurationResult], prefix: s
         plot_tall_heatmap(heatmap, note="identical answers (%)"),
         name=f"{prefix}agreement",
         title=f"{task.task}: identical answers",
-        caption="Share of documents for which two configurations gave the same answer, token by token. It must be "
-        "100 between k=1 runs on the same type of device.",
+        caption="Percentage of documents for which two configurations gave the same answer, token by token. It must "
+        "be 100 between k=1 runs on the same type of device.",
     )
 
 
@@ -368,9 +370,9 @@ def _speed_over_time(timelines: Sequence[ActorTimeline], prefix: str) -> Iterato
             plot_speed_over_time(timelines),
             name=f"{prefix}time",
             title="Tokens/s over time, by actor",
-            caption="Each marker is one trial at its start time; markers of the same kind should stay level. Gray "
-            "line: the calibration before each trial (fixed documents at k=1), which measures the machine rather than "
-            "the policy. A cold start shows as first markers far below later ones of the same kind.",
+            caption="Each marker is one trial at its start time. Markers of the same kind should stay level; if the "
+            "first ones are far below the others, it was a cold start. Gray line: the calibration before each trial "
+            "(fixed documents at k=1), which measures the machine rather than the policy.",
         )
 
 

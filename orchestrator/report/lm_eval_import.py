@@ -23,6 +23,7 @@ from orchestrator.core.system import code_version, package_versions
 from orchestrator.core.totals import trial_sums
 from orchestrator.core.trial import Trial
 from orchestrator.core.untrusted import name_problem, shown
+from orchestrator.report.examples import first_difference
 from orchestrator.report.lm_eval_samples import ImportedTask, Json, Sample, read_tasks
 from orchestrator.report.sweeps import open_sweep
 from orchestrator.store import Store, StoreWriter
@@ -31,7 +32,7 @@ from orchestrator.store.trial_files import TOTALS_KEY
 from sampler.errors import InputError, counted
 from tasks.catalog import GENERATE, LOGLIKELIHOOD
 
-SHARD_DOCUMENTS = 50  # a trial's; speeds are compared by trials
+SHARD_DOCUMENTS = 50  # documents of a trial; speeds are compared trial by trial
 CONTEXT_CHARACTERS = 20  # shown on each side of a difference
 COUNTERS = (
     *("passes_prefill", "passes_full", "passes_small", "passes_commit", "layers_computed", "layers_reused"),
@@ -51,8 +52,8 @@ def import_lm_eval(
 ) -> list[str]:
     """Adds a configuration to an imported sweep, which is created if missing; returns lines to print.
 
-    `against`: a sweep of this project whose k=1 becomes the baseline. The first import declares `margin` and `speedup`.
-    Nothing is written if anything is wrong.
+    `against` is a sweep of this project whose k=1 becomes the baseline. The first import declares `margin` and
+    `speedup`. All files are checked before anything is written.
     """
     if (problem := name_problem(label)) is not None:
         raise InputError(f"--as must be {problem} (got {shown(label)})")
@@ -97,12 +98,13 @@ def _is_complete(store: Store, record: Json, label: str) -> bool:
 
 def _check_same_tasks(folder: Path, record: Json, tasks: Mapping[str, ImportedTask]) -> None:
     if tasks.keys() != record["tasks"].keys():
-        has = ", ".join(record["tasks"])
-        raise InputError(f"{folder} has samples of {has}, but the files of {', '.join(tasks)}; import the same tasks")
+        raise InputError(
+            f"{folder} has samples of {', '.join(record['tasks'])}, but the files have samples of {', '.join(tasks)}; "
+            "import the same tasks"
+        )
     for task in tasks.values():
         entry = record["tasks"][task.name]
-        if entry["primary"] != task.primary:
-            raise InputError(f"{task.name}: {folder} compares {entry['primary']}, but the files {task.primary}")
+        _check_metric(task, entry["primary"], folder)
         stored = {row["doc_id"]: row for row in Store(folder).documents(task.name).to_pylist()}
         _check_same_documents(task, stored, folder, whole_prompt=True)
         _check_fewshot(task, entry.get("fewshot"), folder)
@@ -112,14 +114,14 @@ def _check_same_documents(task: ImportedTask, stored: Mapping[str, Json], folder
     missing = [doc_id for doc_id in task.samples if doc_id not in stored]
     missing += [doc_id for doc_id in stored if doc_id not in task.samples] if whole_prompt else []
     if missing:
-        where = folder if missing[0] in stored else "the files"
-        raise InputError(f"{task.name}: documents differ: only {where} has {missing[0]}")
+        has = f"{folder} has" if missing[0] in stored else "the imported files have"
+        raise InputError(f"{task.name}: documents differ: only {has} {missing[0]}")
     for sample in task.samples.values():
         other = stored[sample.doc_id]
         if sample.doc_hash != other["doc_hash"]:
-            question = f"; {folder} asks {shown(other['question'])}"
             raise InputError(
-                f"{task.name}: the document {sample.doc_id} differs{question}, the files {shown(sample.prompt)}"
+                f"{task.name}: the document {sample.doc_id} differs: {folder} asks {shown(other['question'])}, "
+                f"the files ask {shown(sample.prompt)}"
             )
         prompt, expected = sample.prompt, other["question"]
         inside = prompt == expected if whole_prompt else any(form in prompt for form in (expected, _escaped(expected)))
@@ -134,13 +136,21 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _difference(stored: str, given: str, folder: Path) -> str:
-    same = (a == b for a, b in zip(stored, given, strict=False))
-    first = next((place for place, equal in enumerate(same) if not equal), min(len(stored), len(given)))
+def _difference(stored: str, imported: str, folder: Path) -> str:
+    """Both texts around the first character that differs."""
+    first = first_difference(stored, imported)
+    assert first is not None
     start = max(0, first - CONTEXT_CHARACTERS)
-    parts = (text[start : start + 2 * CONTEXT_CHARACTERS] for text in (stored, given))
+    parts = (text[start : start + 2 * CONTEXT_CHARACTERS] for text in (stored, imported))
     ours, theirs = map(repr, parts)
-    return f"{folder} has {ours} from character {start + 1}, the files {theirs}"
+    return f"from character {start + 1}, {folder} has {ours}, the files have {theirs}"
+
+
+def _check_metric(task: ImportedTask, stored: str, folder: Path) -> None:
+    if stored != task.primary:
+        raise InputError(
+            f"{task.name}: {folder} compares {stored}, but {task.primary} would be imported; choose with --metric"
+        )
 
 
 def _check_fewshot(task: ImportedTask, stored: int | None, folder: Path) -> None:
@@ -157,7 +167,7 @@ def _own_baseline(against: Path, tasks: Mapping[str, ImportedTask]) -> tuple[str
     if not rows.num_rows:
         raise InputError(f"{against} has no rows at k=1 to compare with")
     policy = next(name for name in record["settings"]["policies"] if name in set(rows["policy"].to_pylist()))
-    found: dict[str, list[Json]] = {}
+    rows_by_task: dict[str, list[Json]] = {}
     for task in tasks.values():
         if task.name not in record["tasks"]:
             raise InputError(f"{against} has no task {task.name}; it has {', '.join(record['tasks'])}")
@@ -169,15 +179,12 @@ def _own_baseline(against: Path, tasks: Mapping[str, ImportedTask]) -> tuple[str
         absent = [doc_id for doc_id in task.samples if doc_id not in by_document]
         if absent:
             raise InputError(f"{task.name}: {against} has no row of {policy} for {absent[0]}; let the sweep finish")
-        if record["tasks"][task.name]["primary"] != task.primary:
-            raise InputError(
-                f"{task.name}: {against} compares {record['tasks'][task.name]['primary']}, the files {task.primary}"
-            )
-        found[task.name] = [
+        _check_metric(task, record["tasks"][task.name]["primary"], against)
+        rows_by_task[task.name] = [
             {name: by_document[doc_id][name] for name in ("correct", "metrics", "text", "token_ids", "scores")}
             for doc_id in task.samples
         ]
-    return policy, found
+    return policy, rows_by_task
 
 
 # Writing
@@ -239,11 +246,14 @@ def _record(
     }
 
 
-def _kind(task: ImportedTask, before: str | None, with_own_rows: bool) -> str:
-    """Times are compared only if all configurations have them. Times of a sweep's own rows are measured differently."""
+def _kind(task: ImportedTask, stored: str | None, with_own_rows: bool) -> str:
+    """The kind of a task that has the kind `stored` so far. UNTIMED unless all configurations have times to compare.
+
+    Times of a sweep's own rows are measured differently, so they are not compared with imported ones.
+    """
     if not task.generates:
         return LOGLIKELIHOOD
-    return GENERATE if task.timed and before in (None, GENERATE) and not with_own_rows else UNTIMED
+    return GENERATE if task.timed and stored in (None, GENERATE) and not with_own_rows else UNTIMED
 
 
 def _documents(task: ImportedTask) -> pa.Table:
@@ -252,26 +262,26 @@ def _documents(task: ImportedTask) -> pa.Table:
             "doc_id": sample.doc_id,
             "subtask": sample.subtask,
             "doc_hash": sample.doc_hash,
-            "shard": place // SHARD_DOCUMENTS,
+            "shard": index // SHARD_DOCUMENTS,
             "question": sample.prompt,
             "choices": sample.choices,
             "gold": sample.gold,
         }
-        for place, sample in enumerate(task.samples.values())
+        for index, sample in enumerate(task.samples.values())
     ]
     return pa.Table.from_pylist(rows, schema=DOCUMENTS)
 
 
 def _row(task: ImportedTask, sample: Sample) -> Json:
     value = sample.metrics[task.primary]
-    # No tokens are known. Answers are compared by their tokens, so a hash of the text stands in for them.
-    text = [] if sample.text is None else [int(hashlib.sha256(sample.text.encode()).hexdigest()[:7], 16)]
+    # Answers are compared by their tokens, which are unknown, so a hash of the text stands in for them.
+    token_ids = [] if sample.text is None else [int(hashlib.sha256(sample.text.encode()).hexdigest()[:7], 16)]
     seconds, tokens = sample.time or (0.0, 0)
     return {
         "correct": bool(value) if value in (0, 1) else None,
         "metrics": json.dumps(sample.metrics),
         "text": sample.text,
-        "token_ids": text,
+        "token_ids": token_ids,
         "scores": list(sample.scores),
         "tokens": tokens,
         "seconds": seconds,
@@ -313,10 +323,10 @@ def _write_rows(writer: StoreWriter, record: Json, task: ImportedTask, label: st
                 **common,
                 **value,
                 **{name: getattr(sample, name) for name in ("doc_id", "subtask", "doc_hash")},
-                "batch_id": place,
+                "batch_id": index,
                 "attempt": attempt,
             }
-            for place, (sample, value) in enumerate(part)
+            for index, (sample, value) in enumerate(part)
         ]
         table = pa.Table.from_pylist(rows, schema=ROWS)
         writer.append(trial.trial_id, attempt, table.to_batches()[0])

@@ -72,14 +72,16 @@ class ImportedTask:
 def read_tasks(files: Sequence[Path], metric: str | None = None) -> dict[str, ImportedTask]:
     """The tasks in samples files and directories of them, checked against the results files."""
     every = (path for file in files for path in (sorted(file.iterdir()) if file.is_dir() else [file]))
-    found = list(dict.fromkeys(every))
-    results = [_read_json(path) for path in found if RESULTS.fullmatch(path.name)]
+    candidates = list(dict.fromkeys(every))
+    results = [_read_json(path) for path in candidates if RESULTS.fullmatch(path.name)]
     paths: dict[str, Path] = {}
-    for path in found:
+    for path in candidates:
         match = SAMPLES.fullmatch(path.name)
         if match is None:
             if path in files and not RESULTS.fullmatch(path.name):
-                raise InputError(f"{path} must be a file of lm-eval: samples_TASK_DATE.jsonl or results_DATE.json")
+                raise InputError(
+                    f"{path} must be a file of lm-eval, named samples_TASK_DATE.jsonl or results_DATE.json"
+                )
             continue
         if match[1] in paths:
             raise InputError(f"{path} and {paths[match[1]]} both have samples of {match[1]}; import one of them")
@@ -113,7 +115,9 @@ def _read_task(name: str, paths: Mapping[str, Path], results: Sequence[Json], me
     for sample in samples.values():
         if not isinstance(sample.metrics.get(primary), int | float):
             known = ", ".join(sample.metrics)
-            raise InputError(f"{name}: {sample.doc_id} has no number {primary}, only {known}; choose one with --metric")
+            raise InputError(
+                f"{name}: {sample.doc_id} has no numeric metric {primary}, only {known}; choose one with --metric"
+            )
     shots = {value for one in results for key, value in _mapping(one.get("n-shot")).items() if key in paths}
     task = ImportedTask(name=name, primary=primary, samples=samples, fewshot=shots.pop() if len(shots) == 1 else None)
     for result in results:
@@ -122,7 +126,7 @@ def _read_task(name: str, paths: Mapping[str, Path], results: Sequence[Json], me
 
 
 def _check_result(task: ImportedTask, paths: Mapping[str, Path], stated: Mapping[str, Any]) -> None:
-    """The results file must state the mean of the samples."""
+    """Raises InputError if a results file states another value than the mean of the samples."""
     name, _, filter_name = task.primary.partition(",")
     for subtask, path in paths.items():
         scores = [float(one.metrics[task.primary]) for one in task.samples.values() if one.subtask == subtask]
@@ -140,13 +144,14 @@ def _read_samples(subtask: str, path: Path) -> Iterator[Sample]:
     if (problem := name_problem(subtask)) is not None:
         raise InputError(f"{path}: the task must be {problem}")
     lines: dict[int, dict[str, Json]] = {}
-    for place, text in enumerate(_read_bytes(path).splitlines(), start=1):
+    for line_number, text in enumerate(_read_bytes(path).splitlines(), start=1):
         if text.strip():
-            sample = _parse(text, f"{path}, line {place}")
-            _check_sample(sample, f"{path}, line {place}")
+            origin = f"{path}, line {line_number}"
+            sample = _parse(text, origin)
+            _check_sample(sample, origin)
             filters = lines.setdefault(sample["doc_id"], {})
             if sample["filter"] in filters:
-                raise InputError(f"{path}, line {place}: document {sample['doc_id']} occurs twice")
+                raise InputError(f"{origin}: document {sample['doc_id']} occurs twice")
             filters[sample["filter"]] = sample
     if not lines:
         raise InputError(f"{path} has no samples")
@@ -158,16 +163,16 @@ def _read_samples(subtask: str, path: Path) -> Iterator[Sample]:
 
 
 def _as(expected: str, read: Callable[[Any], object]) -> Check:
-    """A check that `read` understands the value."""
+    """A check that fails, with what was expected, if `read` returns None for the value."""
     return lambda value: expected if read(value) is None else None
 
 
-def _check_sample(sample: Json, place: str) -> None:
+def _check_sample(sample: Json, origin: str) -> None:
     if (problem := shape_problem(sample, SAMPLE, REQUIRED_KEYS)) is not None:
-        raise InputError(f"{place} {problem}; it must be a sample as lm-eval's --log_samples writes it")
+        raise InputError(f"{origin} {problem}; it must be a sample as lm-eval's --log_samples writes it")
     absent = [name for name in sample["metrics"] if name not in sample]
     if absent or not sample["metrics"]:
-        raise InputError(f"{place} has no value of the metric {absent[0]!r}" if absent else f"{place} has no metrics")
+        raise InputError(f"{origin} has no value of the metric {absent[0]!r}" if absent else f"{origin} has no metrics")
 
 
 def _sample(subtask: str, index: int, lines: Sequence[Json]) -> Sample:
@@ -231,13 +236,14 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _parse(text: bytes, place: str) -> Json:
+def _parse(text: bytes, origin: str) -> Json:
+    """A JSON object; `origin` names the file and line in errors."""
     try:
         value = json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # ValueError: also not UTF-8
-        raise InputError(f"{place} is not valid JSON: {error}") from None
+        raise InputError(f"{origin} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{place} must be a JSON object (got {shown(value)})")
+        raise InputError(f"{origin} must be a JSON object (got {shown(value)})")
     return value
 
 
@@ -268,7 +274,7 @@ def document_index(row: Row) -> int:
 
 
 def row_metrics(row: Row) -> dict[str, Any]:
-    """The metrics of a row. The file may come from elsewhere, so they are checked."""
+    """The metrics of a row, checked because the sweep may come from another machine."""
     try:
         metrics = json.loads(row["metrics"])
     except (ValueError, RecursionError):
@@ -308,11 +314,11 @@ def split_metric(name: str, default_filter: str) -> tuple[str, str]:
 
 def _metrics_by_filter(metrics: Mapping[str, Any], filtered: Mapping[str, object]) -> dict[str, Json]:
     default = next(iter(filtered), "none")
-    found: dict[str, Json] = {name: {} for name in filtered}
+    by_filter: dict[str, Json] = {name: {} for name in filtered}
     for name, value in metrics.items():
         metric, filter_name = split_metric(name, default)
-        found.setdefault(filter_name, {})[metric] = value
-    return found
+        by_filter.setdefault(filter_name, {})[metric] = value
+    return by_filter
 
 
 REQUIRED_KEYS = ("doc_id", "doc", "target", "arguments", "resps", "filter", "metrics")

@@ -31,7 +31,7 @@ from orchestrator.core.race import Standing
 from orchestrator.core.totals import KEYS, TaskConfiguration
 from orchestrator.report.charts import RenderedFigure
 from orchestrator.report.examples import Examples, find_examples
-from orchestrator.report.figures import collect_figures, start_drawing
+from orchestrator.report.figures import MAX_CONFIGURATIONS, collect_figures, start_drawing
 from orchestrator.report.sweeps import Map, SweepData, sequential_map
 from orchestrator.report.text import (
     FAILED,
@@ -42,6 +42,7 @@ from orchestrator.report.text import (
     size,
     summarize_gates,
     whole,
+    why_no_speedup,
 )
 from sampler.config import BUNDLED_MODEL
 from sampler.errors import counted
@@ -90,6 +91,10 @@ class TaskView:
         return self.task.kind == GENERATE
 
     @property
+    def why_no_speedup(self) -> str:
+        return why_no_speedup(self.task.kind)
+
+    @property
     def length_drifts(self) -> bool:
         """Whether answers changed in length, so that speed-ups per document are shown too."""
         compared = [r.comparison for r in self.task.configurations if r.comparison is not None]
@@ -97,21 +102,22 @@ class TaskView:
 
     @property
     def bounds_note(self) -> str:
-        """The levels of the one-sided bounds that decide; empty if nothing is compared."""
+        """A note on the one-sided bounds that verdicts use and their levels; empty if nothing is compared."""
         compared = (r.comparison.difference.bounds for r in self.task.configurations if r.comparison is not None)
         bounds = next(compared, None)
         if bounds is None:
             return ""
         if self.task.race:
             return (
-                "Intervals and bounds hold at every look of the race. Estimates of configurations that were stopped "
-                "early are biased, because the results decided when they stopped."
+                "Intervals and bounds stay valid however often the race looked at the results. Estimates of "
+                "configurations that were stopped early are biased, because their results decided when they stopped."
             )
         levels = (bounds.low_level, bounds.high_level, bounds.joint_level)
         low, high, joint = (f"{100 * level:.4g} %" for level in levels)
         return (
-            f"Verdict bounds are one-sided. The low end holds at {low} and can confirm a configuration; the high end "
-            f"holds at {high} and can reject one. Rejecting all of them requires only {joint}, because each must fail."
+            f"Verdict bounds are one-sided: the low end, which can confirm a configuration, has a confidence level of "
+            f"{low}; the high end, which can reject one, has {high}. To reject all configurations of a task together, "
+            f"{joint} is enough, because each of them must fail."
         )
 
     @property
@@ -136,7 +142,7 @@ class TaskView:
         return beyond_fixed_grid([result.ranking for result in self.task.configurations])
 
     def baseline_settings(self, baseline: Baseline) -> str:
-        """Empty if there is only one baseline."""
+        """The decode settings of a baseline, to be written after its name; empty if there is only one baseline."""
         return f", {baseline.configuration.settings_label()}" if len(self.task.baselines) > 1 else ""
 
 
@@ -165,12 +171,29 @@ class Section:
     def criteria_origin(self) -> str:
         if self.criteria.exploratory:
             return "Exploratory"
-        return "Declared at the first import" if IMPORTED in self.request else "Declared before the run"
+        return "Declared at the first import" if self.imported else "Declared before the run"
+
+    @property
+    def imported(self) -> bool:
+        """Whether other programs produced the results."""
+        return IMPORTED in self.request
+
+    @property
+    def race(self) -> list[Standing]:
+        """All configurations of a race; empty if the sweep was none."""
+        return [standing for view in self.tasks for standing in view.task.race]
 
     @property
     def figures(self) -> list[RenderedFigure]:
         over_time = [self.speed_over_time] if self.speed_over_time else []
         return [*(figure for view in self.tasks for figure in view.figures), *over_time]
+
+    @property
+    def figures_note(self) -> str:
+        """A sentence if figures leave out configurations; empty otherwise."""
+        if not self.figures or all(len(view.configurations) <= MAX_CONFIGURATIONS for view in self.tasks):
+            return ""
+        return f"Figures with one row per configuration show at most {MAX_CONFIGURATIONS} of them; the tables show all."
 
     @property
     def verdicts(self) -> list[str]:
@@ -221,7 +244,7 @@ class Section:
         if bundled:
             names = ", ".join(bundled)
             yield f"The documents of {names} are bundled with this project; they are not the public benchmark."
-        if IMPORTED in self.request:
+        if self.imported:
             baseline, *others = self.request["settings"]["policies"]
             yield (
                 f"Imported from lm-eval files: other programs produced these results. The baseline is {baseline}, "
@@ -234,19 +257,21 @@ class Section:
             yield f"Validity checks failed ({', '.join(failed)}): there is no verdict on the affected rows."
         if any(self.missing()):
             yield (
-                "The sweep is not finished; the section on missing results lists what is missing. Until then, the "
-                "intervals of differences and speed-ups are wider, so that they hold however often results are read."
+                "The sweep is not finished: see the missing results. Until it is, the intervals of differences and "
+                "speed-ups are wider, so that they stay valid however often you look at the results."
             )
-        saved = [one for view in self.tasks for one in view.task.race]
-        if saved:
+        if self.race:
             yield (
                 "This sweep was a race (--race): each configuration was stopped when its verdict was certain. The "
                 "verdicts are valid, but the estimates of configurations that were stopped early are biased. "
-                f"Saved: {describe_saved(saved)}."
+                f"Saved: {describe_saved(self.race)}."
             )
         limit = self.request.get("settings", {}).get("limit")
         if limit:
-            yield f"Only the first {counted(limit, 'document')} of each subject were requested (--limit {limit})."
+            yield (
+                f"Only the first {counted(limit, 'document')} of each task were requested, or of each subject if a "
+                f"task has several (--limit {limit})."
+            )
         yield from self.data_notices
 
     def facts(self) -> Iterator[tuple[str, str]]:
@@ -259,15 +284,15 @@ class Section:
         yield "Tasks", ", ".join(view.task.task for view in self.tasks)
         yield "Configurations", str(max(len(view.configurations) for view in self.tasks))
         yield "Rows", whole(self.analysis.rows)
-        if saved := [one for view in self.tasks for one in view.task.race]:
-            yield "Saved by the race", describe_saved(saved)
+        if self.race:
+            yield "Saved by the race", describe_saved(self.race)
         yield "Decoding time", duration(sum(one.sums["seconds"] for one in counters))
         began, ended = min(one.began for one in counters), max(one.ended for one in counters)
         yield "Run", f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC"
 
     def provenance(self) -> Iterator[tuple[str, str]]:
         request, identity = self.request, self.request["identity"]
-        found = self.provenance_by_configuration[None]
+        provenance = self.provenance_by_configuration[None]
         yield "sweep", ", ".join(self.analysis.sweeps)
         yield "model", f"{identity.get('model')}, revision {identity.get('model_revision') or 'unknown'}"
         for task, datasets in identity.get("datasets", {}).items():
@@ -278,13 +303,13 @@ class Section:
         for view in self.tasks[:1]:
             for result in view.task.configurations:
                 yield f"layers of {result.label}", layer_ranges(result.resolved.layers)
-        for device in found.devices:
+        for device in provenance.devices:
             facts = ", ".join(
                 f"{name} {size(float(value)) if name == 'memory' else value}" for name, value in device.facts
             )
             yield "device", f"{device.name} ({facts}); {', '.join(device.actors)}"
-        yield "code", "; ".join(found.codes) or "unknown"
-        for name, versions in found.packages:
+        yield "code", "; ".join(provenance.codes) or "unknown"
+        for name, versions in provenance.packages:
             yield name, ", ".join(versions)
         for command in request.get("commands", ()):
             arguments = " ".join(str(word) for word in command.get("argv", ()))
@@ -304,15 +329,15 @@ class Section:
         unfinished = unfinished_trials(self.attempts)
         yield from unfinished[:MAX_FAILED_TRIALS]
         if len(unfinished) > MAX_FAILED_TRIALS:
-            yield f"{counted(len(unfinished) - MAX_FAILED_TRIALS, 'more trial')} not finished."
+            yield f"{counted(len(unfinished) - MAX_FAILED_TRIALS, 'more trial')} did not finish."
 
 
 def describe_saved(race: Sequence[Standing]) -> str:
     """Documents and time saved, compared with the full grid at the measured speed of each configuration."""
     documents, planned = sum(one.documents_saved for one in race), sum(one.planned for one in race)
     seconds = sum(one.seconds_saved_at_end for one in race)
-    share = f"{100 * documents / planned:.0f} % of the full grid's documents"
-    return f"{whole(documents)} of {counted(planned, 'document')} ({share}), {duration(seconds)} of decoding"
+    saved = f"{whole(documents)} of {counted(planned, 'document')} of the full grid ({100 * documents / planned:.0f} %)"
+    return f"{saved}, {duration(seconds)} of decoding"
 
 
 def build_section(
@@ -347,11 +372,10 @@ def build_section(
             )
             for result in task.configurations
         )
-        figures_of_task = by_task.get(task.task, ())
         views.append(
             TaskView(
                 task=task,
-                figures=figures_of_task,
+                figures=by_task.get(task.task, ()),
                 configurations=configurations,
                 margin=analysis.criteria.margin,
             )

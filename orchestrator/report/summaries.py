@@ -32,7 +32,7 @@ CAVEATS = (
     "layers that should have been replayed still ran, and k=1 ran without the block cache",
 )
 MAX_NUMBER = 1e18  # JSON numbers may be too large for arithmetic
-MAX_REPLICATE_RATIO = 1.5  # of the speeds of configurations that are identical by definition
+MAX_REPLICATE_RATIO = 1.5  # of the speeds of replicates; a larger one is reported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +168,7 @@ def _nonnegative(content: Mapping[str, Any], key: str, origin: str) -> float | N
 
 
 def compare_by_task(summaries: Sequence[Summary]) -> tuple[EarlierTaskResults, ...]:
-    """Each task's configurations against its own k=1, and their anomalies."""
+    """The configurations of each task, compared with its own k=1, and anomalies in their results."""
     by_task: dict[tuple[str, int | None], list[Summary]] = {}
     for one in sorted(summaries, key=lambda one: (one.k or 0, _subset_order(one.config), one.config)):
         by_task.setdefault((one.task, one.limit), []).append(one)
@@ -199,20 +199,20 @@ def _subset_order(config: str) -> int:
 
 
 def find_anomalies(group: Sequence[Summary]) -> list[str]:
-    """Replicates of one task whose results differ, and different configurations with identical results."""
-    found = _outlying_replicate([(one.config, one.tokens_per_second or 0.0) for one in group if one.k == 1])
+    """Sentences on replicates of one task whose results differ, and on configurations whose results do not."""
+    anomalies = _outlying_replicate([(one.config, one.tokens_per_second or 0.0) for one in group if one.k == 1])
     if len({one.accuracy for one in group if one.k == 1}) > 1:
-        found.append("The k=1 configurations differ in accuracy, though they are identical by definition.")
+        anomalies.append("The k=1 configurations differ in accuracy, although they are the same computation.")
     if len(group) > 2 and len({one.k for one in group}) > 1 and len({one.accuracy for one in group}) == 1:
-        found.append(
+        anomalies.append(
             f"All {len(group)} configurations have exactly the same accuracy ({group[0].accuracy:.2%}): the policy "
-            "never reached the model."
+            "probably had no effect on the model."
         )
-    return found
+    return anomalies
 
 
 def _outlying_replicate(replicates: Sequence[tuple[str, float]]) -> list[str]:
-    """Reports the replicate whose tokens/s is furthest from the others, if it is far enough."""
+    """A sentence on the replicate whose tokens/s is furthest from the others, if it is far enough."""
     timed = [(config, speed) for config, speed in replicates if speed]
     if len(timed) < 2:
         return []
@@ -226,26 +226,28 @@ def _outlying_replicate(replicates: Sequence[tuple[str, float]]) -> list[str]:
     names = " and ".join(f"{name} ({rate:g})" for name, rate in others)
     return [
         f"{config} ran at {speed:g} tokens/s, {ratio:.1f} times {'slower' if speed < usual else 'faster'} than "
-        f"{names}, though these configurations are identical by definition: probably a cold start, or other load on "
-        "the machine. It cannot be used as a baseline for speed-ups."
+        f"{names}, although these configurations are the same computation. The cause is probably a cold start or "
+        "other load on the machine, so it cannot be used as a baseline for speed-ups."
     ]
 
 
 def configuration_summaries(section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Directory name (task[_limit_N]/configuration) and content."""
+    """The directory name (task[_limit_N]/configuration) and content of each summary.json."""
     limit = section.request.get("settings", {}).get("limit")
-    nothing = TrialProvenance(devices=(), packages=(), codes=())
+    unknown = TrialProvenance(devices=(), packages=(), codes=())
     for task_view in section.tasks:
         task = task_view.task
         folder = task.task + (f"_limit_{limit}" if limit else "")
         varying = varying_settings(result.configuration for result in task.configurations)
         for view in task_view.configurations:
             configuration = view.result.configuration
-            found = section.provenance_by_configuration.get((task.task, configuration), nothing)
-            yield f"{folder}/{configuration.slug(varying)}", _summary(section, task, view, found)
+            provenance = section.provenance_by_configuration.get((task.task, configuration), unknown)
+            yield f"{folder}/{configuration.slug(varying)}", _summary(section, task, view, provenance)
 
 
-def _summary(section: Section, task: TaskResult, view: ConfigurationView, found: TrialProvenance) -> dict[str, Any]:
+def _summary(
+    section: Section, task: TaskResult, view: ConfigurationView, provenance: TrialProvenance
+) -> dict[str, Any]:
     result = view.result
     own, speed = result.resolved, result.throughput
     identity = section.request["identity"]
@@ -260,10 +262,10 @@ def _summary(section: Section, task: TaskResult, view: ConfigurationView, found:
             "total_time_s": speed.seconds,
             "tokens_per_s": None if rate is None else rate.value,
         },
-        "gpu_info": [{"name": device.name, **dict(device.facts)} for device in found.devices],
-        "git": {"versions": list(found.codes)},
+        "gpu_info": [{"name": device.name, **dict(device.facts)} for device in provenance.devices],
+        "git": {"versions": list(provenance.codes)},
         "environment": {
-            name: versions[0] if len(versions) == 1 else list(versions) for name, versions in found.packages
+            name: versions[0] if len(versions) == 1 else list(versions) for name, versions in provenance.packages
         },
         "model_args": {
             "model": identity.get("model"),
@@ -296,7 +298,7 @@ def _summary(section: Section, task: TaskResult, view: ConfigurationView, found:
 
 
 def _intervals(result: ConfigurationResult) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    intervals: dict[str, Any] = {
         "accuracy": result.accuracy,
         "tokens_per_s": result.throughput.tokens_per_second,
         "seconds_per_document": result.throughput.seconds_per_document,
@@ -304,7 +306,7 @@ def _intervals(result: ConfigurationResult) -> dict[str, Any]:
     comparison = result.comparison
     if comparison is not None:
         own, speed = comparison.difference, comparison.speedup
-        found |= {
+        intervals |= {
             "accuracy_difference_points": own.points,
             "accuracy_difference_simultaneous": own.simultaneous,
             "accuracy_difference_bounds": own.bounds,
@@ -318,11 +320,11 @@ def _intervals(result: ConfigurationResult) -> dict[str, Any]:
             "speedup_documents_bounds": None if speed is None else speed.seconds_bounds,
             "speedup_modelled": comparison.modelled,
         }
-    return {name: as_json(value) for name, value in found.items()}
+    return {name: as_json(value) for name, value in intervals.items()}
 
 
 def _gates(section: Section, own: TaskConfiguration) -> list[dict[str, Any]]:
-    """Gates that passed, and those that failed for this configuration's trials."""
+    """All findings except those that name only trials of other configurations."""
     return [
         {"gate": finding.gate, "ok": finding.ok, "sentence": finding.sentence}
         for finding in section.analysis.gates

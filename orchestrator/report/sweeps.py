@@ -128,18 +128,18 @@ def read_sweeps(
 ) -> list[SweepData]:
     """One SweepData for each group of comparable sweeps, in the order of the directories.
 
-    `records` has the content of those sweep.json files that were read before.
+    `records` has the content of sweep.json for directories where the caller has read it already.
     """
     if not folders:
         raise InputError(f"no directory was given; {EXAMPLE}")
     groups: list[SweepData] = []
     for folder in dict.fromkeys(Path(folder) for folder in folders):
         new = _read_sweep(folder, parallel, (records or {}).get(folder))
-        place = next((i for i, old in enumerate(groups) if _comparable(old.request, new.request)), None)
-        if place is None:
+        index = next((i for i, old in enumerate(groups) if _comparable(old.request, new.request)), None)
+        if index is None:
             groups.append(new)
         else:
-            groups[place] = _merge(groups[place], new)
+            groups[index] = _merge(groups[index], new)
     return groups
 
 
@@ -204,7 +204,7 @@ def _read_part(job: tuple[Path, TrialGroup]) -> Part:
 
 
 def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Same model and settings, and the same revision of the documents of shared tasks."""
+    """Whether two sweeps have the same model and settings, and the same revision of the documents of shared tasks."""
     a, b = one["identity"], other["identity"]
     if any(a.get(key) != b.get(key) for key in IDENTITY_KEYS) or (a.get("sample") and a.get("seed") != b.get("seed")):
         return False

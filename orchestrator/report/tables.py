@@ -271,7 +271,7 @@ def fastest_table(view: TaskView, margin: float) -> Table:
 
 
 def ranking_table(view: TaskView) -> Table:
-    """Every configuration against k=1 with the first decode settings, and which one beats it."""
+    """Every configuration against k=1 with the first decode settings, and which other configuration beats it."""
     titles = ["configuration", "family", "accuracy %", "difference, points", "steps/document"]
     titles += [title for axis in AXES for title in (f"gain, {axis}", "beaten by")]
     rows = []
@@ -361,13 +361,13 @@ def regressions_table(groups: Sequence[Examples]) -> Table:
 
 
 def earlier_table(earlier: EarlierTaskResults, section: Section) -> Table:
-    """An earlier experiment next to this sweep, if it ran the task. Only means are known, so nothing is paired."""
+    """An earlier experiment's means for a task, unpaired, next to this sweep's results if it ran the task."""
     ours = next((view.task for view in section.tasks if view.task.task == earlier.task), None)
     by_policy: dict[str, ConfigurationResult] = {}
     for result in ours.configurations if ours is not None else ():
         by_policy.setdefault(result.configuration.policy, result)
-    titles = ["configuration", "accuracy %, earlier", "drop, earlier", "tokens/s, earlier", "speed-up, earlier"]
-    titles += ["accuracy %, ours", "difference, ours", "tokens/s, ours", "speed-up, ours"] if ours is not None else []
+    own = ["accuracy %", "difference, points", "tokens/s", "speed-up"]
+    titles = ["configuration", *(f"earlier {title}" for title in own), *(own if ours is not None else [])]
     name = earlier.task + (f" (first {earlier.limit} of each subject)" if earlier.limit else "")
     rows = [_earlier_cells(row, by_policy.get(row.summary.config))[: len(titles)] for row in earlier.rows]
     return plain_table(name, titles, rows)
@@ -377,7 +377,7 @@ def _earlier_cells(old: EarlierResult, ours: ConfigurationResult | None) -> list
     stated = old.summary.reported_drop  # computed by the experiment from rounded accuracies
     drop = MISSING
     if old.drop is not None:
-        detail = "" if stated is None else f"stated {signed(stated, 1)}"
+        detail = "" if stated is None else f"reported as {signed(stated, 1)}"
         drop = Cell(text=signed(old.drop, 2), detail=detail, sort=old.drop)
     return [
         text_cell(old.summary.config),

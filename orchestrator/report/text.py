@@ -1,4 +1,4 @@
-"""How numbers, table cells and validity checks read: the same in the page, in Markdown and in figures."""
+"""Formats numbers, table cells and validity checks, alike for the page, Markdown and figures."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from orchestrator.analysis.accuracy import PairedDifference
-from orchestrator.analysis.gates import Finding
+from orchestrator.analysis.gates import UNTIMED, Finding
 from orchestrator.analysis.intervals import Bounds, Estimate
 from orchestrator.analysis.speedups import Speedup
 
@@ -37,7 +37,7 @@ def whole(value: float) -> str:
 
 
 def interval(estimate: Estimate | None, places: int = 1, scale: float = 1.0, *, sign: bool = False) -> str:
-    """71.2 to 75.9."""
+    """Both ends, such as "71.2 to 75.9"; a dash if one is not finite."""
     if estimate is None or not all(map(math.isfinite, (estimate.low, estimate.high))):
         return NONE
     show = signed if sign else number
@@ -55,7 +55,7 @@ def hours(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """3 h 12 min."""
+    """A time in its natural unit, such as "3 h 12 min"."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -72,7 +72,7 @@ def size(byte_count: float) -> str:
 
 
 def with_prefix(value: float | None) -> str:
-    """12.3 G."""
+    """A number with an SI prefix, such as "12.3 G"."""
     if value is None or not math.isfinite(value):
         return NONE
     for prefix in ("", "k", "M", "G", "T"):
@@ -83,7 +83,7 @@ def with_prefix(value: float | None) -> str:
 
 
 def in_words(count: float) -> str:
-    """7.6 billion."""
+    """A large count in words, such as "7.6 billion"."""
     for unit, word in ((1e9, "billion"), (1e6, "million")):
         if count >= unit:
             return f"{count / unit:.1f} {word}"
@@ -91,7 +91,7 @@ def in_words(count: float) -> str:
 
 
 def layer_ranges(indices: tuple[int, ...]) -> str:
-    """1–12, 20."""
+    """Layer indices as ranges, such as "1–12, 20"."""
     ranges: list[list[int]] = []
     for index in sorted(indices):
         if ranges and index == ranges[-1][1] + 1:
@@ -99,6 +99,13 @@ def layer_ranges(indices: tuple[int, ...]) -> str:
         else:
             ranges.append([index, index])
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in ranges) or NONE
+
+
+def why_no_speedup(task_kind: str) -> str:
+    """The beginning of a sentence on a task whose times are not compared."""
+    if task_kind == UNTIMED:
+        return "The times of these results are unknown"
+    return "This task scores given options and generates no text"
 
 
 def escape_markdown(text: str) -> str:
@@ -146,10 +153,11 @@ def p_value_cell(p: float | None) -> Cell:
     return MISSING if p is None else Cell(text=p_value(p), sort=p)
 
 
-def flips_cell(own: PairedDifference | None) -> Cell:
-    if own is None:
+def flips_cell(difference: PairedDifference | None) -> Cell:
+    if difference is None:
         return MISSING
-    return Cell(text=whole(own.flips), detail=f"{own.lost} lost, {own.won} won", sort=own.flips)
+    detail = f"{difference.lost} lost, {difference.won} won"
+    return Cell(text=whole(difference.flips), detail=detail, sort=difference.flips)
 
 
 def _bounds_cell(bounds: Bounds | None, places: int, *, sign: bool = False) -> Cell:
@@ -160,12 +168,12 @@ def _bounds_cell(bounds: Bounds | None, places: int, *, sign: bool = False) -> C
     return Cell(text=f"{show(bounds.low, places)} to {show(bounds.high, places)}", sort=bounds.low)
 
 
-def difference_cell(own: PairedDifference | None) -> Cell:
-    return estimate_cell(None if own is None else own.points, 1, sign=True)
+def difference_cell(difference: PairedDifference | None) -> Cell:
+    return estimate_cell(None if difference is None else difference.points, 1, sign=True)
 
 
-def accuracy_bounds_cell(own: PairedDifference | None) -> Cell:
-    return _bounds_cell(None if own is None else own.bounds, 1, sign=True)
+def accuracy_bounds_cell(difference: PairedDifference | None) -> Cell:
+    return _bounds_cell(None if difference is None else difference.bounds, 1, sign=True)
 
 
 def speedup_cell(speedup: Speedup | None) -> Cell:
@@ -207,28 +215,28 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def plain_table(name: str, titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """A table whose rows are not marked."""
+    """A table that marks neither the baseline nor the Pareto front."""
     return Table(name=name, titles=tuple(titles), rows=tuple(TableRow(cells=tuple(cells)) for cells in rows))
 
 
 PASSED, WARNING, FAILED = "passed", "warning", "failed"
 WHY_A_GATE_MATTERS = {
-    "replay": "Layers ran that the policy should have skipped, or were skipped at k=1. The times then say nothing "
+    "replay": "Layers ran that the policy should have replayed, or were replayed at k=1. The times then say nothing "
     "about layer reuse. This is a bug in the program, and rows from before its fix cannot be used.",
     "agreement at k=1": "All k=1 runs are the same computation. If their answers differ, something other than the "
-    "policy changes results (a cache, state that leaks between batches), and may do so for other configurations.",
+    "policy changes results (a cache, state that leaks between batches), and may affect other configurations too.",
     "output mode": "In output mode no layer runs in a pass that replays, so the layers a policy names cannot matter. "
     "If they seem to, something other than the policy changes the results.",
     "one version": "Rows from different code or weights are not one experiment: a difference between configurations "
-    "may be one between versions. Rerun the older trials, or report them separately.",
+    "may come from the versions instead. Rerun the older trials, or report them separately.",
     "settings": "Rows ran with settings other than the requested ones, or do not record them. A difference may then "
     "come from the threshold, precision, batch size or device.",
     "output length": "Tokens per second reward repetition: a configuration that generates more looks faster than it "
     "is. Compare seconds per document instead, which cover the whole answer.",
-    "every document once": "Each comparison uses the documents that both sides have. These are fewer than requested, "
-    "and differ between configurations. Continue the sweep to add the missing documents.",
-    "cold start": "An actor's first trial ran at a different speed than its later ones, as if without a warm-up. A "
-    "configuration with many documents in it looks slower than it is (or faster, if the calibration was slow).",
+    "every document once": "Each comparison uses the documents that both sides have. These are fewer than requested "
+    "and may differ between configurations. Continue the sweep to add the missing documents.",
+    "cold start": "An actor's first trial ran at a different speed than its later ones, as if without a warm-up. The "
+    "configuration of such a trial looks slower than it is (or faster, if the calibration was slow).",
     "speed at k=1": "All k=1 runs are the same computation, and one was slower in all of its trials. Whatever "
     "slowed it may have slowed some policies and not others.",
     "own device": "Actors that share a GPU slow each other down. Accuracies are not affected; to measure speed, run "

@@ -78,8 +78,9 @@ def write_report(
     figures: bool = True,
     records: Mapping[Path, Mapping[str, Any]] | None = None,
 ) -> WrittenReport:
-    """Write all files, or raise InputError and write none. `records`: each sweep.json that was read before.
+    """Compute the content of all files, then write them. Raises InputError if the rows cannot be read or compared.
 
+    `records` has the content of sweep.json for directories where the caller has read it already.
     By default the report of one sweep is written into its directory, that of several into `merged/` of the first.
     """
     earlier = None if compare is None else read_earlier_experiment(compare)
