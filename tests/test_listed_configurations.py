@@ -26,7 +26,7 @@ from orchestrator.core.race import TaskRace
 from orchestrator.core.totals import RunningTotals
 from orchestrator.planning.sweep_record import combine, describe_extension
 from orchestrator.report.sweeps import _comparable
-from orchestrator.store.schema import sweep_record_problem
+from orchestrator.store.record_checks import sweep_record_problem
 from sampler.errors import InputError, InputErrors
 
 BASE = Configuration(policy="k1")

@@ -34,17 +34,15 @@ from orchestrator.core.totals import Sums
 from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.core.untrusted import Shape, shape_problem
 from orchestrator.store.files import DECODE_ERRORS, CorruptedFile, StoreError, encode_table, open_regular, read_table
+from orchestrator.store.record_checks import TRIAL_RECORD, attempt_problem, trial_record_problem
 from orchestrator.store.schema import (
     ATTEMPT_NUMBERS,
     ATTEMPT_TEXTS,
     ATTEMPT_VALUES,
     ATTEMPTS,
     ROWS,
-    TRIAL_RECORD,
-    attempt_problem,
     attempts_of,
     select_fields,
-    trial_record_problem,
 )
 from orchestrator.store.trial_files import READ_ATTEMPTS, TOTALS_KEY, Corruption, TrialRows
 from sampler.errors import InputError

@@ -43,6 +43,7 @@ from orchestrator.store.files import (
     verify_table,
 )
 from orchestrator.store.lock import LOCK_FOLDER, active_writer
+from orchestrator.store.record_checks import sweep_record_problem
 from orchestrator.store.schema import (
     COMPACTED_SCHEMA_VERSION,
     DOCUMENTS,
@@ -51,7 +52,6 @@ from orchestrator.store.schema import (
     attempts_of,
     check_version,
     select_fields,
-    sweep_record_problem,
 )
 from orchestrator.store.trial_files import (
     READ_ATTEMPTS,

@@ -34,13 +34,13 @@ from orchestrator.store.files import (
     read_regular,
     read_table,
 )
+from orchestrator.store.record_checks import trial_record_problem
 from orchestrator.store.schema import (
     ROWS,
     SCHEMA_VERSION,
     check_columns,
     convert_table,
     select_fields,
-    trial_record_problem,
     values_problem,
 )
 
