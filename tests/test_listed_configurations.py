@@ -37,8 +37,8 @@ SETTINGS: dict[str, Any] = {"policies": ["k1_first", "k2_middle"], "threshold": 
 @pytest.mark.parametrize("text", [*LISTED, "k2_middle", "trim=0.25_all.random:threshold=0.8:small-block=4"])
 def test_a_configuration_is_read_and_written(text: str) -> None:
     parsed = Configuration.parse(text)
-    assert parsed.written(BASE) == text
-    assert Configuration.parse(parsed.written(BASE)) == parsed
+    assert parsed.to_text(BASE) == text
+    assert Configuration.parse(parsed.to_text(BASE)) == parsed
 
 
 @pytest.mark.parametrize(

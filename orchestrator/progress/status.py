@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from orchestrator.core.configuration import BaselineRule, grid
 from orchestrator.core.race import Race, Standing
 from orchestrator.core.totals import RunningTotals, TaskConfiguration, Totals
-from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
+from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard, shards_of_table
 from orchestrator.progress.progress import Progress, add_compacted, stored_race, stored_sums
 from orchestrator.store import Store
 from orchestrator.store.lock import LockHolder, active_writer
@@ -222,7 +222,7 @@ class _StatusReader:
         except InputError as problem:
             self._notes.append(str(problem))
             return documents_by_shard((str(number), number // self._shard_size) for number in range(facts["documents"]))
-        return documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
+        return shards_of_table(table)
 
     def _note_last_row(self, trial_id: str, facts: Mapping[str, Any]) -> None:
         if facts["status"] == "finished":

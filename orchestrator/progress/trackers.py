@@ -24,7 +24,7 @@ from orchestrator.core.evidence import ROW_COLUMNS
 from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, FINISHED, RACING, REJECTED, Race, Standing
 from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.core.totals import RunningTotals, Totals
-from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
+from orchestrator.core.trial import Trial, WantedDocuments, shards_of_table
 from orchestrator.core.untrusted import path_below
 from orchestrator.progress.progress import stored_sums
 from orchestrator.progress.status import read_status
@@ -170,11 +170,7 @@ class _Points:
         self._totals = RunningTotals(baselines=BaselineRule.by_task(record))
         self._race: Race | None = None
         if record["settings"].get(RACE):
-            tables = {task: store.documents(task) for task in record["settings"]["tasks"]}
-            by_shard = {
-                task: documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
-                for task, table in tables.items()
-            }
+            by_shard = {task: shards_of_table(store.documents(task)) for task in record["settings"]["tasks"]}
             undecided = {key: value for key, value in record.items() if key != DECISIONS_KEY}
             self._race = Race.from_record(undecided, WantedDocuments(by_shard=by_shard))
 
