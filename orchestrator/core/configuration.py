@@ -102,11 +102,11 @@ class Configuration:
         return tuple(name for name in changed if name != "threshold" or self.reveal == expected.reveal)
 
     def uses(self, setting: str) -> bool:
-        """False for the threshold under another reveal rule."""
+        """Whether a decode setting has an effect, which the threshold does not have under another reveal rule."""
         return setting != "threshold" or self.reveal == THRESHOLD
 
     def label(self, shown: Collection[str] | None = None) -> str:
-        """For people: the policy and the settings in `shown` (default: those changed): k2_middle threshold 0.9."""
+        """The displayed name: policy and settings in `shown` (default: those changed), k2_middle threshold 0.9."""
         return " ".join([self.policy, *self._setting_labels(self.changed_from() if shown is None else shown)])
 
     def settings_label(self, shown: Collection[str] | None = None) -> str:

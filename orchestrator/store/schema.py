@@ -34,25 +34,28 @@ MAY_BE_NAN = ("batch_seconds", "calibration")  # where it could not be measured
 LATEST_MICROSECONDS = 253_370_764_800 * 10**6  # the year 9999, after which Python has no dates
 
 
-def check_version(path: Path, version: object, doubt: str = "") -> None:
-    """Raises InputError if a file was written by a newer, incompatible version, or has no valid version."""
+def check_version(path: Path, version: object, hint: str = "") -> None:
+    """Raises InputError if a file was written by a newer, incompatible version, or has no valid version.
+
+    `hint` is added to the message about a newer version.
+    """
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(f"{path} has no schema number: it does not belong to this project")
     if version > COMPACTED_SCHEMA_VERSION:
         raise InputError(
-            f"{path} has schema {version}, written by a newer version{doubt}; this version reads up to "
+            f"{path} has schema {version}, written by a newer version{hint}; this version reads up to "
             f"{COMPACTED_SCHEMA_VERSION}: upgrade, or use another folder"
         )
 
 
 def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozenset[str]:
-    """The columns that this version does not know; raises InputError if the table cannot be converted."""
+    """The names of columns that this version does not know; raises InputError if the table cannot be converted."""
     if found.equals(expected):
         return frozenset()
     version = (found.metadata or {}).get(VERSION_KEY, b"1")
     check_version(path, int(version) if version.isdigit() and len(version) < MAX_VERSION_DIGITS else None)
     if len(set(found.names)) < len(found.names):
-        raise InputError(f"{path} has a column twice: restore the file, or use another folder")
+        raise InputError(f"{path} has two columns of the same name: restore the file, or use another folder")
     for field in expected:
         if field.name not in found.names and not field.nullable:
             raise InputError(f"{path} has no column {field.name!r}: restore the file, or use another folder")
@@ -65,7 +68,10 @@ def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozense
 
 
 def values_problem(table: pa.Table) -> str | None:
-    """Why a table cannot have been written by a sweep; None if it can. Costs little: it runs for every file."""
+    """Which values a sweep cannot have written, as the end of a sentence about the file; None if all are valid.
+
+    Runs for every file that is read, so it must be fast.
+    """
     try:
         table.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
@@ -151,7 +157,7 @@ ROWS = pa.schema(
         _required("threshold", pa.float64()),
         _required("small_block", pa.int32()),
         _required("block_cache", pa.bool_()),
-        pa.field("reveal", pa.string()),  # null or "threshold": the threshold
+        pa.field("reveal", pa.string()),  # name of the reveal rule; null means "threshold"
         _required("batch_size", pa.int32()),
         _required("dtype", pa.string()),
         _required("doc_id", pa.string()),
@@ -210,7 +216,7 @@ DOCUMENTS = pa.schema(
 ATTEMPT_TEXTS = ("actor", "node_id", "started_at", "model_revision", "reason")
 ATTEMPT_NUMBERS = ("load_seconds", "warm_up_seconds", "calibration_seconds", "peak_memory")
 ATTEMPT_VALUES = ("device", "packages", "code", "gpus")  # as JSON
-ATTEMPTS = pa.schema(  # what trial.json files say, as a table: one row per attempt; all attempts of a trial follow
+ATTEMPTS = pa.schema(  # trial.json files as a table: one row per attempt, those of a trial one after the other
     [
         _required("trial_id", pa.string()),
         *(pa.field(name, ROWS.field(name).type) for name in TRIAL_KEYS),
@@ -227,7 +233,7 @@ _FIELDS = {field.name: field for field in (*DOCUMENTS, *ROWS)}  # a name in both
 
 
 def attempts_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> pa.Table:
-    """ATTEMPTS of trials, given by their ids and trial.json."""
+    """The attempts of trials as a table, ATTEMPTS; `records` has the id and trial.json of each trial."""
     lines: list[dict[str, Any]] = []
     for trial_id, record in records:
         trial = {**record["trial"], **Configuration.from_mapping(record["trial"]).as_dict()}
