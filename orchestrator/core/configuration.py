@@ -164,10 +164,10 @@ def grid(settings: Mapping[str, Any], *, decoded: bool = True) -> list[Configura
     return list(dict.fromkeys(found))  # reveal rules without a threshold would repeat for each one
 
 
-def first_settings(settings: Mapping[str, Any], policy: str = "k1") -> Configuration:
-    """A policy with the first value that a sweep has for each decode setting."""
+def first_settings(settings: Mapping[str, Any]) -> Configuration:
+    """k1 with the first value that a sweep has for each decode setting."""
     first = {name: settings[name][0] for name in DECODE_SETTINGS if settings.get(name)}
-    return Configuration(policy=policy, **first)
+    return Configuration(policy="k1", **first)
 
 
 def listed_configurations(settings: Mapping[str, Any]) -> list[Configuration]:

@@ -253,9 +253,9 @@ def trial_sums(rows: pa.Table) -> Sums:
     return total
 
 
-def wilson_interval(correct: float, count: float, z: float = Z_95) -> tuple[float, float]:
-    """Interval of a proportion that stays within 0 and 1 and is not empty at either end."""
-    share = correct / count
+def wilson_interval(correct: float, count: float) -> tuple[float, float]:
+    """95 % interval of a proportion that stays within 0 and 1 and is not empty at either end."""
+    share, z = correct / count, Z_95
     middle = share + z * z / (2 * count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count

@@ -40,7 +40,7 @@ from orchestrator.store.files import (
     write_file,
     write_json,
 )
-from orchestrator.store.lock import LOCK_FOLDER, STALE_SECONDS, FolderLock
+from orchestrator.store.lock import LOCK_FOLDER, FolderLock
 from orchestrator.store.reader import QUARANTINE_FOLDER, SWEEP_COPY_FILE, SWEEP_FILE, Store
 from orchestrator.store.schema import COMPACTED_SCHEMA_VERSION, DOCUMENTS, ROWS, SCHEMA_VERSION
 from orchestrator.store.trial_files import (
@@ -66,7 +66,6 @@ class StoreWriter(Store):
         folder: Path,
         *,
         disk: Disk = DISK,
-        stale_seconds: float = STALE_SECONDS,
         full_rows: int = FULL_ROWS,
     ) -> None:
         super().__init__(folder)
@@ -80,7 +79,7 @@ class StoreWriter(Store):
         self.sweep_record = self.read_sweep_record()  # refuses an unusable folder before anything is written into it
         self._require_no_links()
         read_version = file_version(self.folder / SWEEP_FILE)
-        self._lock = self._acquire(stale_seconds)
+        self._lock = self._acquire()
         try:
             if file_version(self.folder / SWEEP_FILE) != read_version:  # from now on nobody else changes it
                 self.sweep_record = self.read_sweep_record()
@@ -104,10 +103,10 @@ class StoreWriter(Store):
             if links:
                 raise InputError(f"{self.folder / name / links[0]} is a symbolic link; a sweep has none: remove it")
 
-    def _acquire(self, stale_seconds: float) -> FolderLock:
+    def _acquire(self) -> FolderLock:
         try:
             make_folders(self._disk, self.folder)
-            return FolderLock.acquire(self.folder, stale_seconds=stale_seconds)
+            return FolderLock.acquire(self.folder)
         except OSError as error:
             raise InputError(f"{self.folder} cannot be written to: {error.strerror or error}") from error
 
