@@ -1,5 +1,6 @@
 """--configurations, policies with their own decode settings, and --reference, the k=1 that they are compared with."""
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from orchestrator.core.race import TaskRace
 from orchestrator.core.totals import RunningTotals
 from orchestrator.planning.sweep_record import combine, describe_extension
 from orchestrator.report.sweeps import _comparable
-from orchestrator.store.schema import sweep_record_problem
+from orchestrator.store.record_checks import sweep_record_problem
 from sampler.errors import InputError, InputErrors
 
 BASE = Configuration(policy="k1")
@@ -37,8 +38,8 @@ SETTINGS: dict[str, Any] = {"policies": ["k1_first", "k2_middle"], "threshold": 
 @pytest.mark.parametrize("text", [*LISTED, "k2_middle", "trim=0.25_all.random:threshold=0.8:small-block=4"])
 def test_a_configuration_is_read_and_written(text: str) -> None:
     parsed = Configuration.parse(text)
-    assert parsed.written(BASE) == text
-    assert Configuration.parse(parsed.written(BASE)) == parsed
+    assert parsed.to_text(BASE) == text
+    assert Configuration.parse(parsed.to_text(BASE)) == parsed
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,9 @@ def results() -> dict[str, ConfigurationResult]:
     assert not [gate.sentence for gate in analysis.gates if gate.withholds_verdict and not gate.ok]
     (task,) = analysis.tasks
     assert task.missing == ()
-    assert [one.configuration for one in task.baselines] == [first_settings(request["settings"], "k1_first")]
+    assert [one.configuration for one in task.baselines] == [
+        replace(first_settings(request["settings"]), policy="k1_first")
+    ]
     return {one.resolved.policy: one for one in task.configurations}
 
 

@@ -13,7 +13,7 @@ import pytest
 from sweep_runs import BUNDLED, Run, grid_flags, rows_there
 
 from orchestrator.core.race import DECISIONS_KEY
-from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
+from orchestrator.core.trial import Trial, WantedDocuments, shards_of_table
 from orchestrator.progress.progress import stored_race
 from orchestrator.progress.status import read_status
 from orchestrator.store import Store
@@ -41,9 +41,7 @@ def watch_decisions(folder: Path, seen: dict[str, datetime], ended: threading.Ev
 
 
 def wanted_documents(folder: Path) -> WantedDocuments:
-    table = Store(folder).documents("gsm8k")
-    pairs = zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True)
-    return WantedDocuments(by_shard={"gsm8k": documents_by_shard(pairs)})
+    return WantedDocuments(by_shard={"gsm8k": shards_of_table(Store(folder).documents("gsm8k"))})
 
 
 @pytest.mark.parametrize("seed", range(RACES))

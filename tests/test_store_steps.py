@@ -346,7 +346,7 @@ def test_rows_corrupted_while_the_trial_runs_are_reported_as_lost(tmp_path: Path
     with new_sweep(tmp_path) as writer:
         fill(writer, DOCS)
         change_byte(tmp_path / "trials" / TRIAL / "rows-0.arrows", 0.6)
-        with pytest.raises(RowsLost, match=r"2 rows of .* must be made again: .*rows-0\.arrows"):
+        with pytest.raises(RowsLost, match=r"2 rows of .* must be computed again: .*rows-0\.arrows"):
             writer.finish(TRIAL, {}, DOCS)
         assert list(writer.corrupted) == [tmp_path / "trials" / TRIAL / "rows-0.arrows"]
         assert writer.completed_documents(TRIAL) == set(DOCS[:2])

@@ -25,7 +25,7 @@ from orchestrator.analysis.verdicts import (
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.evidence import MeanSequence, difference_bounds
 from orchestrator.core.race import DECISIONS_KEY, SPEED, Look, Race, Standing, TaskRace
-from orchestrator.core.trial import WantedDocuments, documents_by_shard
+from orchestrator.core.trial import WantedDocuments, shards_of_table
 from sampler.errors import InputError
 
 DEFAULT_ALPHA = 0.05  # of a sweep that is no race
@@ -67,10 +67,7 @@ def replay_race(
     record = {**request, "settings": settings, "margin": criteria.margin, "speedup": criteria.speedup}
     if criteria.exploratory or not is_race(request):
         record[DECISIONS_KEY] = []
-    by_shard = {
-        task: documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
-        for task, table in documents.items()
-    }
+    by_shard = {task: shards_of_table(table) for task, table in documents.items()}
     try:
         race = Race.from_record(record, WantedDocuments(by_shard=by_shard))
     except InputError:

@@ -141,7 +141,7 @@ def search_space(settings: Mapping[str, Any]) -> list[str]:
     reference = first_settings(settings)
     at_k1 = [one for one in grid({**settings, "policies": ["k1"]}) if one != reference]
     found = [*at_k1, *(one for one in grid(settings) if ReusePolicy.parse(one.policy).k != 1)]
-    return [one.written(reference) for one in found]
+    return [one.to_text(reference) for one in found]
 
 
 def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -15,11 +15,11 @@ from sampler.records import DecodeSettings
 from sampler.reveal import THRESHOLD
 
 DEFAULTS = DecodeSettings()
-OWN, FIRST = "own", "first"  # decode settings of the k=1 that a configuration is compared with
+OWN, FIRST = "own", "first"  # values of --reference: the decode settings of the k=1 run in a comparison
 
 
 def _decode_setting(default: Any, *, slug: str | tuple[str, str], in_every_id: bool = False) -> Any:
-    """`slug` formats the value for file names; a pair is for off and on.
+    """A field of `Configuration`. `slug` formats its value for file names; a boolean has a pair, for off and on.
 
     `in_every_id` is True for the settings of format version 1. A later setting is part of a trial's id only if it is
     not the default, so that the trials of existing sweeps keep their ids.
@@ -48,10 +48,10 @@ class Configuration:
 
     @classmethod
     def parse(cls, text: str, base: "Configuration | None" = None) -> "Configuration":
-        """A policy with its own decode settings, k2_middle:threshold=0.9:small-block=16; others are those of `base`."""
+        """Reads k2_middle:threshold=0.9:small-block=16; settings that are not named are those of `base`."""
         policy, *parts = text.split(":")
         known = {name.replace("_", "-"): name for name in DECODE_SETTINGS}
-        given: dict[str, Any] = {}
+        overrides: dict[str, Any] = {}
         for part in parts:
             key, _, value = part.partition("=")
             name = known.get(key.replace("_", "-"))
@@ -60,22 +60,22 @@ class Configuration:
                     f"{text}: unknown decode setting {key!r}; "
                     + did_you_mean(key, list(known), otherwise=f"known: {', '.join(known)}")
                 )
-            if name in given:
+            if name in overrides:
                 raise InputError(f"{text}: {key} is given twice")
-            given[name] = _read(text, key, value, default_of(name))
-        others = {} if base is None else base.as_dict(DECODE_SETTINGS)
-        if "threshold" in given:
-            others["reveal"] = THRESHOLD
+            overrides[name] = _parse_value(text, key, value, default_of(name))
+        inherited = {} if base is None else base.as_dict(DECODE_SETTINGS)
+        if "threshold" in overrides:
+            inherited["reveal"] = THRESHOLD
         parsed = str(ReusePolicy.parse(policy))
         try:
-            decoded = DecodeSettings(**{**others, **given})
+            decoded = DecodeSettings(**{**inherited, **overrides})
         except InputError as error:
             raise InputError(f"{text}: {error}") from None
         return cls(policy=parsed, **{name: getattr(decoded, name) for name in DECODE_SETTINGS})
 
-    def written(self, base: "Configuration") -> str:
-        """The inverse of `parse`, with the settings that differ from `base`."""
-        changed = (f"{name.replace('_', '-')}={_value(getattr(self, name))}" for name in self.changed_from(base))
+    def to_text(self, base: "Configuration") -> str:
+        """The text that `parse` reads; it names the settings that differ from `base`."""
+        changed = (f"{name.replace('_', '-')}={_format_value(getattr(self, name))}" for name in self.changed_from(base))
         return ":".join([self.policy, *changed])
 
     @property
@@ -102,11 +102,11 @@ class Configuration:
         return tuple(name for name in changed if name != "threshold" or self.reveal == expected.reveal)
 
     def uses(self, setting: str) -> bool:
-        """False for the threshold under another reveal rule."""
+        """Whether a decode setting has an effect, which the threshold does not have under another reveal rule."""
         return setting != "threshold" or self.reveal == THRESHOLD
 
     def label(self, shown: Collection[str] | None = None) -> str:
-        """For people: the policy and the settings in `shown` (default: those changed): k2_middle threshold 0.9."""
+        """The displayed name: policy and settings in `shown` (default: those changed), k2_middle threshold 0.9."""
         return " ".join([self.policy, *self._setting_labels(self.changed_from() if shown is None else shown)])
 
     def settings_label(self, shown: Collection[str] | None = None) -> str:
@@ -115,20 +115,26 @@ class Configuration:
 
     def slug(self, shown: Collection[str] | None = None) -> str:
         """For file names and trial names: `label` in short, k2_middle_t0.9."""
-        names = self._named(self.changed_from() if shown is None else shown)
-        return "_".join([self.policy, *(self._short(name) for name in names)])
+        names = self._shown_settings(self.changed_from() if shown is None else shown)
+        return "_".join([self.policy, *(self._slug_part(name) for name in names)])
 
     def _setting_labels(self, shown: Collection[str]) -> list[str]:
-        return [f"{name.replace('_', ' ')} {_value(getattr(self, name))}" for name in self._named(shown)]
+        return [
+            f"{name.replace('_', ' ')} {_format_value(getattr(self, name))}" for name in self._shown_settings(shown)
+        ]
 
-    def _named(self, shown: Collection[str]) -> list[str]:
-        """The settings in `shown`. The threshold stands for the reveal rule of its name, and that rule for it."""
-        rule = {"threshold", "reveal"}
-        wanted = {*shown, *rule} if rule & set(shown) else shown
+    def _shown_settings(self, shown: Collection[str]) -> list[str]:
+        """The settings in `shown`, in the order of DECODE_SETTINGS.
+
+        `threshold` and `reveal` count as one setting: the threshold is shown if the reveal rule uses it, otherwise the
+        rule is shown.
+        """
+        pair = {"threshold", "reveal"}
+        included = {*shown, *pair} if pair & set(shown) else shown
         hidden = "reveal" if self.uses("threshold") else "threshold"
-        return [name for name in DECODE_SETTINGS if name in wanted and name != hidden]
+        return [name for name in DECODE_SETTINGS if name in included and name != hidden]
 
-    def _short(self, name: str) -> str:
+    def _slug_part(self, name: str) -> str:
         form, value = _SLUGS[name], getattr(self, name)
         return form.format(value) if isinstance(form, str) else form[bool(value)]
 
@@ -144,8 +150,8 @@ _SLUGS: Mapping[str, str | tuple[str, str]] = {
 def grid(settings: Mapping[str, Any], *, decoded: bool = True) -> list[Configuration]:
     """Every policy with every combination of the decode settings listed in `settings` (a sweep's, as a mapping).
 
-    Then come the configurations listed by themselves. A task whose options are scored, not decoded, has the default
-    decode settings.
+    The configurations that are listed individually follow. With decoded=False, for tasks whose options are scored, all
+    have the default decode settings.
     """
     axes = [settings.get(name) or [default_of(name)] for name in DECODE_SETTINGS] if decoded else []
     names = DECODE_SETTINGS if decoded else ()
@@ -155,30 +161,30 @@ def grid(settings: Mapping[str, Any], *, decoded: bool = True) -> list[Configura
     ]
     listed = listed_configurations(settings)
     found += listed if decoded else [Configuration(policy=one.policy) for one in listed]
-    return list(dict.fromkeys(found))  # a rule that uses no threshold is there once, not for every threshold
+    return list(dict.fromkeys(found))  # reveal rules without a threshold would repeat for each one
 
 
-def first_settings(settings: Mapping[str, Any], policy: str = "k1") -> Configuration:
-    """The first decode settings of a sweep."""
+def first_settings(settings: Mapping[str, Any]) -> Configuration:
+    """k1 with the first value that a sweep has for each decode setting."""
     first = {name: settings[name][0] for name in DECODE_SETTINGS if settings.get(name)}
-    return Configuration(policy=policy, **first)
+    return Configuration(policy="k1", **first)
 
 
 def listed_configurations(settings: Mapping[str, Any]) -> list[Configuration]:
-    """Those of a sweep that are not part of its grid; settings that they do not name are the sweep's first ones."""
+    """The configurations that a sweep lists outside its grid; settings that they omit have the sweep's first values."""
     base = first_settings(settings)
     return [Configuration.parse(text, base) for text in settings.get("configurations") or ()]
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineRule:
-    """Which k=1 a configuration is compared with: the one with its own decode settings, or with these."""
+    """Which k=1 run a configuration is compared with."""
 
-    settings: tuple[Any, ...] | None = None
+    settings: tuple[Any, ...] | None = None  # the decode settings of that run; None: those of the configuration
 
     @classmethod
     def by_task(cls, record: Mapping[str, Any]) -> dict[str, "BaselineRule"]:
-        """What sweep.json declares. Scored tasks have no decode settings to compare."""
+        """The rule that sweep.json declares for each task. Scored tasks have no decode settings to compare."""
         settings, tasks = record.get("settings", {}), record.get("tasks", {})
         if settings.get("reference") != FIRST:
             return dict.fromkeys(tasks, cls())
@@ -190,7 +196,7 @@ class BaselineRule:
         return configuration.settings if self.settings is None else self.settings
 
     def is_baseline(self, configuration: Configuration) -> bool:
-        """Of a configuration at k=1: whether others are compared with it."""
+        """Whether other configurations are compared with this one, which is at k=1."""
         return self.settings in (None, configuration.settings)
 
 
@@ -207,8 +213,8 @@ def varying_settings(configurations: Iterable[Configuration]) -> tuple[str, ...]
     return tuple(name for name in DECODE_SETTINGS if len({getattr(one, name) for one in found}) > 1)
 
 
-def _read(text: str, key: str, value: str, default: object) -> Any:
-    """A value of the type of the default."""
+def _parse_value(text: str, key: str, value: str, default: object) -> Any:
+    """Parses a value of the same type as the default; `text` and `key` are for the error message."""
     if isinstance(default, bool):
         if value not in ("on", "off"):
             raise InputError(f"{text}: {key} must be on or off (got {value!r})")
@@ -219,7 +225,7 @@ def _read(text: str, key: str, value: str, default: object) -> Any:
         raise InputError(f"{text}: {key} must be a number (got {value!r})") from None
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, int | float) else str(value)

@@ -25,7 +25,7 @@ from orchestrator.core.totals import COLUMNS, Sums, sums_by_attempt
 from orchestrator.core.trial import Trial
 
 STAKES = np.geomspace(0.01, 0.9, 24)  # fractions of the wealth that are bet on each document
-MAX_LOG_E = 700.0  # a hypothesis that the documents seen so far exclude; e⁷⁰⁰ is still a float
+MAX_LOG_E = 700.0  # for a hypothesis that the documents rule out; e⁷⁰⁰ still fits a float
 BURN_IN_SHARDS = 12  # before these, the variance is too uncertain for a confidence sequence
 SEQUENCE_FOCUS = 3.0  # ρ² × planned shards; 16 would be narrowest at the end, but early variances are uncertain
 COVARIANCE_LAGS = 3  # the number of following shards that a slow phase of the machine also affects
@@ -106,7 +106,7 @@ class MeanSequence:
         return cls(mean=mean + first, deviation=deviation, rho2=rho2)
 
     def half_width(self, level: float) -> Array:
-        """Of a one-sided sequence: the mean lies beyond it at some time with a probability of about `level`."""
+        """Half-width of a one-sided sequence: the mean is ever beyond it with a probability of about `level`."""
         count = np.arange(1, self.mean.shape[-1] + 1)
         growth = count * self.rho2 + 1
         factor = np.sqrt(2 * growth / (count**2 * self.rho2) * np.log1p(np.sqrt(growth) / (2 * level)))
@@ -128,11 +128,11 @@ class RaceRules:
     speedup: float
     comparisons: int  # configurations of the task that are compared with k=1
     generates: bool = True  # otherwise accuracy alone decides
-    shards: int = 1600  # planned of the task; decisions of earlier versions do not name it
+    shards: int = 1600  # planned for the task; older stored decisions lack it
 
     @property
     def rho2(self) -> float:
-        """Where the confidence sequence of the speed is narrow; declared, like the number of shards, beforehand."""
+        """The parameter that sets where the confidence sequence of the speed is narrowest. Fixed before the sweep."""
         return SEQUENCE_FOCUS / self.shards
 
     @property
@@ -214,7 +214,10 @@ class SpeedEvidence:
         return {name: math.exp(float(path[-1])) for name, path in values.items()}
 
     def is_fast(self, rules: RaceRules) -> Array:
-        """After each shard: certainly above the goal, in documents/s too unless the length certainly stays the same."""
+        """After each shard, whether the speed-up is certainly above the goal.
+
+        It must be so in tokens/s, and also in documents/s unless the answer length certainly stays the same.
+        """
         goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
         same_length = (self.length.low(level / 4) > math.log(1 - MAX_LENGTH_CHANGE)) & (
             self.length.high(level / 4) < math.log(1 + MAX_LENGTH_CHANGE)
@@ -223,7 +226,10 @@ class SpeedEvidence:
         return result
 
     def is_slow(self, rules: RaceRules) -> Array:
-        """After each shard: certainly below the goal in tokens/s, or in documents/s if the length certainly differs."""
+        """After each shard, whether the speed-up is certainly below the goal.
+
+        It must be so in tokens/s, or in documents/s if the answer length certainly differs.
+        """
         goal, level = math.log(rules.speedup), rules.alpha / rules.comparisons
         other_length = (self.length.low(level / 8) > math.log(1 + MAX_LENGTH_CHANGE)) | (
             self.length.high(level / 8) < math.log(1 - MAX_LENGTH_CHANGE)
@@ -234,14 +240,14 @@ class SpeedEvidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FirstDecisions:
-    """Of many races at once, sweeps × configurations."""
+    """The first decisions of many simulated races: arrays of sweeps × configurations."""
 
     outcome: Array  # 1 confirmed, −1 rejected, 0 neither
     shards: Array  # until the decision; all of them without one
 
 
 def first_decisions(differences: Array, tokens: Array, documents: Array, rules: RaceRules) -> FirstDecisions:
-    """When races that are looked at after every shard decide, from arrays instead of rows: for simulations.
+    """The decisions of many races that are evaluated after every shard. For simulations: takes arrays, not rows.
 
     The last axes are documents (`differences` of scores) and shards (log speed-ups in tokens/s and in documents/s).
     """

@@ -97,9 +97,9 @@ class Standing:
     state: str
     documents: int  # in finished trials
     planned: int  # without the race
-    look: Look | None  # the last one; None for k=1, and before the first shard is complete
+    look: Look | None  # the latest; None for k=1, and before the first shard is complete
     rules: RaceRules
-    seconds_saved: float  # of decoding, compared with as many documents as the configuration with most has
+    seconds_saved: float  # of decoding, had it run as many documents as the configuration with the most
     seconds_saved_at_end: float  # of decoding all documents, if nothing else is decided
 
     @property
@@ -148,7 +148,7 @@ class Standing:
 class _Lane:
     """One configuration on one task: its finished trials and the looks so far."""
 
-    trials: dict[int, TrialEvidence] = field(default_factory=dict)  # by the shard's place in the order
+    trials: dict[int, TrialEvidence] = field(default_factory=dict)  # by the shard's index in the order
     path: list[Look] = field(default_factory=list)
     decision: Decision | None = None
     fast: bool = False  # at any look so far: the levels account for repeated looks
@@ -171,7 +171,7 @@ class TaskRace:
         self.task = task
         self._shards = [tuple(shards[number]) for number in sorted(shards)]
         self.population = sum(map(len, self._shards))
-        self._place = {number: place for place, number in enumerate(sorted(shards))}
+        self._index = {number: index for index, number in enumerate(sorted(shards))}
         self.lanes = {one: _Lane() for one in configurations}
         self.baseline = baseline
         self._k1: dict[tuple[Any, ...], list[Configuration]] = {}
@@ -187,10 +187,10 @@ class TaskRace:
     def from_record(cls, record: Mapping[str, Any], task: str, shards: Mapping[int, Sequence[str]]) -> "TaskRace":
         """As sweep.json declares it; `shards` has the wanted documents of the task, in any order."""
         settings, generates = record["settings"], record["tasks"][task]["kind"] != "loglikelihood"
-        position = partial(race_position, record["identity"].get("seed", 0), task)
+        sort_key = partial(race_position, record["identity"].get("seed", 0), task)
         return cls(
             task,
-            shards={shard: sorted(ids, key=position) for shard, ids in shards.items()},
+            shards={shard: sorted(ids, key=sort_key) for shard, ids in shards.items()},
             configurations=grid(settings, decoded=generates),
             rules={"alpha": settings["race_alpha"], "margin": record["margin"], "speedup": record["speedup"]},
             generates=generates,
@@ -199,9 +199,9 @@ class TaskRace:
 
     def add(self, configuration: Configuration, shard: int, evidence: TrialEvidence) -> None:
         """Adds a finished trial, unless another command planned it or some of its documents failed."""
-        place = self._place.get(shard)
-        if place is not None and configuration in self.lanes and evidence.scores.keys() == set(self._shards[place]):
-            self.lanes[configuration].trials[place] = evidence
+        index = self._index.get(shard)
+        if index is not None and configuration in self.lanes and evidence.scores.keys() == set(self._shards[index]):
+            self.lanes[configuration].trials[index] = evidence
 
     def look(self, settings: tuple[Any, ...] | None = None) -> list[Decision]:
         """Takes all due looks and returns the new decisions; `settings` are those of the k=1 run compared with."""
@@ -223,12 +223,12 @@ class TaskRace:
         return longest if configuration == baseline else min(longest, BURN_IN_SHARDS)
 
     def is_needed(self, configuration: Configuration, shard: int) -> bool:
-        """True also for trials that are not part of the race."""
-        return configuration not in self.lanes or self._place.get(shard, 0) < self.needed_shards(configuration)
+        """Whether the trial on this shard has to run; True also for trials that are not part of the race."""
+        return configuration not in self.lanes or self._index.get(shard, 0) < self.needed_shards(configuration)
 
     def unneeded_trials(self) -> Iterator[TrialKey]:
         for configuration in self.lanes:
-            for shard in list(self._place)[self.needed_shards(configuration) :]:
+            for shard in list(self._index)[self.needed_shards(configuration) :]:
                 yield trial_key({"task": self.task, **configuration.as_dict(), "repeat": 0, "shard": shard})
 
     def needed_documents(self, configuration: Configuration) -> int:
@@ -238,13 +238,13 @@ class TaskRace:
         """The trials of the configuration and of k=1 on all shards before the first that one of them is missing."""
         baseline = self._k1_of(configuration)
         own, base = self.lanes[configuration].trials, {} if baseline is None else self.lanes[baseline].trials
-        ready = next(place for place in count() if place not in own or place not in base)
-        return [own[place] for place in range(ready)], [base[place] for place in range(ready)]
+        ready = next(index for index in count() if index not in own or index not in base)
+        return [own[index] for index in range(ready)], [base[index] for index in range(ready)]
 
     def differences(self, own: Sequence[TrialEvidence], base: Sequence[TrialEvidence]) -> tuple[Array, Array]:
         """For each document in race order: the difference of scores, and whether all scores so far are in 0 to 1."""
-        documents = [(place, doc_id) for place, ids in enumerate(self._shards[: len(own)]) for doc_id in ids]
-        scores = np.array([[trials[place].scores[doc_id] for place, doc_id in documents] for trials in (own, base)])
+        documents = [(index, doc_id) for index, ids in enumerate(self._shards[: len(own)]) for doc_id in ids]
+        scores = np.array([[trials[index].scores[doc_id] for index, doc_id in documents] for trials in (own, base)])
         bounded = np.logical_and.accumulate(((scores >= 0) & (scores <= 1)).all(axis=0))
         return scores[0] - scores[1], bounded
 
@@ -260,11 +260,11 @@ class TaskRace:
         wealth = log_wealth(bets, -self.rules.margin / 100, self.population)
         plus, minus = (np.where(bounded, path, 0.0) for path in wealth)
         ends = np.cumsum([len(shard) for shard in self._shards[:last]])
-        for place in range(first, last):
-            speed = self.speed(own[: place + 1], base[: place + 1])
-            end = int(ends[place])
+        for index in range(first, last):
+            speed = self.speed(own[: index + 1], base[: index + 1])
+            end = int(ends[index])
             look = Look(
-                shards=place + 1,
+                shards=index + 1,
                 documents=end,
                 difference=100 * float(differences[:end].mean()),
                 log_e_plus=float(plus[end - 1]),
@@ -311,7 +311,7 @@ class TaskRace:
             self.lanes[decision.configuration].decision = decision
 
     def standings(self) -> Iterable[Standing]:
-        front = max((self._documents(lane) for lane in self.lanes.values()), default=0)
+        most_documents = max((self._documents(lane) for lane in self.lanes.values()), default=0)
         for configuration, lane in self.lanes.items():
             documents, needed = self._documents(lane), self.needed_documents(configuration)
             decided, undecided = lane.decision, FINISHED if documents >= needed else RACING
@@ -324,12 +324,12 @@ class TaskRace:
                 planned=self.population,
                 look=decided.look if decided is not None else lane.path[-1] if lane.path else None,
                 rules=self.rules,
-                seconds_saved=each * max(0, front - max(documents, needed)),
+                seconds_saved=each * max(0, most_documents - max(documents, needed)),
                 seconds_saved_at_end=each * max(0, self.population - max(documents, needed)),
             )
 
     def _documents(self, lane: _Lane) -> int:
-        return sum(len(self._shards[place]) for place in lane.trials)
+        return sum(len(self._shards[index]) for index in lane.trials)
 
 
 class Race:

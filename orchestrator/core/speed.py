@@ -127,9 +127,10 @@ def paired_speedups(times: TrialTimes, work: Array) -> dict[int, float]:
 
 
 def ideal_speedup(k: int | None, layers: int, depth: int | None) -> float | None:
-    """If so many layers ran only in every k-th pass and nothing else changed: 1.27 for 12 of 28 at k=2.
+    """The speed-up if `layers` of `depth` layers ran only in every k-th pass and nothing else changed.
 
-    1 / (1 − (k−1)/k · layers/depth). None where it is not defined: at k=1, and for policies without a period.
+    1 / (1 − (k−1)/k · layers/depth), or 1.27 for 12 of 28 layers at k=2. None where it is not defined: at
+    k=1, and for policies without a period.
     """
     if k is None or k < 2 or not depth:
         return None

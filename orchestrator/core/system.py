@@ -1,6 +1,6 @@
-"""The system that results are produced on: packages, commit, cores, memory, devices that can run a model, and how fast.
+"""The system that results are produced on: packages, commit, cores, memory, devices and estimates of their speed.
 
-Imports torch only when called. What is stored of it contains no paths and no secrets.
+Imports torch only when called. The facts that are stored contain no paths and no secrets.
 """
 
 import json
@@ -72,7 +72,7 @@ def _installed_version(name: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """A device of one node. Created by `visible_devices` on that node; read when a sweep is placed."""
+    """A device of one node. Created by `visible_devices` on that node; read before a sweep starts its workers."""
 
     name: str
     dtype: str  # the best that it supports
@@ -140,12 +140,12 @@ GPU_PROFILES = {  # for --device-profile
         _gpu("v100-32", "V100", 32, 900, (7, 0)),
     )
 }
-# A GPU without a profile is as fast as the slower of the two with known speeds.
+# A GPU without a profile is assumed to be as fast as the slower of the two GPUs with known speeds.
 ANY_GPU = replace(GPU_PROFILES["rtx6000"], name="gpu", label="a GPU as fast as a Quadro RTX 6000", memory=0)
 
 
 def devices_here() -> list[Device]:
-    """The devices of this machine. GPUs are looked at in a child process, since CUDA keeps memory of each in use."""
+    """The devices of this machine. GPUs are queried in a child process, since CUDA reserves memory on each of them."""
     from sampler.device import cuda_devices
 
     if not cuda_devices():
@@ -155,7 +155,9 @@ def devices_here() -> list[Device]:
             [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise InputError(f"the GPUs of this machine have not answered in {PROBE_TIMEOUT_SECONDS:.0f} seconds") from None
+        raise InputError(
+            f"the GPUs of this machine have not answered in {PROBE_TIMEOUT_SECONDS:.0f} s; check nvidia-smi"
+        ) from None
     if found.returncode:
         reason = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
         raise InputError(f"the GPUs of this machine cannot be used: {reason}")
@@ -164,7 +166,7 @@ def devices_here() -> list[Device]:
 
 
 def print_devices() -> None:
-    """The last line of the output is for `devices_here`."""
+    """Prints the devices as JSON, which `devices_here` reads from the last line of the output."""
     print(json.dumps([asdict(device) for device in visible_devices()]))
 
 

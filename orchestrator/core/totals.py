@@ -1,7 +1,7 @@
 """Totals of each configuration on each task: documents, accuracy, tokens per second, speed-up over k=1.
 
 `Sums` add up; `Totals` are derived from them. Speed-ups are those of orchestrator.core.speed, as in a report.
-The interval of an accuracy is not paired and decides nothing (see orchestrator.analysis for verdicts).
+The accuracy interval is unpaired and only for display; verdicts come from orchestrator.analysis.
 """
 
 import math
@@ -112,7 +112,7 @@ class RunningTotals:
     """Totals that grow as rows arrive, each row added once.
 
     `wanted` is the number of rows that each configuration will have; it is part of the totals before its first row.
-    `baselines`: by task, which k=1 a configuration is compared with.
+    `baselines` has the rule of each task that says which k=1 run a configuration is compared with.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class RunningTotals:
         self._wanted = dict(wanted or {})
         self._sums: dict[TaskConfiguration, Sums] = {}
         self._baselines = defaultdict(lambda: OWN_BASELINE, baselines or {})
-        self._times = _TimesOfTrials(self._baselines)
+        self._times = _TrialTimesBuilder(self._baselines)
 
     def reduce_wanted(self, wanted: Mapping[TaskConfiguration, int]) -> None:
-        """Rows that a race still wants; a configuration that already has more keeps them."""
+        """Lowers the wanted rows to those that a race still needs, but not below the rows that are there already."""
         for key in self._wanted.keys() & wanted.keys():
             self._wanted[key] = max(wanted[key], self._sums[key].documents if key in self._sums else 0)
 
@@ -169,19 +169,19 @@ class RunningTotals:
         )
 
 
-class _TimesOfTrials:
-    """Times of all trials seen so far, in flat arrays: a large sweep has hundreds of thousands."""
+class _TrialTimesBuilder:
+    """Collects the times of trials in flat arrays, since a large sweep has hundreds of thousands."""
 
     def __init__(self, baselines: Mapping[str, BaselineRule]) -> None:
         self._baselines = baselines
-        self._place: dict[str, int] = {}
+        self._index: dict[str, int] = {}
         self._codes: dict[str, dict[object, int]] = {}
         integers = ("shard", "baseline", "configuration", "is_k1", "actor", "documents")
         self._integers = {name: array("q") for name in integers}
         self._floats = {name: array("d") for name in ("tokens", "seconds", "work")}
 
     def add(self, trial: Trial, sums: Sums) -> None:
-        place, rule = self._place.setdefault(trial.trial_id, len(self._place)), self._baselines[trial.task]
+        index, rule = self._index.setdefault(trial.trial_id, len(self._index)), self._baselines[trial.task]
         own = {
             "shard": self._code("shard", (trial.task, trial.shard)),
             "baseline": self._code("baseline", (trial.task, rule.settings_for(trial.configuration))),
@@ -189,16 +189,16 @@ class _TimesOfTrials:
             "is_k1": int(sums.baseline and rule.is_baseline(trial.configuration)),
             "actor": self._code("actor", sums.actor),
         }
-        if place == len(self._integers["shard"]):
+        if index == len(self._integers["shard"]):
             for counts in self._integers.values():
                 counts.append(0)
             for amounts in self._floats.values():
                 amounts.append(0.0)
         for name, value in own.items():
-            self._integers[name][place] = value
-        self._integers["documents"][place] += sums.documents
+            self._integers[name][index] = value
+        self._integers["documents"][index] += sums.documents
         for name, column in self._floats.items():
-            column[place] += getattr(sums, name)
+            column[index] += getattr(sums, name)
 
     def add_columns(self, trials: pa.Table) -> None:
         """Adds trials that were not added before, given as columns."""
@@ -209,8 +209,8 @@ class _TimesOfTrials:
         rules = {key: self._baselines[key[0]] for key in known}
         baseline = {key: self._code("baseline", (key[0], rules[key].settings_for(one))) for key, one in known.items()}
         is_baseline = {key: rules[key].is_baseline(one) for key, one in known.items()}
-        first = len(self._place)
-        self._place.update(zip(columns["trial_id"], range(first, first + len(trials)), strict=True))
+        first = len(self._index)
+        self._index.update(zip(columns["trial_id"], range(first, first + len(trials)), strict=True))
         shards = zip(columns["task"], columns["shard"], strict=True)
         self._integers["shard"].extend([self._code("shard", shard) for shard in shards])
         self._integers["baseline"].extend([baseline[key] for key in keys])
@@ -227,7 +227,7 @@ class _TimesOfTrials:
         return codes.setdefault(value, len(codes))
 
     def speedups(self) -> dict[TaskConfiguration, float]:
-        if not self._place:
+        if not self._index:
             return {}
         columns = {name: np.array(column) for name, column in (self._integers | self._floats).items()}
         work = columns.pop("work")
@@ -253,9 +253,9 @@ def trial_sums(rows: pa.Table) -> Sums:
     return total
 
 
-def wilson_interval(correct: float, count: float, z: float = Z_95) -> tuple[float, float]:
-    """Interval of a proportion that stays within 0 and 1 and is not empty at either end."""
-    share = correct / count
+def wilson_interval(correct: float, count: float) -> tuple[float, float]:
+    """95 % interval of a proportion that stays within 0 and 1 and is not empty at either end."""
+    share, z = correct / count, Z_95
     middle = share + z * z / (2 * count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
@@ -263,7 +263,7 @@ def wilson_interval(correct: float, count: float, z: float = Z_95) -> tuple[floa
 
 
 def sums_by_attempt(rows: pa.Table | pa.RecordBatch) -> list[tuple[Trial, Sums]]:
-    """Of each attempt at each trial, in the order of attempts."""
+    """The sums of each attempt at each trial, in the order of attempts."""
     found: dict[tuple[int, str], tuple[Trial, Sums]] = {}
     batches: set[tuple[int, str, int]] = set()
     for row in rows.select(list(COLUMNS)).to_pylist():

@@ -1,10 +1,12 @@
-"""Trials (one shard of a task's documents under one configuration) and the documents they are to have rows of."""
+"""Trials, each one shard of a task's documents under one configuration, and the documents that need rows."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from orchestrator.core.configuration import CONFIGURATION_KEYS, Configuration
 
@@ -62,7 +64,7 @@ def trial_key(values: Mapping[str, Any]) -> TrialKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WantedDocuments:
-    """The documents that a sweep should have rows of: ids by task and shard, in the order they are run."""
+    """The documents that need a row under each configuration: ids by task and shard, in the order they are run."""
 
     by_shard: Mapping[str, Mapping[int, tuple[str, ...]]]
 
@@ -99,11 +101,16 @@ def documents_by_shard(shards: Iterable[tuple[str, int]]) -> dict[int, tuple[str
     return {shard: tuple(ids) for shard, ids in found.items()}
 
 
+def shards_of_table(documents: pa.Table) -> dict[int, tuple[str, ...]]:
+    """The document ids of each shard, from a table with the columns `doc_id` and `shard`."""
+    return documents_by_shard(zip(documents["doc_id"].to_pylist(), documents["shard"].to_pylist(), strict=True))
+
+
 def race_position(seed: int, task: str, doc_id: str) -> bytes:
     """The sort key of a document in a race: a random order that depends only on the seed."""
     return hashlib.sha256(f"{seed}\n{task}\n{doc_id}".encode()).digest()
 
 
 def half_of(seed: int, task: str, doc_id: str) -> str:
-    """The half of a task that a document belongs to."""
+    """The half of a task, "first" or "second", that a document belongs to. Depends only on the seed."""
     return "second" if race_position(seed, f"{task}/half", doc_id)[0] % 2 else "first"

@@ -20,7 +20,7 @@ UNPRINTABLE = re.compile(
 )
 CONTROL = re.compile(f"[\t\n]|{UNPRINTABLE.pattern}")  # in a name, which is on one line
 
-Check = Callable[[Any], str | None]  # returns what the value must be, or None if it is that
+Check = Callable[[Any], str | None]  # returns what the value must be, or None if it is valid
 Shape = Any  # a Check; [shape] for a list; {key: shape} for an object, whose other keys are ignored
 
 
@@ -30,7 +30,7 @@ def printable(text: object) -> str:
 
 
 def name_problem(name: str) -> str | None:
-    """Why a name cannot be a file name; None if it can."""
+    """What a file name must be, if this is not a valid one; None if it is."""
     if name in ("", ".", "..") or "/" in name or CONTROL.search(name):
         return "a name without slashes and control characters"
     if len(name.encode()) > MAX_NAME_BYTES:
@@ -128,7 +128,7 @@ def each(shape: Shape, key: Check = line) -> Check:
 
 
 def like(default: Any) -> Check:
-    """A value of the same type as `default`, which may be that of a decode setting added later."""
+    """A check for values of the same type as `default`, the default of a decode setting."""
     if isinstance(default, bool):
         return flag
     if isinstance(default, int):
@@ -137,7 +137,7 @@ def like(default: Any) -> Check:
 
 
 def shape_problem(value: Any, shape: Mapping[str, Shape], required: tuple[str, ...] = ()) -> str | None:
-    """The first value of an object that has the wrong type, as the end of a sentence about its file; None if none."""
+    """What is wrong with the first invalid value, as the end of a sentence about the file; None if all are valid."""
     for key in required:
         if key not in value:
             return f"has no {key!r}"
@@ -154,7 +154,7 @@ def shape_problem(value: Any, shape: Mapping[str, Shape], required: tuple[str, .
 
 
 def _problem(value: Any, shape: Shape) -> str | None:
-    """What the value must be; None if it is that."""
+    """What the value must be; None if it is valid."""
     if callable(shape):
         expected: str | None = shape(value)
         return expected

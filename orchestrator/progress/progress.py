@@ -22,8 +22,8 @@ from orchestrator.store.trial_files import TOTALS_KEY
 TrialFacts = Mapping[str, Mapping[str, Any]]  # each trial.json, by trial id
 WINDOW_SECONDS = 300.0  # the pace looks back this far, or further if few documents arrived
 SAMPLE_SECONDS = 5.0  # between the samples kept
-STEADY_DOCUMENTS = 20  # make a pace steady
-FIRST_DOCUMENTS = 3  # before the first estimate
+STEADY_DOCUMENTS = 20  # that a window needs for a steady pace
+FIRST_DOCUMENTS = 3  # needed for the first estimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +86,17 @@ def add_compacted(totals: RunningTotals, store: Store, trials: pa.Table) -> None
 
 
 def stored_race(record: Mapping[str, Any], wanted: WantedDocuments, store: Store, facts: TrialFacts) -> Race | None:
-    """The race of a folder, with the evidence of all its finished trials; None if the sweep is no race."""
+    """The race of a folder, with the evidence of all its finished trials; None if the sweep is not a race."""
     race = Race.from_record(record, wanted)
     if race is not None:
-        done = [trial_id for trial_id, known in facts.items() if known["status"] == "finished"]
-        race.add_rows(store.rows(done, ROW_COLUMNS, verify=False))
+        add_finished_trials(race, store, facts)
     return race
+
+
+def add_finished_trials(race: Race, store: Store, facts: TrialFacts) -> None:
+    """Adds the rows of all finished trials to a race."""
+    finished = [trial_id for trial_id, known in facts.items() if known["status"] == "finished"]
+    race.add_rows(store.rows(finished, ROW_COLUMNS, verify=False))
 
 
 class Pace:
@@ -114,7 +119,7 @@ class Pace:
             self._before = documents
         if documents > self._before and (not self._samples or at - self._samples[-1][0] >= SAMPLE_SECONDS):
             self._samples.append((at, {line.key: line.documents for line in totals}))
-        while len(self._samples) > 1 and self._has_steady_window(at):
+        while len(self._samples) > 1 and self._has_steady_window():
             self._samples.popleft()
 
     @property
@@ -134,9 +139,9 @@ class Pace:
         missing = sum(costs[t.key] * max(0, t.wanted - t.documents) for t in self._totals)
         return missing / done * seconds if done > 0 else None
 
-    def _has_steady_window(self, at: float) -> bool:
+    def _has_steady_window(self) -> bool:
         """Whether the samples after the first one are enough."""
-        return at - self._samples[1][0] >= WINDOW_SECONDS and self._since(1) >= STEADY_DOCUMENTS
+        return self._now - self._samples[1][0] >= WINDOW_SECONDS and self._since(1) >= STEADY_DOCUMENTS
 
     def _since(self, sample: int) -> int:
         return sum(line.documents for line in self._totals) - sum(self._samples[sample][1].values())
@@ -146,7 +151,7 @@ class Pace:
         return self._now - self._samples[0][0] if enough else None
 
     def _costs(self) -> dict[TaskConfiguration, float]:
-        """Seconds per document; a configuration without documents has the mean of its task, a task that of all."""
+        """Seconds per document. A configuration without documents has the mean of its task, or else of all tasks."""
         overall = _cost(self._totals)
         if overall is None:
             return {}
@@ -204,7 +209,7 @@ class Timeline:
 
 
 def timeline(trials: Iterable[Mapping[str, Any]]) -> Timeline | None:
-    """From each trial.json; None if no trial is complete."""
+    """The timeline of a sweep, from each trial.json; None if no trial is complete."""
     by_actor: dict[str, list[tuple[float, float, Mapping[str, Any]]]] = {}  # start, end and attempt
     for attempt in (attempt for facts in trials for attempt in facts["attempts"]):
         if attempt.get("ended_at") is not None and attempt.get("decode_seconds") is not None:  # else interrupted

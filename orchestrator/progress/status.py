@@ -1,7 +1,7 @@
 """The status of a sweep, read from its folder: what was requested, what is done, failed or missing.
 
 trial.json summarizes a finished trial. Only rows of unfinished trials are opened, one trial at a time, so the cost does
-not grow with the number of rows.
+not grow with the number of rows. The status of a race reads all rows, since its decisions depend on every document.
 """
 
 import os
@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from orchestrator.core.configuration import BaselineRule, grid
 from orchestrator.core.race import Race, Standing
 from orchestrator.core.totals import RunningTotals, TaskConfiguration, Totals
-from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
-from orchestrator.progress.progress import Progress, add_compacted, stored_race, stored_sums
+from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard, shards_of_table
+from orchestrator.progress.progress import Progress, add_compacted, add_finished_trials, stored_sums
 from orchestrator.store import Store
 from orchestrator.store.lock import LockHolder, active_writer
 from orchestrator.store.schema import SCHEMA_VERSION
@@ -113,7 +113,7 @@ class SweepStatus:
 
 
 def read_status(folder: Path, record: Mapping[str, Any] | None = None) -> SweepStatus:
-    """`record` is the content of sweep.json, if it was read before."""
+    """Reads the status of a sweep from its folder; `record` is the content of sweep.json, if it was read before."""
     store = Store(folder)
     record = store.read_sweep_record() if record is None else record
     if record is None:
@@ -189,12 +189,15 @@ class _StatusReader:
         )
 
     def _race(self, totals: RunningTotals, states: Counter[str]) -> Race | None:
-        """Reads the rows: a race depends on every document. Trials that it does not need are not pending."""
-        if Race.from_record(self._record, self._wanted) is None:
+        """The race, if the sweep is one; counts the trials that it does not need as skipped instead of pending.
+
+        Reads the rows of all finished trials, since a race depends on every document.
+        """
+        race = Race.from_record(self._record, self._wanted)
+        if race is None:
             return None
         facts = self._store.trials()
-        race = stored_race(self._record, self._wanted, self._store, facts)
-        assert race is not None
+        add_finished_trials(race, self._store, facts)
         begun = {Trial.from_dict(known["trial"]).key for known in facts.values()}
         totals.reduce_wanted(race.needed_documents())
         skipped = race.skipped_trials(begun)
@@ -209,8 +212,8 @@ class _StatusReader:
         with suppress(ValueError, TypeError):  # none, or not a time
             last = datetime.fromisoformat(pc.max(trials["ended_at"]).as_py())  # all are in UTC, in one format
             self._last = max(self._last or 0.0, last.timestamp())
-        counted = trials.group_by(["task", "shard", "rows"]).aggregate([([], "count_all")])
-        for line in counted.to_pylist():
+        counts = trials.group_by(["task", "shard", "rows"]).aggregate([([], "count_all")])
+        for line in counts.to_pylist():
             done = line["rows"] >= len(self._wanted.ids(line["task"], line["shard"]))
             states["finished" if done else "unfinished"] += line["count_all"]
         states["pending"] -= len(trials)
@@ -222,7 +225,7 @@ class _StatusReader:
         except InputError as problem:
             self._notes.append(str(problem))
             return documents_by_shard((str(number), number // self._shard_size) for number in range(facts["documents"]))
-        return documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
+        return shards_of_table(table)
 
     def _note_last_row(self, trial_id: str, facts: Mapping[str, Any]) -> None:
         if facts["status"] == "finished":

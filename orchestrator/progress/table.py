@@ -89,7 +89,7 @@ class TerminalTable:
         title = max((len(group.title) for group in groups), default=0)
         self._inline_titles = title <= INLINE_TITLE_WIDTH and width >= 78
         self._lead = title + 1 if self._inline_titles else INDENT
-        columns = self._fitting(count, width - self._lead - min(longest, 12), bars)
+        columns = self._fitting_columns(count, width - self._lead - min(longest, 12), bars)
         taken = sum(2 + column.width for column in columns)
         self._name = max(4, min(max(longest, 9), width - self._lead - taken))
         spare = max(0, width - self._lead - self._name - taken)
@@ -97,7 +97,7 @@ class TerminalTable:
 
     def all(self) -> list[Text]:
         entries = [(group, self._row(line)) for group in self._groups for line in group.lines]
-        return [self._titles(), *self._with_heads(entries)]
+        return [self._header(), *self._with_titles(entries)]
 
     def page(self, height: int, number: int) -> list[Text]:
         """At most `height` lines: finished and waiting groups shrink to one line; what does not fit is paged."""
@@ -107,19 +107,19 @@ class TerminalTable:
         for group in self._groups:
             rows = [self._row(line) for line in group.lines] if group.active else [self._folded(group)]
             entries += [(group, row) for row in rows]
-        if len(folded := self._with_heads(entries)) < height:
-            return [self._titles(), *folded]
+        if len(folded := self._with_titles(entries)) < height:
+            return [self._header(), *folded]
         pages = self._pages(entries, max(2, height - 2))
         number %= len(pages)
         note = Text(f"page {number + 1} of {len(pages)}", style="dim")
-        return [self._titles(), *self._with_heads(pages[number]), self._cropped(note)]
+        return [self._header(), *self._with_titles(pages[number]), self._cropped(note)]
 
     def bar(self, done: int, wanted: int, width: int) -> Text:
         filled = width if done >= wanted else width * done // wanted
         text = Text(self._glyphs.full * filled, style="green" if done >= wanted else "cyan")
         return text.append(self._glyphs.empty * (width - filled), style="dim")
 
-    def _fitting(self, count: int, room: int, bars: bool) -> list[_Column]:
+    def _fitting_columns(self, count: int, width: int, bars: bool) -> list[_Column]:
         columns = [
             _Column(title=BAR, width=8, drop_order=3, cell=lambda t, width: self.bar(t.documents, t.wanted, width)),
             _Column(title="documents", width=max(9, count), drop_order=2, cell=_right(_count)),
@@ -132,32 +132,32 @@ class TerminalTable:
         if self._race:
             columns.append(_Column(title="race", width=11, drop_order=1, cell=_right(self._race_state)))
             columns.append(_Column(title="evidence", width=26, drop_order=5, cell=_right(self._evidence)))
-        while len(columns) > 1 and sum(2 + column.width for column in columns) > room:
+        while len(columns) > 1 and sum(2 + column.width for column in columns) > width:
             columns.remove(max(reversed(columns), key=lambda column: column.drop_order))
         return columns
 
     def _pages(self, entries: list[tuple[Group, Text]], height: int) -> list[list[tuple[Group, Text]]]:
         pages: list[list[tuple[Group, Text]]] = [[]]
         for entry in entries:
-            if pages[-1] and len(self._with_heads([*pages[-1], entry])) > height:
+            if pages[-1] and len(self._with_titles([*pages[-1], entry])) > height:
                 pages.append([])
             pages[-1].append(entry)
         return pages
 
-    def _with_heads(self, entries: list[tuple[Group, Text]]) -> list[Text]:
+    def _with_titles(self, entries: list[tuple[Group, Text]]) -> list[Text]:
         lines: list[Text] = []
         shown: Group | None = None
         for group, row in entries:
-            new, whole = group is not shown, row.plain.startswith(group.title)
-            if new and not whole and not self._inline_titles:
+            new, folded = group is not shown, row.plain.startswith(group.title)
+            if new and not folded and not self._inline_titles:
                 lines.append(Text(group.title, style="bold"))
             title = group.title if new and self._inline_titles else ""
-            lead = Text("" if whole else title.ljust(self._lead), style="bold")
+            lead = Text("" if folded else title.ljust(self._lead), style="bold")
             lines.append(lead.append_text(row))
             shown = group
         return [self._cropped(line) for line in lines]
 
-    def _titles(self) -> Text:
+    def _header(self) -> Text:
         text = Text(" " * (self._lead + self._name), style="dim")
         for column in self._columns:
             text.append("  " + column.title.rjust(column.width))
@@ -193,7 +193,7 @@ class TerminalTable:
         return self._times(1 / line.layer_positions if line.layer_positions else None)
 
     def _race_state(self, line: Totals) -> str:
-        """With how much of the evidence for the nearest decision on accuracy there is, while it races."""
+        """The state; while racing, also how close the accuracy evidence is to its nearest decision."""
         standing = self._race.get(line.key)
         if standing is None:
             return self._glyphs.dash

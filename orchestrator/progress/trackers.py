@@ -1,8 +1,8 @@
 """Sends the totals of a sweep to experiment trackers: one run per task and configuration.
 
-Each tracker runs in a process of its own, which only reads the folder. Whatever happens to it, the sweep goes on, and
-prints one warning. Points are totals of finished trials. Their step is the number of documents of the whole sweep,
-since a speed-up also changes with the rows of k=1. What was sent is noted in the folder: a resumed sweep continues the
+Each tracker runs in its own process. If the process fails, the sweep continues and prints one warning. Each point has
+the totals of the trials that had finished by then. Its step is the number of documents of the whole sweep, since a
+speed-up also changes with the rows of k=1. The folder records what was sent, so that a resumed sweep continues the
 same runs.
 """
 
@@ -24,7 +24,7 @@ from orchestrator.core.evidence import ROW_COLUMNS
 from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, FINISHED, RACING, REJECTED, Race, Standing
 from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.core.totals import RunningTotals, Totals
-from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard
+from orchestrator.core.trial import Trial, WantedDocuments, shards_of_table
 from orchestrator.core.untrusted import path_below
 from orchestrator.progress.progress import stored_sums
 from orchestrator.progress.status import read_status
@@ -36,7 +36,7 @@ POLL_SECONDS = 5.0
 FINISH_TIMEOUT_SECONDS = 60.0  # at the end of a sweep
 REPLAYED_POINTS = 100  # of each run, at most, when a finished sweep is sent
 SERIES = ("accuracy", "tokens_per_s", "speedup", "documents")  # of Totals
-RACE = "race"  # series of a race: its state, and with names that begin with this what the decision depends on
+RACE = "race"  # series of a race: its state; names that begin with this have the evidence of the decision
 RACE_VALUES = {RACING: 0.0, CONFIRMED: 1.0, REJECTED: -1.0, FINISHED: 0.5}
 FOLDER = "trackers"  # in the sweep's folder
 FEED = "import sys; from orchestrator.cli.reports import feed_tracker; feed_tracker(sys.argv[1], sys.argv[2])"
@@ -63,7 +63,7 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class TrackerProcesses:
-    """Feeds trackers while it is entered. `note` shows a line to the user.
+    """A context manager that feeds trackers, each in its own process. `note` shows a line to the user.
 
     At the end, the trackers have `timeout` seconds for the last points and the summary.
     """
@@ -103,7 +103,7 @@ class TrackerProcesses:
             if code:
                 self.failed.append(name)
                 self._note(
-                    f"warning: {name} did not get all values: {_reason(code, output)}; no row is concerned, and "
+                    f"warning: {name} did not get all values: {_reason(code, output)}; no rows are affected, and "
                     f"`reuse-sweep track {self._folder} --to {name}` sends them again"
                 )
             output.close()
@@ -163,18 +163,14 @@ def _race_values(standing: Standing) -> dict[str, float]:
 
 
 class _Points:
-    """Totals of the finished trials, in the order in which they finished, and the race that follows from their rows."""
+    """Totals of the finished trials, in the order in which they finished, and the race on their rows."""
 
     def __init__(self, store: Store, record: Mapping[str, Any]) -> None:
         self._store, self._seen = store, set[str]()
         self._totals = RunningTotals(baselines=BaselineRule.by_task(record))
         self._race: Race | None = None
         if record["settings"].get(RACE):
-            tables = {task: store.documents(task) for task in record["settings"]["tasks"]}
-            by_shard = {
-                task: documents_by_shard(zip(table["doc_id"].to_pylist(), table["shard"].to_pylist(), strict=True))
-                for task, table in tables.items()
-            }
+            by_shard = {task: shards_of_table(store.documents(task)) for task in record["settings"]["tasks"]}
             undecided = {key: value for key, value in record.items() if key != DECISIONS_KEY}
             self._race = Race.from_record(undecided, WantedDocuments(by_shard=by_shard))
 
@@ -182,15 +178,16 @@ class _Points:
         return () if self._race is None else self._race.standings()
 
     def new(self) -> tuple[Totals, ...]:
-        """After the trials that finished since the last call. Only trials that were not finished then are read."""
-        unseen = (one for one in self._store.trial_folders() if one not in self._seen)
+        """The current totals. Reads only trials that had not finished at the last call."""
+        unseen = (trial_id for trial_id in self._store.trial_folders() if trial_id not in self._seen)
         read = ((trial_id, self._store.trial(trial_id)) for trial_id in unseen)
-        for _, trial_id, record in self._finished({one: record for one, record in read if record is not None}):
+        records = {trial_id: record for trial_id, record in read if record is not None}
+        for _, trial_id, record in self._finished(records):
             self._add(trial_id, record)
         return self._totals.totals()
 
     def replay(self) -> Iterator[tuple[Totals, ...]]:
-        """The trials that have finished so far, in up to REPLAYED_POINTS steps."""
+        """The totals as the trials finished so far, in up to REPLAYED_POINTS steps."""
         finished = self._finished(self._store.trials())
         for number, (_, trial_id, facts) in enumerate(finished, start=1):
             self._add(trial_id, facts)
@@ -216,16 +213,16 @@ class _Points:
 
 
 class _Sent:
-    """What a tracker has: the last step, and the ids that it gave to runs. After a kill it may lack the last step."""
+    """What was sent to a tracker: the last step, which a kill may have cut short, and the ids of its runs."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = path_below(folder, f"{FOLDER}/{name}.json")
-        self.values: dict[str, Mapping[str, float | None]] = {}  # by run: the last ones of this process
+        self.values: dict[str, Mapping[str, float | None]] = {}  # by run: the last values that this process sent
         try:
             stored = json.loads(self._path.read_bytes())
             self.step = int(stored["step"]) - (not stored.get("closed"))  # so that the last step is sent again
             self.ids: dict[str, str] = {str(run): str(one) for run, one in stored["ids"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the first time, or not ours
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no file yet, or another content
             self.step, self.ids = 0, {}
 
     def save(self, *, closed: bool = False) -> None:
@@ -279,7 +276,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """Weights & Biases; its own variables choose the server, WANDB_MODE=offline none."""
+    """Weights & Biases. Its environment variables select the server; WANDB_MODE=offline uses none."""
 
     def __init__(self, folder: Path, record: Mapping[str, Any], ids: dict[str, str]) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -359,7 +356,7 @@ class MlflowTracker:
 
 
 class TrackioTracker:
-    """Trackio, on this machine: its own variables choose where. The project is the sweep."""
+    """Trackio, on this machine. Its environment variables select the directory. The project is the sweep."""
 
     def __init__(self, folder: Path, record: Mapping[str, Any], ids: dict[str, str]) -> None:
         self._project, self._record, self.ids = str(record.get("sweep") or folder.name), record, ids

@@ -113,7 +113,7 @@ class SweepView:
         head.append(elapsed.rjust(width - head.cell_len), style="not bold dim")
         done, wanted = progress.documents, progress.wanted
         facts = f"  {done:,} of {counted(wanted, 'document')}{self._speed()}"
-        whole = table.bar(done, wanted, max(5, width - len(facts))).append(facts)
+        overall = table.bar(done, wanted, max(5, width - len(facts))).append(facts)
         below = [self._trials(progress)]
         if progress.race:
             below.append(Text(race_summary(progress.race)))
@@ -121,7 +121,7 @@ class SweepView:
             below.append(Text("now: " + ", ".join(progress.running), style="dim"))
         room = height - 1 - 2 - len(below)
         body = table.page(max(4, room), int((now - self._started) / PAGE_SECONDS))
-        lines = [head, whole, *below, *([Text()] if len(body) < room else []), *body]
+        lines = [head, overall, *below, *([Text()] if len(body) < room else []), *body]
         for line in lines:
             line.truncate(width, overflow="ellipsis" if self._glyphs is not ASCII else "crop")
             line.no_wrap = True
@@ -182,7 +182,7 @@ def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs, race: Seq
 
 
 def race_summary(race: Sequence[Standing]) -> str:
-    """How many configurations are decided, and the time that this has saved."""
+    """A line on how many configurations are decided, and on the documents and time that this has saved."""
     states = Counter(standing.state for standing in race if standing.look is not None)
     decided = ", ".join(
         f"{states[state]} {state}" for state in (CONFIRMED, REJECTED, RACING, FINISHED) if states[state]
@@ -191,11 +191,11 @@ def race_summary(race: Sequence[Standing]) -> str:
     documents = counted(sum(one.documents_saved for one in race), "document")
     later = f", {duration(end)} by the end if nothing else is decided" if states[RACING] else ""
     saved = duration(now if states[RACING] else end)
-    return f"race: {decided or 'nothing to look at yet'}; saved {documents}, {saved} of decoding{later}"
+    return f"race: {decided or 'no evidence yet'}; saved {documents}, {saved} of decoding{later}"
 
 
 def duration(seconds: float) -> str:
-    """41 s, 1:41, 2:03:10."""
+    """Formats seconds: 41 s, 1:41, 2:03:10."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

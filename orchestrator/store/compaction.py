@@ -34,17 +34,15 @@ from orchestrator.core.totals import Sums
 from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.core.untrusted import Shape, shape_problem
 from orchestrator.store.files import DECODE_ERRORS, CorruptedFile, StoreError, encode_table, open_regular, read_table
+from orchestrator.store.record_checks import TRIAL_RECORD, attempt_problem, trial_record_problem
 from orchestrator.store.schema import (
     ATTEMPT_NUMBERS,
     ATTEMPT_TEXTS,
     ATTEMPT_VALUES,
     ATTEMPTS,
     ROWS,
-    TRIAL_RECORD,
-    attempt_problem,
     attempts_of,
     select_fields,
-    trial_record_problem,
 )
 from orchestrator.store.trial_files import READ_ATTEMPTS, TOTALS_KEY, Corruption, TrialRows
 from sampler.errors import InputError
@@ -55,7 +53,7 @@ MIN_ROWS = 1_000  # of a compacted file
 FULL_ROWS = 4_000  # as many finished rows of a task are compacted while the sweep runs
 TRIALS_METADATA_KEY = "reuse_sweep_trials"  # of the Parquet file: digest and base64 of an Arrow stream
 VALUES_METADATA_KEY = b"values"  # of that stream: values that many trials share, as a JSON list
-SHARED_KEY = ""  # in a stored record: names of shared values and their places in that list
+SHARED_KEY = ""  # in a stored record: names of shared values and their indices in that list
 OWN_KEYS = ("trial", TOTALS_KEY, "attempts")  # of trial.json: never shared
 IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 SUM_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -116,14 +114,14 @@ class CompactedFile:
         return next(record for found, record in self.records() if found == trial_id)
 
     def attempts(self) -> pa.Table:
-        """ATTEMPTS of these trials. Arrow parses usual records, several times as fast as `parse`, which gets others."""
+        """ATTEMPTS of these trials. Arrow parses usual records several times as fast as `parse`, which reads all."""
         try:
             return self._usual_attempts()
         except (ValueError, LookupError, *DECODE_ERRORS):
             return attempts_of(self.records())
 
     def _usual_attempts(self) -> pa.Table:
-        """Raises ValueError if a record is unusual in any way."""
+        """Raises ValueError, LookupError or one of DECODE_ERRORS if a record is unusual; `parse` can then read it."""
         stored = pa.ipc.open_stream(self.stream).read_all()
         text = "\n".join(stored["record"].to_pylist()).encode()
         whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
@@ -141,8 +139,8 @@ class CompactedFile:
         columns = {"status": pa.repeat("finished", len(own)), "attempt": found["attempt"]}
         columns |= {name: found[name] for name in (*ATTEMPT_TEXTS, *ATTEMPT_NUMBERS)}
         for name in ATTEMPT_VALUES:
-            places = shared[name].combine_chunks().cast(pa.int32())
-            columns[name] = pa.DictionaryArray.from_arrays(places, values)
+            indices = shared[name].combine_chunks().cast(pa.int32())
+            columns[name] = pa.DictionaryArray.from_arrays(indices, values)
         for name in ("trial_id", "rows", *TRIAL_KEYS):
             columns[name] = own[name].fill_null(default_of(name)) if name in DECODE_SETTINGS else own[name]
         for name in ("actor", "node_id", *ATTEMPT_VALUES):
@@ -159,28 +157,30 @@ class CompactedFile:
             table = pa.ipc.open_stream(self.stream).read_all().select(["record"])
             values = json.loads(table.schema.metadata[VALUES_METADATA_KEY])
             records = json.loads(f"[{','.join(table['record'].to_pylist())}]")  # at once: equal keys are one object
-            good: set[tuple[str, int]] = set()
-            good_in_attempts: set[tuple[str, int]] = set()
+            checked: set[tuple[str, int]] = set()
+            checked_in_attempts: set[tuple[str, int]] = set()
             for trial_id, record in zip(ids, records, strict=True):
                 if (problem := trial_record_problem(record, trial_id)) is not None:
                     raise ValueError(problem)
-                _add_shared(record, values, TRIAL_RECORD, good)
+                _add_shared(record, values, TRIAL_RECORD, checked)
                 for attempt in record["attempts"]:
-                    _add_shared(attempt, values, TRIAL_RECORD["attempts"][0], good_in_attempts)
+                    _add_shared(attempt, values, TRIAL_RECORD["attempts"][0], checked_in_attempts)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, *DECODE_ERRORS) as error:
             raise CorruptedFile(f"has records of trials that cannot be used ({error})") from error
         yield from zip(ids, records, strict=True)
 
 
-def _add_shared(part: dict[str, Any], values: Sequence[Any], shape: Shape, good: set[tuple[str, int]]) -> None:
-    """Adds the values that a part of trial.json shares with others; each is checked once, and then in `good`."""
-    for name, place in part.pop(SHARED_KEY, {}).items():
-        if (name, place) not in good:
-            problem = "shares what is its own" if name in OWN_KEYS else shape_problem({name: values[place]}, shape)
+def _add_shared(part: dict[str, Any], values: Sequence[Any], shape: Shape, checked: set[tuple[str, int]]) -> None:
+    """Adds the values that a part of trial.json shares with others. `checked` has the values known to be valid."""
+    for name, index in part.pop(SHARED_KEY, {}).items():
+        if (name, index) not in checked:
+            if name in OWN_KEYS:
+                raise ValueError(f"{name!r} refers to a shared value")
+            problem = shape_problem({name: values[index]}, shape)
             if problem is not None:
                 raise ValueError(problem)
-            good.add((name, place))
-        part.setdefault(name, values[place])
+            checked.add((name, index))
+        part.setdefault(name, values[index])
 
 
 def read_trials_rows(
@@ -232,7 +232,7 @@ def _trial_columns(trial_id: str, record: Mapping[str, Any], values: dict[str, i
 
 
 def _without_shared(part: Mapping[str, Any], values: dict[str, int]) -> dict[str, Any]:
-    """Replaces objects and lists by their places among the shared values, which are added if they are new."""
+    """Replaces objects and lists by their indices in the shared values, to which new ones are added."""
     shared = {
         name: values.setdefault(_to_json(value), len(values))
         for name, value in part.items()
@@ -311,7 +311,7 @@ class CompactedFiles:
         return [file for file in self.listed.values() if file is not None]
 
     def trials(self, without: Collection[str] = ()) -> pa.Table:
-        """SUMMARY of all compacted trials but some, each once."""
+        """SUMMARY of all compacted trials, each once; `without`: not of these trials."""
         tables = [pa.Table.from_batches([], SUMMARY)]  # `empty_table` imports pandas
         for file in self.files:
             ids, trials = file.trials["trial_id"].to_pylist(), file.trials
@@ -327,7 +327,7 @@ class CompactedFiles:
                     yield trial_id, record
 
     def attempts(self, without: Collection[str] = ()) -> pa.Table:
-        """ATTEMPTS of all compacted trials but some, each trial once."""
+        """ATTEMPTS of all compacted trials, each trial once; `without`: not of these trials."""
         file_of, tables = self.file_of, [ATTEMPTS.empty_table()]
         for file in self.files:
             found = file.attempts()
@@ -336,7 +336,7 @@ class CompactedFiles:
         return pa.concat_tables(tables).unify_dictionaries()
 
     def next_name(self, task: str) -> str:
-        """A name that sorts after those of all files."""
+        """A name for a new file, with a higher number than all others."""
         numbers = [int(match[2]) for name in self.listed if (match := COMPACTED_NAME.fullmatch(name))]
         return f"{task}-{max(numbers, default=0) + 1:06}-{uuid.uuid4().hex[:8]}.parquet"
 
@@ -353,12 +353,13 @@ def compacted_names(folder: Path) -> list[str]:
 def compaction_groups(
     finished: Mapping[str, Mapping[str, Any]], *, minimum: int = MIN_ROWS, full: int = FULL_ROWS
 ) -> list[tuple[str, list[str]]]:
-    """Finished trials, given by their trial.json, that are to share a file: task and trial ids.
+    """Groups of finished trials, each for one compacted file, as pairs of task and trial ids.
 
+    `finished` has the trial.json of each trial by id.
     Each file gets `full` rows; the last one of a task has at least `minimum`, or waits for more.
     """
     by_task: dict[str, list[str]] = {}
-    for trial_id, record in sorted(finished.items(), key=lambda item: _order(item[1])):
+    for trial_id, record in sorted(finished.items(), key=lambda item: _sort_key(item[1])):
         by_task.setdefault(str(record["trial"]["task"]), []).append(trial_id)
     groups = []
     for task, trial_ids in by_task.items():
@@ -375,6 +376,6 @@ def compaction_groups(
     return groups
 
 
-def _order(record: Mapping[str, Any]) -> tuple[Any, ...]:
+def _sort_key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     trial: Mapping[str, Any] = record["trial"]
     return trial["task"], trial["repeat"], trial["shard"], trial["policy"], trial["trial_id"]

@@ -119,7 +119,7 @@ def write_file(disk: Disk, path: Path, data: bytes) -> None:
 
 
 def is_temporary(path: str) -> bool:
-    """Whether a path has the name of a write that was not completed."""
+    """Whether a path is that of a temporary file, which an interrupted write leaves behind."""
     name = path.rpartition("/")[2]
     return name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)
 

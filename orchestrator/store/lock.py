@@ -116,13 +116,13 @@ def _refusal(path: Path, now: float, stale_seconds: float) -> str | None:
     )
 
 
-def active_writer(folder: Path, *, stale_seconds: float = STALE_SECONDS) -> LockHolder | None:
+def active_writer(folder: Path) -> LockHolder | None:
     """The live writer of a folder, if any. For readers: writes nothing and uses the local clock."""
     try:
         generations = _generations(folder / LOCK_FOLDER)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not generations or _refusal(generations[-1][1], time.time(), stale_seconds) is None:
+    if not generations or _refusal(generations[-1][1], time.time(), STALE_SECONDS) is None:
         return None
     return LockHolder.read(generations[-1][1])
 

@@ -43,6 +43,7 @@ from orchestrator.store.files import (
     verify_table,
 )
 from orchestrator.store.lock import LOCK_FOLDER, active_writer
+from orchestrator.store.record_checks import sweep_record_problem
 from orchestrator.store.schema import (
     COMPACTED_SCHEMA_VERSION,
     DOCUMENTS,
@@ -51,7 +52,6 @@ from orchestrator.store.schema import (
     attempts_of,
     check_version,
     select_fields,
-    sweep_record_problem,
 )
 from orchestrator.store.trial_files import (
     READ_ATTEMPTS,
@@ -239,9 +239,9 @@ class Store:
             file_of = self._compacted_now().file_of
             compacted = file_of.keys() - set(folders)
         else:
-            wanted, file_of = list(trial_ids), self._compacted_now().file_of
-            compacted = {one for one in wanted if one in file_of and not self.trial_folder(one).is_dir()}
-            folders = [one for one in wanted if one not in compacted]
+            requested, file_of = list(trial_ids), self._compacted_now().file_of
+            compacted = {name for name in requested if name in file_of and not self.trial_folder(name).is_dir()}
+            folders = [name for name in requested if name not in compacted]
         by_file: dict[str, list[str]] = {}
         for trial_id in sorted(compacted):
             by_file.setdefault(file_of[trial_id].path.name, []).append(trial_id)
@@ -338,16 +338,19 @@ class Store:
         try:
             verify_table(path)
             compacted = read_compacted(path)
-            stated, _ = compacted.trials, list(compacted.parse())  # checks the trial.json of each trial
+            list(compacted.parse())  # checks the trial.json of each trial
             rows, _ = read_table(path, ROWS, verify=False)  # checks the values
         except FileNotFoundError:  # replaced meanwhile
             return []
         except CorruptedFile as error:
             return [Corruption(path=path, problem=str(error))]
         counts = Counter(rows["trial_id"].to_pylist())
-        expected = Counter(dict(zip(stated["trial_id"].to_pylist(), stated["rows"].to_pylist(), strict=True)))
-        wrong = sorted(one for one in counts.keys() | expected.keys() if counts[one] != expected[one])
-        return [_wrong_row_count(path, one, expected[one], counts[one]) for one in wrong[:1]]
+        trials = compacted.trials
+        expected = Counter(dict(zip(trials["trial_id"].to_pylist(), trials["rows"].to_pylist(), strict=True)))
+        wrong = sorted(
+            trial_id for trial_id in counts.keys() | expected.keys() if counts[trial_id] != expected[trial_id]
+        )
+        return [_wrong_row_count(path, trial_id, expected[trial_id], counts[trial_id]) for trial_id in wrong[:1]]
 
     def _tasks(self) -> list[str]:
         return sorted(path.stem for path in (self.folder / "documents").glob("*.parquet"))
@@ -370,7 +373,7 @@ def _wrong_row_count(path: Path, trial_id: str, expected: int, found: int) -> Co
 
 
 def _stated_schema(path: Path) -> int:
-    """The version in a file whose checksum does not match, since a newer version may compute it in another way."""
+    """The version in a file with a wrong checksum if it is newer, since it may use others; else SCHEMA_VERSION."""
     try:
         schema = json.loads(read_regular(path))["schema"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError, CorruptedFile):

@@ -8,7 +8,6 @@ else (a required column, another type or meaning, a removed column) needs the ne
 """
 
 import json
-import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,26 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.core.configuration import DECODE_SETTINGS, FIRST, OWN, Configuration, default_of
+from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, default_of
 from orchestrator.core.trial import TRIAL_KEYS
-from orchestrator.core.untrusted import (
-    CONTROL,
-    anything,
-    each,
-    file_name,
-    flag,
-    like,
-    line,
-    name_problem,
-    number,
-    one_of,
-    optional,
-    scalar,
-    shape_problem,
-    shown,
-    text,
-    whole,
-)
+from orchestrator.core.untrusted import CONTROL, name_problem, shown
 from sampler.errors import InputError
 
 SCHEMA_VERSION = 1  # in sweep.json and trial.json ("schema"), and in the metadata of tables
@@ -52,25 +34,28 @@ MAY_BE_NAN = ("batch_seconds", "calibration")  # where it could not be measured
 LATEST_MICROSECONDS = 253_370_764_800 * 10**6  # the year 9999, after which Python has no dates
 
 
-def check_version(path: Path, version: object, doubt: str = "") -> None:
-    """Raises InputError if a file was written by a newer, incompatible version, or has no valid version."""
+def check_version(path: Path, version: object, hint: str = "") -> None:
+    """Raises InputError if a file was written by a newer, incompatible version, or has no valid version.
+
+    `hint` is added to the message about a newer version.
+    """
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(f"{path} has no schema number: it does not belong to this project")
     if version > COMPACTED_SCHEMA_VERSION:
         raise InputError(
-            f"{path} has schema {version}, written by a newer version{doubt}; this version reads up to "
+            f"{path} has schema {version}, written by a newer version{hint}; this version reads up to "
             f"{COMPACTED_SCHEMA_VERSION}: upgrade, or use another folder"
         )
 
 
 def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozenset[str]:
-    """The columns that this version does not know; raises InputError if the table cannot be converted."""
+    """The names of columns that this version does not know; raises InputError if the table cannot be converted."""
     if found.equals(expected):
         return frozenset()
     version = (found.metadata or {}).get(VERSION_KEY, b"1")
     check_version(path, int(version) if version.isdigit() and len(version) < MAX_VERSION_DIGITS else None)
     if len(set(found.names)) < len(found.names):
-        raise InputError(f"{path} has a column twice: restore the file, or use another folder")
+        raise InputError(f"{path} has two columns of the same name: restore the file, or use another folder")
     for field in expected:
         if field.name not in found.names and not field.nullable:
             raise InputError(f"{path} has no column {field.name!r}: restore the file, or use another folder")
@@ -83,7 +68,10 @@ def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozense
 
 
 def values_problem(table: pa.Table) -> str | None:
-    """Why a table cannot have been written by a sweep; None if it can. Costs little: it runs for every file."""
+    """Which values a sweep cannot have written, as the end of a sentence about the file; None if all are valid.
+
+    Runs for every file that is read, so it must be fast.
+    """
     try:
         table.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
@@ -169,7 +157,7 @@ ROWS = pa.schema(
         _required("threshold", pa.float64()),
         _required("small_block", pa.int32()),
         _required("block_cache", pa.bool_()),
-        pa.field("reveal", pa.string()),  # null or "threshold": the threshold
+        pa.field("reveal", pa.string()),  # name of the reveal rule; null means "threshold"
         _required("batch_size", pa.int32()),
         _required("dtype", pa.string()),
         _required("doc_id", pa.string()),
@@ -228,7 +216,7 @@ DOCUMENTS = pa.schema(
 ATTEMPT_TEXTS = ("actor", "node_id", "started_at", "model_revision", "reason")
 ATTEMPT_NUMBERS = ("load_seconds", "warm_up_seconds", "calibration_seconds", "peak_memory")
 ATTEMPT_VALUES = ("device", "packages", "code", "gpus")  # as JSON
-ATTEMPTS = pa.schema(  # what trial.json files say, as a table: one row per attempt; all attempts of a trial follow
+ATTEMPTS = pa.schema(  # trial.json files as a table: one row per attempt, those of a trial one after the other
     [
         _required("trial_id", pa.string()),
         *(pa.field(name, ROWS.field(name).type) for name in TRIAL_KEYS),
@@ -243,153 +231,9 @@ ATTEMPTS = pa.schema(  # what trial.json files say, as a table: one row per atte
 
 _FIELDS = {field.name: field for field in (*DOCUMENTS, *ROWS)}  # a name in both has the same type
 
-# The keys of trial.json and sweep.json that are read, and what they may hold
-
-
-def _device(value: Any) -> str | None:
-    return each(scalar)(value) or optional(number)(value.get("memory"))
-
-
-TRIAL_REQUIRED = ("trial_id", "task", "policy", "repeat", "shard")
-TRIAL_RECORD: dict[str, Any] = {
-    "trial": {
-        "trial_id": line,
-        "task": file_name,
-        "policy": file_name,
-        **{name: optional(like(default_of(name))) for name in DECODE_SETTINGS},
-        "repeat": whole(),
-        "shard": whole(),
-    },
-    "status": one_of("running", "finished", "failed"),
-    "rows": optional(whole()),
-    "sha256": optional(line),
-    "tally": optional(
-        {
-            "baseline": flag,
-            **{name: optional(whole()) for name in ("documents", "correct", "tokens", "layer_positions")},
-            **{name: optional(number) for name in ("seconds", "work")},
-            "scored": each(whole(), lambda key: None if key.isdecimal() and len(key) < 10 else "numbers"),
-        }
-    ),
-    "attempts": [
-        {
-            "attempt": whole(),
-            "actor": line,
-            "node_id": optional(line),
-            "gpus": optional([anything]),
-            "device": optional(_device),
-            "packages": optional(each(line)),
-            "code": optional(each(anything)),
-            "reason": optional(text),
-            **{
-                name: optional(number)
-                for name in (
-                    *("load_seconds", "warm_up_seconds", "calibration_seconds", "decode_seconds", "waiting_seconds"),
-                    *("recalibration_seconds", "preparing_seconds", "seconds", "calibration", "peak_memory"),
-                )
-            },
-        }
-    ],
-    "settings": optional(each(anything)),
-    "layers": optional([whole()]),
-}
-
-_IDENTITY = {
-    "model": line,
-    "model_revision": optional(line),
-    **{name: optional(line) for name in ("dtype", "data")},
-    **{name: optional(whole()) for name in ("depth", "subset_size", "sample", "fewshot", "max_new_tokens")},
-    **{name: optional(whole(1)) for name in ("batch_size", "shard_size")},
-    "seed": optional(whole(-(2**53))),
-    **{name: optional(flag) for name in ("chat_template", "thinking", "race")},
-    "family": optional(line),
-    "block_size": optional(whole(1)),
-    "datasets": each(each(optional(line)), file_name),
-}
-_SETTINGS = {
-    "tasks": [file_name],
-    "policies": [file_name],
-    **{name: optional([like(default_of(name))]) for name in DECODE_SETTINGS},
-    **{name: optional(line) for name in ("model", "data", "dtype", "name")},
-    **{name: optional(whole()) for name in ("limit", "sample", "fewshot", "subset_size", "max_new_tokens")},
-    **{name: optional(whole(1)) for name in ("batch_size", "shard_size")},
-    "repeats": whole(1),
-    "gpus_per_actor": optional(number),
-    "race": optional(flag),
-    "race_alpha": optional(number),
-    "configurations": optional([line]),
-    "reference": optional(one_of(OWN, FIRST)),
-}
-_DECISION = {
-    "task": file_name,
-    "policy": file_name,
-    **{name: optional(like(default_of(name))) for name in DECODE_SETTINGS},
-    "outcome": one_of("confirmed", "rejected"),
-    "because": [line],
-    "look": {
-        **{name: whole() for name in ("shards", "documents")},
-        **dict.fromkeys(("difference", "log_e_plus", "log_e_minus"), number),
-        **{name: optional(number) for name in ("speedup", "speedup_low", "speedup_high")},
-    },
-    "rules": {
-        **dict.fromkeys(("alpha", "margin", "speedup", "comparisons"), number),
-        "generates": flag,
-        "shards": whole(1),
-    },
-}
-MAX_DOCUMENTS = 10_000_000  # of a task, for which status reserves memory
-MAX_CONFIGURATIONS = 1_000_000
-SWEEP_RECORD = {
-    "sweep": optional(line),
-    "created": optional(line),
-    "calibration_task": optional(file_name),
-    "identity": _IDENTITY,
-    "settings": _SETTINGS,
-    "model": optional(
-        {
-            "source": line,
-            "revision": optional(line),
-            "depth": optional(whole()),
-            "parameters": optional(whole()),
-            "layer_weights": optional([whole()]),
-        }
-    ),
-    "tasks": each(
-        {
-            **{name: optional(line) for name in ("kind", "primary", "source")},
-            "documents": whole(0, MAX_DOCUMENTS),
-            "fewshot": optional(whole()),
-            "datasets": optional(each(optional(line))),
-        },
-        file_name,
-    ),
-    "imported": optional(each([line], file_name)),  # by configuration: the files it was imported from
-    "race_decisions": optional([_DECISION]),
-    "commands": optional([{"code": optional(each(anything)), "packages": optional(each(line))}]),
-}
-
-
-def trial_record_problem(record: Mapping[str, Any], trial_id: str) -> str | None:
-    """Why a trial.json cannot be used; None if it can."""
-    problem = shape_problem(record, TRIAL_RECORD, ("trial", "status", "attempts"))
-    problem = problem or shape_problem(record["trial"], {}, TRIAL_REQUIRED)
-    if problem is not None:
-        return problem
-    if record["status"] == "finished" and record.get("rows") is None:
-        return "calls the trial finished, but does not state its number of rows"
-    totals = record.get("tally") or {}
-    if (totals.get("correct") or 0) > sum((totals.get("scored") or {}).values()):
-        return "counts more correct documents than it has"
-    return None if record["trial"]["trial_id"] == trial_id else f"describes the trial {record['trial']['trial_id']}"
-
-
-def attempt_problem(attempt: Mapping[str, Any]) -> str | None:
-    """Why an attempt, or a part of it, cannot be one of a trial.json."""
-    return shape_problem(attempt, TRIAL_RECORD["attempts"][0])
-
 
 def attempts_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> pa.Table:
-    """ATTEMPTS of trials, given by their ids and trial.json."""
+    """The attempts of trials as a table, ATTEMPTS; `records` has the id and trial.json of each trial."""
     lines: list[dict[str, Any]] = []
     for trial_id, record in records:
         trial = {**record["trial"], **Configuration.from_mapping(record["trial"]).as_dict()}
@@ -401,13 +245,3 @@ def attempts_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> pa.Table:
 
 
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-
-
-def sweep_record_problem(record: Mapping[str, Any]) -> str | None:
-    """Why a sweep.json cannot be used; None if it can. Each command reports the keys that it misses."""
-    problem = shape_problem(record, SWEEP_RECORD)
-    if problem is not None:
-        return problem
-    settings = record.get("settings", {})
-    lengths = [len(settings.get(name) or ()) or 1 for name in ("policies", *DECODE_SETTINGS)]
-    return None if math.prod(lengths) <= MAX_CONFIGURATIONS else "asks for more configurations than a sweep can have"

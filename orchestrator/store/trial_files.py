@@ -34,20 +34,20 @@ from orchestrator.store.files import (
     read_regular,
     read_table,
 )
+from orchestrator.store.record_checks import trial_record_problem
 from orchestrator.store.schema import (
     ROWS,
     SCHEMA_VERSION,
     check_columns,
     convert_table,
     select_fields,
-    trial_record_problem,
     values_problem,
 )
 
 TRIAL_FILE = "trial.json"
 ROWS_FILE = "rows.parquet"
 SEGMENT_NAME = re.compile(r"rows-([0-9]+)\.arrows")
-TOTALS_KEY = "tally"  # in trial.json: totals of the rows it was finished with; null as soon as those change
+TOTALS_KEY = "tally"  # in trial.json: totals of a finished trial; null as soon as its rows change
 READ_ATTEMPTS = 100
 
 BATCH_CHECKSUM_KEY = "reuse_sweep_check"
@@ -184,7 +184,7 @@ def read_segment(path: Path) -> Segment:
     try:
         segment = decode_segment(read_regular(path))
         check_columns(path, segment.schema, ROWS)
-        rows = _of_trial(convert_table(segment.rows, ROWS), path.parent.name)
+        rows = _checked_rows(convert_table(segment.rows, ROWS), path.parent.name)
         problem = values_problem(rows)
     except CorruptedFile as error:
         problem = str(error)
@@ -192,6 +192,7 @@ def read_segment(path: Path) -> Segment:
 
 
 def decode_segment(data: bytes) -> Segment:
+    """Raises CorruptedFile if bytes with the right checksum cannot be read as Arrow."""
     schema_size = _header_size(data[:8])
     if schema_size == 0 or schema_size > len(data):
         torn = len(data) < 8 or schema_size > len(data)
@@ -221,7 +222,7 @@ def decode_segment(data: bytes) -> Segment:
 
 
 def _message_at(data: bytes, at: int) -> tuple[bytes, str | None]:
-    """The bytes of the message at a position, not yet verified; or the reason why there is none."""
+    """The bytes of the message at a position, not yet verified, and None; or no bytes, and what is wrong."""
     header = _header_size(data[at : at + 8])
     if len(data) - at < 8 or (header and at + header > len(data)):
         return b"", "is truncated"
@@ -244,7 +245,7 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 def segment_numbers(folder: Path) -> list[int]:
-    """Ascending, which is the order in which they were written."""
+    """The numbers of the segments in a folder, in the order in which they were written."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -317,11 +318,11 @@ def read_merged(
 ) -> tuple[pa.Table, frozenset[str]]:
     """rows.parquet, and the names of its columns that are newer. Raises CorruptedFile or FileNotFoundError."""
     rows, ignored = read_table(folder / ROWS_FILE, ROWS, columns, verify=verify)
-    return _of_trial(rows, folder.name), ignored
+    return _checked_rows(rows, folder.name), ignored
 
 
-def _of_trial(rows: pa.Table, trial_id: str) -> pa.Table:
-    """Raises CorruptedFile if rows of another trial are among them."""
+def _checked_rows(rows: pa.Table, trial_id: str) -> pa.Table:
+    """Returns the rows; raises CorruptedFile if some of them belong to another trial."""
     others = rows["trial_id"].unique().to_pylist() if "trial_id" in rows.column_names else []
     if set(others) - {trial_id}:
         raise CorruptedFile("holds rows of another trial")

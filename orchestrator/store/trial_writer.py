@@ -235,16 +235,15 @@ class TrialWriter(TrialFolder):
         write_file(self._disk, self._folder / ROWS_FILE, encode_table(rows.combine_chunks()))
 
     def _read_all_rows(self) -> pa.Table:
-        """All rows on disk. Memory only tells whether some are gone."""
+        """All rows on disk. Raises RowsLost if a document that was completed has no row any more."""
         before = self._completed
         self._record, self._completed = self._load(self._record["trial"])
-        if before - self._completed:
+        lost = before - self._completed
+        if lost:
             files = "; ".join(map(str, self.corrupted))
-            raise RowsLost(
-                f"{counted(len(before - self._completed), 'row')} of {self._folder.name} must be made again: {files}"
-            )
+            raise RowsLost(f"{counted(len(lost), 'row')} of {self._folder.name} must be computed again: {files}")
         found = read_rows(self._folder)
-        if found.corrupted:  # though not a moment ago
+        if found.corrupted:  # although `_load` found them intact or repaired them
             raise StoreError(f"{found.corrupted[0]}; the disk does not read reliably")
         return found.rows
 

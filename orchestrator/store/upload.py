@@ -158,32 +158,33 @@ class RemoteCopy:
         stopped: Callable[[], bool] = lambda: False,
     ) -> UploadOutcome:
         """Copies part by part and stops at the first failure: the other parts need the same network."""
-        gone = self._gone(whole_trials=not final)  # before the compacted files, which may hold their rows, are listed
+        # Deleted folders are listed first: the compacted files listed after that hold their rows.
+        deleted = self._deleted_locally(whole_trials=not final)
         compacted = [f"{COMPACTED_FOLDER}/{name}" for name in compacted_names(self.folder / COMPACTED_FOLDER)]
-        left = dict.fromkeys([RECORD_PART, *([COMPACTED_PART] if compacted else ())])
-        left |= dict.fromkeys([*(f"trials/{trial_id}" for trial_id in trial_ids), *([REPORT_PART] if final else ())])
+        missing = dict.fromkeys([RECORD_PART, *([COMPACTED_PART] if compacted else ())])
+        missing |= dict.fromkeys([*(f"trials/{trial_id}" for trial_id in trial_ids), *([REPORT_PART] if final else ())])
 
         def copy_and_count(trial_id: str) -> None:
             if not stopped():
                 copy_trial(trial_id)
-                del left[f"trials/{trial_id}"]
+                del missing[f"trials/{trial_id}"]
 
         try:
             self._copy_sweep_record()
-            del left[RECORD_PART]
+            del missing[RECORD_PART]
             _in_parallel(self._copy_file, compacted)
-            left.pop(COMPACTED_PART, None)
+            missing.pop(COMPACTED_PART, None)
             _in_parallel(copy_and_count, trial_ids)
             if final:
                 self._copy_report()
-                del left[REPORT_PART]
-            for names in gone:
+                del missing[REPORT_PART]
+            for names in deleted:
                 _in_parallel(self._delete, names)
         except (UploadFailed, CorruptedFile, OSError) as error:
-            return UploadOutcome(missing=tuple(left) or (DELETION_PART,), problem=str(error))
-        return UploadOutcome(missing=tuple(left))
+            return UploadOutcome(missing=tuple(missing) or (DELETION_PART,), problem=str(error))
+        return UploadOutcome(missing=tuple(missing))
 
-    def _gone(self, *, whole_trials: bool) -> tuple[list[str], list[str]]:
+    def _deleted_locally(self, *, whole_trials: bool) -> tuple[list[str], list[str]]:
         """Copied files that no longer exist locally, in the order of deletion: each trial.json, then the others.
 
         A trial without trial.json is incomplete, so a killed deletion leaves no trial that lacks rows. With
@@ -241,12 +242,13 @@ class RemoteCopy:
             self._copy_if_changed(f"{prefix}/{name}", files[name])
 
     def _copy_report(self) -> None:
+        """Copies the report, then deletes temporary files that killed uploads have left in the copy."""
         names = [name for name in REPORT_FILES if (self.folder / name).exists()]
         names += [name for part in REPORT_FOLDERS for name in _files_below(self.folder, part)]
         _in_parallel(self._copy_file, names)
         if (self.folder / REPORT_PAGE).exists():
             self._copy_file(REPORT_PAGE)
-        for name in [name for name in self._sizes if is_temporary(name)]:  # left by killed uploads
+        for name in [name for name in self._sizes if is_temporary(name)]:
             self._delete(name)
 
     def _copy_file(self, name: str) -> None:
@@ -285,39 +287,41 @@ def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[s
     remote = RemoteFolder(url, folder.name)
     if remote.overlaps(folder):
         raise InputError(f"--upload {remote.url} is the sweep's own folder; use another URL")
-    there: dict[str, Any] | None = None
+    copied: dict[str, Any] | None = None
     try:
         sizes = remote.list()
         if SWEEP_FILE in sizes:
-            there = decode_json(remote.read(SWEEP_FILE), checksum_required=False)
+            copied = decode_json(remote.read(SWEEP_FILE), checksum_required=False)
     except UploadFailed as error:
         raise InputError(f"--upload {remote.url} cannot be used: {error}") from error
     except CorruptedFile as error:
         raise InputError(f"--upload {remote.url}: its {SWEEP_FILE} {error}; delete it or use another URL") from error
     fetching = (folder / FETCHING_MARKER).exists()
-    here = None if fetching else Store(folder).read_sweep_record()
-    other = "use another URL or another --name"
-    if here is not None and there is not None and here.get("sweep") != there.get("sweep"):
+    local = None if fetching else Store(folder).read_sweep_record()
+    advice = "use another URL or another --name"
+    if local is not None and copied is not None and local.get("sweep") != copied.get("sweep"):
         raise InputError(
-            f"--upload {remote.url} holds the sweep {there.get('sweep')}, but {folder} is {here.get('sweep')}; {other}"
+            f"--upload {remote.url} holds the sweep {copied.get('sweep')}, but {folder} is "
+            f"{local.get('sweep')}; {advice}"
         )
-    found = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents", OWNER_FILE})
-    if there is None and here is None and found:
-        holds = f"is not empty (it holds {', '.join(found[:3])}) and has no {SWEEP_FILE}"
-        raise InputError(f"--upload {remote.url} {holds}; {other}")
-    if fetching and there is None:
+    names = sorted({name.partition("/")[0] for name in sizes if not is_temporary(name)} - {"documents", OWNER_FILE})
+    if copied is None and local is None and names:
+        some = ", ".join(names[:3])
+        raise InputError(f"--upload {remote.url} is not empty (it holds {some}) and has no {SWEEP_FILE}; {advice}")
+    if fetching and copied is None:
         raise InputError(
             f"{folder} holds a partly downloaded sweep, and {remote.url} has no {SWEEP_FILE}; delete the folder"
         )
+    must_download = local is None and copied is not None
     if dry_run:
-        if here is None and there is not None:
+        if must_download:
             note(f"{remote.url} holds this sweep and would be downloaded first; the figures below do not include it")
         return None
     copy = RemoteCopy(folder, remote, sizes)
     remote.check_writable()
     try:
         copy.claim()
-        if here is None and there is not None:
+        if must_download:
             note(f"downloading the sweep from {remote.url}")
             copy.fetch()
     except UploadFailed as error:
@@ -345,7 +349,7 @@ def _in_parallel(act: Callable[[str], None], names: Sequence[str]) -> None:
 
 
 class Uploader:
-    """Copies finished trials in a thread while it is entered. With `copy=None` it does nothing.
+    """A context manager that copies finished trials in a thread. With `copy=None` it does nothing.
 
     A slow or failing upload delays no row. `finish_upload`, or the next run of the command, copies what it missed.
     """

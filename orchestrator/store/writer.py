@@ -40,7 +40,7 @@ from orchestrator.store.files import (
     write_file,
     write_json,
 )
-from orchestrator.store.lock import LOCK_FOLDER, STALE_SECONDS, FolderLock
+from orchestrator.store.lock import LOCK_FOLDER, FolderLock
 from orchestrator.store.reader import QUARANTINE_FOLDER, SWEEP_COPY_FILE, SWEEP_FILE, Store
 from orchestrator.store.schema import COMPACTED_SCHEMA_VERSION, DOCUMENTS, ROWS, SCHEMA_VERSION
 from orchestrator.store.trial_files import (
@@ -66,7 +66,6 @@ class StoreWriter(Store):
         folder: Path,
         *,
         disk: Disk = DISK,
-        stale_seconds: float = STALE_SECONDS,
         full_rows: int = FULL_ROWS,
     ) -> None:
         super().__init__(folder)
@@ -80,7 +79,7 @@ class StoreWriter(Store):
         self.sweep_record = self.read_sweep_record()  # refuses an unusable folder before anything is written into it
         self._require_no_links()
         read_version = file_version(self.folder / SWEEP_FILE)
-        self._lock = self._acquire(stale_seconds)
+        self._lock = self._acquire()
         try:
             if file_version(self.folder / SWEEP_FILE) != read_version:  # from now on nobody else changes it
                 self.sweep_record = self.read_sweep_record()
@@ -91,7 +90,7 @@ class StoreWriter(Store):
             raise
 
     def _require_no_links(self) -> None:
-        """A symbolic link in a folder from somebody else could make this process write elsewhere."""
+        """Raises InputError if the folder has symbolic links, which could make this process write outside of it."""
         for name in (LOCK_FOLDER, "documents", "trials", COMPACTED_FOLDER, QUARANTINE_FOLDER):
             path_below(self.folder, f"{name}/file")
         for name in ("trials", COMPACTED_FOLDER, QUARANTINE_FOLDER):
@@ -104,10 +103,10 @@ class StoreWriter(Store):
             if links:
                 raise InputError(f"{self.folder / name / links[0]} is a symbolic link; a sweep has none: remove it")
 
-    def _acquire(self, stale_seconds: float) -> FolderLock:
+    def _acquire(self) -> FolderLock:
         try:
             make_folders(self._disk, self.folder)
-            return FolderLock.acquire(self.folder, stale_seconds=stale_seconds)
+            return FolderLock.acquire(self.folder)
         except OSError as error:
             raise InputError(f"{self.folder} cannot be written to: {error.strerror or error}") from error
 
@@ -136,7 +135,7 @@ class StoreWriter(Store):
             self._write_sweep_record(record, COMPACTED_SCHEMA_VERSION if compacted else SCHEMA_VERSION)
 
     def _write_sweep_record(self, record: Mapping[str, Any], version: int) -> None:
-        value = {"schema": version, **record} | {"schema": version}  # also for a record of another version
+        value = {"schema": version, **record} | {"schema": version}  # first, also for a record of another version
         for name in (SWEEP_FILE, SWEEP_COPY_FILE):
             write_json(self._disk, self.folder / name, value)
 
@@ -277,15 +276,15 @@ class StoreWriter(Store):
         self._compacted_now()
 
     def _remove_copy(self, trial_id: str, record: Mapping[str, Any]) -> bool:
-        """Removes the folder of a compacted trial, if the compacted file has all that is in it.
+        """Removes the folder of a compacted trial if the compacted file has all its content; returns whether it did.
 
-        `record` is the compacted trial.json. It has a hash of the rows, which change if the trial went on.
+        `record` is the compacted trial.json. It has a hash of the rows, which differs if the trial was continued.
         """
         folder = self.trial_folder(trial_id)
         try:
             if segment_numbers(folder) or read_trial_record(folder) != record:
                 return False
-        except FileNotFoundError:  # it was being removed or restored
+        except FileNotFoundError:  # a removal or restoration was interrupted
             path = self._compacted.file_of[trial_id].path
             here, there = read_rows(folder, ["doc_id"]), read_trials_rows(path, [trial_id], ["doc_id"], verify=False)
             if not set(here.rows["doc_id"].to_pylist()) <= set(there.rows["doc_id"].to_pylist()):
