@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 test: lint types bubblewrap
 	$(BIN)/python -m pytest -m "not slow and not cluster" -n auto
 
-# The sandbox of generated programs. Where it cannot be installed, its tests are skipped with a reason.
+# Installs the sandbox for generated programs. If that is not possible, the tests that need it are skipped.
 bubblewrap:
 	@if [ -f /etc/debian_version ] && [ "$$(id -u)" = 0 ] && ! command -v bwrap >/dev/null; then \
 		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends bubblewrap || \
@@ -17,8 +17,8 @@ test-slow: $(VENV)/installed-dev bubblewrap
 	$(BIN)/python -m pytest -m alone -n 0 -o faulthandler_timeout=1800; alone=$$?; \
 	$(BIN)/python -m pytest -m "slow and not cluster and not alone" -n auto -o faulthandler_timeout=1800 && exit $$alone
 
-# Injects faults into real sweeps, see tools/README.md. FAULTS=1000 is the long campaign, PAGE=docs/faults.md writes its
-# page, and with JOURNAL=faults.jsonl an interrupted campaign continues where it stopped.
+# Injects faults into real sweeps; see tools/README.md. FAULTS=1000 runs the long campaign and PAGE=docs/faults.md writes
+# its results. With JOURNAL=faults.jsonl, an interrupted campaign continues where it stopped.
 FAULTS ?= 120
 SEED ?= 0
 test-faults: $(VENV)/installed
@@ -41,11 +41,11 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
-# Nine configurations on at most 100 documents per subject. Without a GPU it runs the bundled model on its documents.
+# Runs nine configurations on at most 100 documents per subject; without a GPU, the bundled model on its own documents.
 sweep: $(VENV)/installed
 	$(BIN)/python -m orchestrator.sweep --tasks gsm8k,minerva_math --limit 100
 
-# Compares policies with decode settings of k1 on all bundled documents: four sweeps, one report.
+# Compares policies with k1 at other decode settings, on all bundled documents: four sweeps, one report.
 BATCH ?= 1
 TASKS ?= gsm8k,minerva_math
 POLICIES := k1_first,k1_middle,k1_last,k2_first,k2_middle,k2_last,k3_first,k3_middle,k3_last,stale=2,stale=3,skip_middle,$\
@@ -101,8 +101,8 @@ define install
 	@touch $@
 endef
 
-# Writes the locks: every package in the version of constraints.txt, with the hashes of all its files. torch and what only
-# torch needs are left out, because each of its builds (CPU, CUDA, ROCm) has other hashes under the same version. Needs uv.
+# Writes the lock files: each package in the version of constraints.txt, with the hashes of all its files. torch and the
+# packages that only torch needs are left out: its builds (CPU, CUDA, ROCm) differ in hashes, not in version. Needs uv.
 OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
 	cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 LOCK := uv pip compile --quiet --no-sources --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
@@ -111,7 +111,7 @@ lock:
 	$(LOCK) pyproject.toml --extra build --output-file requirements.lock
 	$(LOCK) pyproject.toml --extra dev --output-file requirements-dev.lock
 
-# The wheel and the source archive; the same commit gives the same bytes, whenever and wherever it is built.
+# Builds the wheel and the source archive. The same commit always gives the same bytes.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 dist:
 	rm -rf dist build/sdist && mkdir -p dist build/sdist

@@ -17,23 +17,23 @@ from sampler.errors import InputError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
-    """User choices for a task. None means the catalog's default."""
+    """User choices for a task."""
 
     data: str = "hub"  # hub, bundled, or a directory laid out like the Hub
-    limit: int | None = None  # the first N documents, of each subject in a group
+    limit: int | None = None  # the first N documents, of each subject in a group; None: all
     sample: int | None = None  # N random documents, in proportion to the size of each subject
     seed: int = 0
-    fewshot: int | None = None
+    fewshot: int | None = None  # None: the catalog's default
     chat_template: bool = True
-    thinking: bool = False  # of chat templates that have such a mode
-    max_new_tokens: int | None = None
+    thinking: bool = False  # turns on the thinking mode of chat templates that have one
+    max_new_tokens: int | None = None  # None: the catalog's default
     allow_code_execution: bool = False
     unsafe_code_execution: bool = False
-    revisions: tuple[tuple[str, str], ...] = ()  # (dataset, commit): read this commit instead of the newest
+    revisions: tuple[tuple[str, str], ...] = ()  # (dataset, commit) to read instead of the newest commit
 
     @classmethod
     def from_settings(cls, settings: Any, **changes: Any) -> "TaskOptions":
-        """From an object with attributes of the same names; others keep their defaults."""
+        """Options from the attributes of `settings` that have the same names; the others keep their defaults."""
         known = {item.name: getattr(settings, item.name) for item in fields(cls) if hasattr(settings, item.name)}
         return cls(**known | changes)
 
@@ -51,12 +51,12 @@ class TaskOptions:
 
     @property
     def code_execution_allowed(self) -> bool:
-        """By flag, or by the environment variable of the Hub's code_eval metric."""
+        """Whether a flag or the environment variable of the Hub's code_eval metric allows generated programs to run."""
         return self.allow_code_execution or self.unsafe_code_execution or os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
 
 
 def resolve_data(data: str, model: str) -> str:
-    """Replace `auto` by the bundled documents for the bundled model, by the Hub for others."""
+    """Resolve `auto`: the bundled documents for the bundled model, the Hub for every other model."""
     if data != "auto":
         return data
     return "bundled" if model == BUNDLED_MODEL else "hub"
@@ -102,7 +102,7 @@ def select_documents(name: str, subtasks: Mapping[str, Any], options: TaskOption
 
 
 def published_documents(sizes: Mapping[str, int], options: TaskOptions) -> list[Document]:
-    """The selected documents of subtasks of these sizes, without their content."""
+    """The selected documents of subtasks with these sizes, without loading them: `doc_hash` is empty."""
     return [
         Document(doc_id=f"{subtask}/{index}", subtask=subtask, index=index, doc_hash="")
         for subtask, indices in _select_indices(sizes, options).items()

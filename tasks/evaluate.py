@@ -45,7 +45,8 @@ class Sampling:
 class Decoder(Protocol):
     """Generates from prompts and scores pairs; yields (index, result) in order of completion.
 
-    A prompt or pair that fails is given to `on_failure` and left out; without `on_failure` its error is raised.
+    If a prompt or pair fails, `on_failure` is called with its index and error, and it has no result. Without
+    `on_failure` the error is raised.
     """
 
     @property
@@ -60,7 +61,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDecoder:
-    """A loaded model with a policy and decode settings."""
+    """Decodes with a loaded model under a policy and decode settings."""
 
     model: LoadedModel
     policy: ReusePolicy
@@ -105,7 +106,8 @@ class ModelDecoder:
 def chat_renderer(tokenizer: Any, thinking: bool = False) -> ChatTemplate:
     """A function that renders messages with the tokenizer's chat template, as lm-eval calls it.
 
-    Templates without a thinking mode ignore `thinking`. Cached: tasks keep prompts by the function that rendered them.
+    Templates without a thinking mode ignore `thinking`. Cached, because tasks cache prompts by the function that
+    rendered them.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise InputError("the model's tokenizer has no chat template; use --no-chat-template for plain-text prompts")
@@ -226,7 +228,8 @@ def evaluate(
 ) -> Iterator[Result]:
     """Yield results in order of completion. Memory is bounded by a chunk of documents.
 
-    A document that the model cannot compute is given to `on_failure` once for each of its requests and has no result.
+    A document for which the model computes non-finite values has no result: `on_failure` is called once for each of
+    its failed requests. Without `on_failure` the error is raised.
     """
     template = chat_renderer(decoder.tokenizer, task.options.thinking) if task.options.chat_template else None
     remaining = iter(documents)
@@ -237,10 +240,10 @@ def evaluate(
             missing = sum(request.repeats for request in requests)
             pending.append(_PendingDocument(document=document, requests=requests, missing_responses=missing))
         wall_seconds = 0.0
-        for done, seconds in _collect_responses(pending, decoder, on_failure):
+        for owner, seconds in _collect_responses(pending, decoder, on_failure):
             wall_seconds += seconds
-            if done.missing_responses == 0:
-                yield _result(task, done, wall_seconds, decoder.tokenizer)
+            if owner.missing_responses == 0:
+                yield _result(task, owner, wall_seconds, decoder.tokenizer)
                 wall_seconds = 0.0
 
 
@@ -251,8 +254,8 @@ def _collect_responses(
 ) -> Iterator[tuple[_PendingDocument, float]]:
     """For each response: the document that it belongs to, and the seconds until the decoder returned it."""
 
-    def failures_of(failing: Sequence[_Job]) -> OnFailure | None:
-        return None if on_failure is None else lambda index, error: on_failure(failing[index][0].document, error)
+    def report_failures(group: Sequence[_Job]) -> OnFailure | None:
+        return None if on_failure is None else lambda index, error: on_failure(group[index][0].document, error)
 
     jobs: dict[str, list[_Job]] = {"generate_until": [], "loglikelihood": []}
     for owner in pending:
@@ -264,14 +267,14 @@ def _collect_responses(
     for sampling, indices in group_by_sampling(request for _, request, _ in generate_jobs).items():
         group = [generate_jobs[index] for index in indices]
         prompts = [to_prompt(request, decoder.tokenizer, repeat) for _, request, repeat in group]
-        for index, generated, seconds in _timed(decoder.generate(prompts, sampling, failures_of(group))):
+        for index, generated, seconds in _timed(decoder.generate(prompts, sampling, report_failures(group))):
             owner, request, _ = group[index]
             owner.prompt_tokens = len(prompts[index].ids)
             owner.generated.append(generated)
             _add_response(owner, request, generated.text or "")
             yield owner, seconds
     pairs = to_pairs([request for _, request, _ in score_jobs], decoder.tokenizer)
-    for index, scored, seconds in _timed(decoder.score(pairs, failures_of(score_jobs))) if pairs else ():
+    for index, scored, seconds in _timed(decoder.score(pairs, report_failures(score_jobs))) if pairs else ():
         owner, request, _ = score_jobs[index]
         owner.prompt_tokens = max(owner.prompt_tokens, len(pairs[index].prefix))
         owner.scored.append((request, scored, len(pairs[index].target)))
@@ -285,6 +288,7 @@ def _add_response(owner: _PendingDocument, request: Instance, response: object) 
 
 
 def _timed(results: Iterator[tuple[int, T]]) -> Iterator[tuple[int, T, float]]:
+    """Add to each result the seconds until it was available."""
     while True:
         started = time.perf_counter()
         try:

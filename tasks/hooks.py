@@ -5,12 +5,13 @@ import builtins
 import random
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.sandbox import CodeTests
 
 Row = Mapping[str, Any]
+CheckRow = Callable[[Row], str | None]  # returns what is wrong with a row, or None
 Content = dict[str, Any]  # a document as lm-eval passes it: one row of a dataset
 SHUFFLE_SEED = 42
 NO_ANSWER = "[invalidanswer]"  # what lm-eval extracts from an answer without the expected phrase
@@ -21,8 +22,8 @@ def accept_any_row(row: Row) -> str | None:
     return None
 
 
-# The row checks return what is wrong with a row, or None. They reject, while the data is loaded, rows that lm-eval
-# could not score, or would score incorrectly without an error.
+# These row checks run while the data is loaded. They reject rows that lm-eval could not score, or would score
+# incorrectly without an error.
 
 
 def check_gsm8k_row(row: Row) -> str | None:
@@ -76,8 +77,8 @@ def _check_types(row: Row, **fields: type) -> str | None:
         if name not in row:
             return f"it has no field {name!r}"
         if not isinstance(row[name], expected) or isinstance(row[name], bool):
-            found = "empty" if row[name] is None else type(row[name]).__name__
-            return f"its field {name!r} must be {expected.__name__} (got {found})"
+            actual = "empty" if row[name] is None else type(row[name]).__name__
+            return f"its field {name!r} must be {expected.__name__} (got {actual})"
     return None
 
 
@@ -95,9 +96,9 @@ def last_boxed(text: str) -> str | None:
 
 
 def extract_boxed(responses: Iterable[Sequence[str]], documents: Sequence[Content]) -> list[list[str]]:
-    """lm-eval filter: the boxed answer the prompt asks for, or the whole response if there is none.
+    """lm-eval filter: the boxed answer that the prompt asks for, or the whole response if there is none.
 
-    Without this filter the last number would count, and for "$\\boxed{18}$." lm-eval's pattern matches only "$.".
+    Without this filter, lm-eval would take the last match of its pattern, which for "$\\boxed{18}$." is only "$.".
     """
     del documents
     return [[_strip_tex(content) if (content := last_boxed(text)) else text for text in texts] for texts in responses]
@@ -130,12 +131,15 @@ def build_programs(responses: Iterable[Sequence[str]], documents: Sequence[Conte
 
 
 def humaneval_tests(document: Content, target: str) -> CodeTests:
-    """The setup is the prompt, whose helper functions some tests use. `pass` completes its last function."""
+    """The tests of a HumanEval document. The setup is the prompt, because some tests call its helper functions.
+
+    `pass` completes the function at the end of the prompt.
+    """
     return CodeTests(setup=f"{document['prompt']}\n    pass\n", tests=target, names=(document["entry_point"],))
 
 
 def mbpp_tests(document: Content, target: str) -> CodeTests:
-    """The tests are assertions. Each name that they use and do not define must come from the program."""
+    """The tests of an MBPP document: assertions. Names that they use and do not define must come from the program."""
     del document
     nodes = list(ast.walk(ast.parse(target)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -191,7 +195,7 @@ def score_minerva_math(document: Content, responses: Sequence[str]) -> dict[str,
     from lm_eval.tasks.minerva_math import utils  # needs an optional package
 
     (text,) = responses
-    found = utils.get_unnormalized_answer(text)
-    matches = found != NO_ANSWER and utils.is_equiv(utils.normalize_final_answer(found), document["answer"])
+    answer = utils.get_unnormalized_answer(text)
+    matches = answer != NO_ANSWER and utils.is_equiv(utils.normalize_final_answer(answer), document["answer"])
     verified = utils.verify(gold=utils.parse(document["solution"]), target=utils.parse(text))
     return {"exact_match": int(matches), "math_verify": int(verified)}

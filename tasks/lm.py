@@ -47,11 +47,13 @@ class ReuseLM(LM):  # type: ignore[misc]
             if not str(batch_size).isdigit():
                 raise InputError(f"batch_size must be a whole number (got {batch_size!r})")
             loaded = load_model(model, dtype=dtype, device=device or "auto")
-            given = {"threshold": threshold, "small_block": small_block, "reveal": reveal}
+            requested = {"threshold": threshold, "small_block": small_block, "reveal": reveal}
             decoder = ModelDecoder(
                 policy=ReusePolicy.parse(policy),
                 model=loaded,
-                settings=loaded.config.decode_settings(given, block_cache=block_cache, max_new_tokens=max_new_tokens),
+                settings=loaded.config.decode_settings(
+                    requested, block_cache=block_cache, max_new_tokens=max_new_tokens
+                ),
                 batch_size=int(batch_size),
                 subset_size=subset_size,
             )

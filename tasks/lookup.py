@@ -49,16 +49,17 @@ def find_task_spec(name: str) -> TaskSpec:
 
 
 def _suggestion(name: str) -> str:
-    lower = {other.lower(): other for other in sorted(stock_tasks())}
+    by_lowercase = {other.lower(): other for other in sorted(stock_tasks())}
     similar = difflib.get_close_matches(name.lower(), sorted(CATALOG), n=3, cutoff=0.5)
-    similar += [lower[other] for other in difflib.get_close_matches(name.lower(), lower, n=4) if other not in similar]
+    close = difflib.get_close_matches(name.lower(), by_lowercase, n=4)
+    similar += [by_lowercase[other] for other in close if other not in similar]
     if similar:
         return f"did you mean {', '.join(similar[:4])}?"
     return f"use one of {', '.join(CATALOG)} or the name of an lm-eval task"
 
 
 def stock_root() -> Path:
-    """lm-eval's directory of task files. Does not import lm-eval, which takes seconds."""
+    """lm-eval's directory of task files, found without importing lm-eval, which takes seconds."""
     package = importlib.util.find_spec("lm_eval")
     assert package is not None
     assert package.origin is not None
@@ -67,18 +68,18 @@ def stock_root() -> Path:
 
 @functools.cache
 def stock_tasks(folder: str = ".") -> dict[str, tuple[str, Path]]:
-    """Every task and group in a folder of lm-eval's: name → ("task" or "group", file). The whole tree takes 1 s."""
-    found: dict[str, tuple[str, Path]] = {}
+    """All tasks and groups in a folder of lm-eval: name → ("task" or "group", file). The whole tree takes 1 s."""
+    entries: dict[str, tuple[str, Path]] = {}
     for path in sorted((stock_root() / folder).rglob("*.yaml")):
         names = dict(TASK_NAME.findall(path.read_text(encoding="utf-8")))
         kind = "group" if "group" in names else "task"  # a group's file lists its members under "task"
         if kind in names:
-            found.setdefault(names[kind], (kind, path))
-    return found
+            entries.setdefault(names[kind], (kind, path))
+    return entries
 
 
 def load_stock_config(path: Path) -> dict[str, Any]:
-    """A task file merged with the files it includes. Functions stay names."""
+    """A task file merged with the files it includes. Functions are represented by their names."""
     with path.open(encoding="utf-8") as file:
         own: dict[str, Any] = yaml.load(file, Loader=_StockConfigLoader) or {}
     merged: dict[str, Any] = {}
@@ -118,7 +119,11 @@ def _stock_task_spec(name: str) -> TaskSpec:
 
 
 def _with_code_tests(spec: TaskSpec, config: dict[str, Any], path: Path) -> TaskSpec:
-    """The task with tests for our sandbox. Importing lm-eval's functions would download a different one."""
+    """Add the tests that the sandbox runs, or return `spec` unchanged if its metric is pass@k for a k other than 1.
+
+    Importing the task's utils.py would download a code runner from the Hub. Only its functions and imports from the
+    standard library are executed.
+    """
     metric = config["metric_list"][0]
     if metric.get("k", [1]) != [1]:
         return spec
@@ -145,7 +150,7 @@ def _imports_standard_library(node: ast.stmt) -> bool:
 
 
 def _with_functions(value: Any, functions: Mapping[str, Any]) -> Any:
-    """A configuration with the functions that it names in utils.py."""
+    """Replace each name of a function in utils.py by the function."""
     if isinstance(value, dict):
         return {key: _with_functions(item, functions) for key, item in value.items()}
     if isinstance(value, list):

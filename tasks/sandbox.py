@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_PROGRAM_CHARACTERS = 60_000  # longer than any answer we let a model write
+MAX_PROGRAM_CHARACTERS = 60_000  # answers within the usual token limits are shorter
 MB = 1024 * 1024
 INSTALL_BUBBLEWRAP = (
     "apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora, RHEL) "
@@ -30,10 +30,10 @@ INSTALL_BUBBLEWRAP = (
 )
 
 SUPERVISOR_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from tasks.sandbox_supervisor import main; main()"
-# Longer than the supervisor's own limits: it normally exits by itself.
+# Longer than the supervisor's own limits, so that it normally exits by itself.
 SUPERVISOR_WALL_FACTOR, SUPERVISOR_SETUP_SECONDS = 6, 120
 SUPERVISOR_KILL_SECONDS = 10
-WORKER_OOM_SCORE = 900  # upper limit: Ray gives its workers 1000, the score of the programs
+WORKER_OOM_SCORE = 900  # at most; Ray gives its workers 1000, the score of the programs
 
 FOLDER = "/sandbox"  # the only place where a program can write
 NOBODY = 65534
@@ -86,7 +86,7 @@ def run_program(
 
 @functools.cache
 def find_sandbox() -> "Sandbox":
-    """The kind of sandbox that works on this machine; a SandboxError says why none does."""
+    """The kind of sandbox that works on this machine. Raises a SandboxError with the reasons if none does."""
     if platform.machine() not in MACHINES:
         known = " and ".join(MACHINES)
         raise SandboxError(f"there is no system call filter for {platform.machine()}, only for {known}")
@@ -143,7 +143,7 @@ def _run(program: str, tests: CodeTests, limits: Limits, sandbox: Sandbox | None
     job = _supervisor_job(program, tests, limits, sandbox)
     timeout_seconds = SUPERVISOR_WALL_FACTOR * limits.seconds + SUPERVISOR_SETUP_SECONDS
     with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
-        # A new session that inherits no descriptors, no working directory and no environment but the loader's.
+        # A new session that inherits no descriptors, no working directory and only the loader's environment variable.
         supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", SUPERVISOR_CODE, str(Path(__file__).parents[1])],
             stdin=subprocess.PIPE,
@@ -234,7 +234,7 @@ class Interpreter:
         return {"LD_LIBRARY_PATH": os.pathsep.join(folders)} if folders else {}
 
 
-# Imports every extension module of the standard library and prints the module path and all files that are then mapped.
+# Imports every extension module of the standard library, then prints the module path and all mapped libraries.
 LIST_LIBRARIES = """
 import importlib, json, os, sys
 for folder in sys.path:
@@ -282,7 +282,7 @@ def _visible_files() -> tuple[str, ...]:
             words += ["--ro-bind", path, path]
     for path in DEVICES:
         words += ["--dev-bind", path, path]
-    for library in python.libraries:  # also under the other names that the loader may look for
+    for library in python.libraries:  # the loader may look for a library under another name
         folder = Path(library).parent
         names = [path for path in folder.iterdir() if path.is_symlink() and os.path.realpath(path) == library]
         words += [word for path in names for word in ("--symlink", os.path.basename(library), str(path))]

@@ -34,13 +34,13 @@ from huggingface_hub.file_download import repo_folder_name
 
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import REQUEST_TIMEOUT_SECONDS, Clock, hub_problem, retry_hub
+from tasks.hooks import CheckRow
 
 BUNDLED = Path(__file__).with_name("bundled")
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".json.gz", ".csv.gz")
 SPLIT_ALIASES = {"validation": ("valid", "val", "dev"), "train": ("training",), "test": ("testing",)}
 
 Row = dict[str, Any]
-CheckRow = Callable[[Mapping[str, Any]], str | None]  # what is wrong with a row, or None
 
 
 def choose_source(data: str, revisions: Mapping[str, str] | None = None) -> "Source":
@@ -90,7 +90,7 @@ class Folder:
         return _read_splits(folder, files, check_row)
 
     def revision(self, dataset: str) -> str:
-        """A hash of the files that were read. It does not depend on the location of the directory."""
+        """A hash of the names and contents of the files that were read, independent of where the directory is."""
         listing = "".join(f"{digest} {name}\n" for name, digest in sorted(self._file_hashes.get(dataset, {}).items()))
         return f"sha256:{hashlib.sha256(listing.encode()).hexdigest()}"
 
@@ -133,7 +133,7 @@ class Hub:
         files = find_files(
             names, readme, repository=f"{dataset} on the Hub", configuration=configuration, splits=splits
         )
-        folder = self._fetch(dataset, commit, sorted({name for found in files.values() for name in found}))
+        folder = self._fetch(dataset, commit, sorted({name for names in files.values() for name in names}))
         return _read_splits(folder, files, check_row)
 
     def _commit(self, dataset: str, *, gated: bool = False) -> tuple[str, list[str]]:
@@ -178,7 +178,7 @@ class Hub:
         return folder.name, _names_and_readme(folder)[0]
 
     def _cached(self, dataset: str) -> Path | None:
-        """The cached snapshot: of the pinned commit, else of the last known main branch, else the newest."""
+        """The cached snapshot of the pinned commit, or else of the last known main branch, or else the newest."""
         folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
         pattern = self._pinned.get(dataset, "*")
         snapshots = [path for path in (folder / "snapshots").glob(pattern) if path.is_dir()]
@@ -217,7 +217,7 @@ Source = Folder | Hub
 def find_files(
     names: Sequence[str], readme: str, *, repository: str, configuration: str | None, splits: Sequence[str]
 ) -> dict[str, list[str]]:
-    """The data files of each split: as the README lists them, else by file name. `repository` is for error messages."""
+    """The data files of each split: as the README lists them, or else by name. `repository` is for error messages."""
     configurations = _readme_configurations(readme, repository)
     data = sorted(name for name in names if name.endswith(SUFFIXES))
     if configurations:
@@ -270,15 +270,15 @@ def _files_named_after(split: str, data: Sequence[str], configuration: str | Non
     aliases = "|".join(re.escape(alias) for alias in (split, *SPLIT_ALIASES.get(split, ())))
     for folder in ([f"{configuration}/"] if configuration else []) + ["data/", ""]:
         pattern = re.compile(rf"{re.escape(folder)}(?:{aliases})(?:[-_.][^/]*)?")
-        if found := [name for name in data if pattern.fullmatch(name.partition(".")[0]) or pattern.fullmatch(name)]:
-            return found
+        if files := [name for name in data if pattern.fullmatch(name.partition(".")[0]) or pattern.fullmatch(name)]:
+            return files
     if split != "train" or not configuration:
         return []
     return [name for name in data if name.partition(".")[0] == configuration]
 
 
 def _read_splits(folder: Path, files: Mapping[str, Sequence[str]], check_row: CheckRow) -> dict[str, datasets.Dataset]:
-    """The rows of each split that has files. An InputError names the first row that is unreadable or rejected."""
+    """The rows of each split that has files. Raises an InputError that names the first unreadable or rejected row."""
     splits = {}
     for split, names in files.items():
         parts = [_read_file(folder / name, check_row) for name in names]
@@ -374,7 +374,7 @@ def _read_parquet(path: Path) -> pa.Table:
 
 
 def _to_table(path: Path, rows: Sequence[Row]) -> pa.Table:
-    """Rows as a table. An InputError names the first row with a value of another type than in the rows before it."""
+    """The rows as a table. Raises an InputError that names the first row whose types differ from those before it."""
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]

@@ -33,7 +33,7 @@ from tasks.sources import Folder, Source, choose_source
 
 FEWSHOT_SEED = 1234  # lm-eval's; reset for every document, so that its examples do not depend on earlier documents
 BOOTSTRAP_ITERATIONS = 100_000
-RECENT_CONTEXTS = 1024
+MAX_CACHED_PROMPTS = 1024
 SLOW_METRICS = ("bleu", "chrf", "chrf++", "ter")  # lm-eval bootstraps these with 100 iterations
 
 ChatTemplate = Callable[..., str]
@@ -80,6 +80,7 @@ class Task:
         return [group]
 
     def describe(self, document: Document) -> Description:
+        """The document's question, options and correct answer as text."""
         task = self.subtasks[document.subtask]
         content = task.task_docs[document.index]
         choices = task.doc_to_choice(content) if task.config.doc_to_choice is not None else None
@@ -116,7 +117,7 @@ class Task:
             task = self.subtasks[document.subtask]
             content = task.task_docs[document.index]
             task.set_fewshot_seed(seed=FEWSHOT_SEED)
-            if len(self._contexts) >= RECENT_CONTEXTS:
+            if len(self._contexts) >= MAX_CACHED_PROMPTS:
                 del self._contexts[next(iter(self._contexts))]
             self._contexts[key] = task.fewshot_context(
                 content,
@@ -156,29 +157,32 @@ class Task:
         for document, metrics in sorted(results, key=lambda result: result[0].index):
             for name, value in metrics.items():
                 values[document.subtask][name].append(value)
-        found = {name: _aggregate_subtask(task, values[name]) for name, task in self.subtasks.items() if name in values}
+        scores = {
+            name: _aggregate_subtask(task, values[name]) for name, task in self.subtasks.items() if name in values
+        }
         for group in self.lm_eval_tasks:
             if isinstance(group, Group):
-                for name in self.subtasks.keys() - found.keys():
+                for name in self.subtasks.keys() - scores.keys():
                     group.pop(name)
-                found[self.name] = dict(group.aggregate(found))
-        return found
+                scores[self.name] = dict(group.aggregate(scores))
+        return scores
 
 
 def _aggregate_subtask(task: Any, values_by_metric: Mapping[str, list[Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": task.config.task, "alias": task.config.task_alias or task.config.task}
-    found["sample_len"] = max(len(values) for values in values_by_metric.values())
+    scores: dict[str, Any] = {"name": task.config.task, "alias": task.config.task_alias or task.config.task}
+    scores["sample_len"] = max(len(values) for values in values_by_metric.values())
     for name, values in values_by_metric.items():
         metric, comma, filter_name = name.rpartition(",")
         metric, filter_name = (metric, filter_name) if comma else (name, task._filters[0].name)
         combine = task.aggregation().get(metric, mean)
         error = stderr_for_metric(combine, bootstrap_iters=100 if metric in SLOW_METRICS else BOOTSTRAP_ITERATIONS)
-        found[f"{metric},{filter_name}"] = combine(values)
-        found[f"{metric}_stderr,{filter_name}"] = error(values) if error and len(values) > 1 else "N/A"
-    return found
+        scores[f"{metric},{filter_name}"] = combine(values)
+        scores[f"{metric}_stderr,{filter_name}"] = error(values) if error and len(values) > 1 else "N/A"
+    return scores
 
 
 def _without_numpy(value: Any) -> Any:
+    """The value with numpy numbers and arrays converted to Python numbers and lists."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -202,7 +206,7 @@ def quiet_lm_eval() -> Iterator[None]:
 
 
 def open_task(name: str, options: TaskOptions | None = None) -> Task:
-    """Load the benchmark `name`. Anything missing raises an InputError."""
+    """Load the benchmark `name`. Raises an InputError if it is unknown or anything that it needs is missing."""
     options = options or TaskOptions()
     spec = lookup.find_task_spec(name)
     fewshot = _fewshot(spec, options)
@@ -230,7 +234,7 @@ def open_task(name: str, options: TaskOptions | None = None) -> Task:
 
 
 def published_task(name: str, options: TaskOptions) -> Task | None:
-    """The benchmark with its documents but not their content, for planning; None if their number is not published."""
+    """The benchmark with its document ids but no content, for planning; None if its size is not in the catalog."""
     spec = lookup.find_task_spec(name)
     if not spec.published_sizes:
         return None
@@ -323,13 +327,13 @@ def _documents_override(spec: TaskSpec, config: Mapping[str, Any], source: Sourc
     if not lookup.is_hub_dataset(dataset) or (config.get("dataset_kwargs") or {}).get("data_files"):
         return {}  # lm-eval builds or downloads these documents itself
     assert isinstance(dataset, str)
-    used = [config.get(key) for key in ("test_split", "validation_split", "training_split", "fewshot_split")]
-    used.append((config.get("fewshot_config") or {}).get("split"))
-    splits = list(dict.fromkeys(split for split in used if split))
+    configured = [config.get(key) for key in ("test_split", "validation_split", "training_split", "fewshot_split")]
+    configured.append((config.get("fewshot_config") or {}).get("split"))
+    splits = list(dict.fromkeys(split for split in configured if split))
+    evaluated = config.get("test_split") or config.get("validation_split")
 
     def load(**_: Any) -> dict[str, datasets.Dataset]:
         loaded = dict(source.load(dataset, part, splits, spec.check_row))
-        evaluated = used[0] or used[1]
         if evaluated not in loaded:
             where = f"{dataset} ({part})" if part else dataset
             raise InputError(f"{where} has no files for its split {evaluated!r} in the {source.kind} source")
@@ -341,7 +345,7 @@ def _documents_override(spec: TaskSpec, config: Mapping[str, Any], source: Sourc
 
 
 def _program_scorer(spec: TaskSpec, config: Mapping[str, Any], *, sandboxed: bool) -> Callable[..., Metrics]:
-    """lm-eval's pass@1: the share of an answer's programs that pass the tests, which are the document's target."""
+    """A `process_results` function for pass@1: the share of a document's generated programs that pass its tests."""
     assert spec.code_tests is not None
     code_tests = spec.code_tests
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from sampler import InputError
 from sampler.text import decode, encode, encode_chat, load_tokenizer
 from tools.tiny.examples import Line, encode_examples, read_lines, training_texts
-from tools.tiny.model_files import END, MASK, PAD, START, _as_qwen2, build_tokenizer, tiny_config, write_tokenizer
+from tools.tiny.model_files import END, MASK, PAD, START, _as_qwen2, build_tokenizer, tiny_config
 
 STRANGE = "Zürich costs 3½ € (naïve)\n\n\tπ ≈ 3.14159… 日本 🙂 \\frac{1}{2}"
 
@@ -26,7 +26,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def folder(lines: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer = build_tokenizer(training_texts(lines))
-    write_tokenizer(tokenizer, folder)
+    tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(_as_qwen2(tiny_config(tokenizer))))
     return folder
 
@@ -64,7 +64,7 @@ def test_every_way_of_loading_gives_the_same_ids(folder: Path, tokenizer: Any) -
 
 
 def test_the_same_texts_make_the_same_files(lines: list[Any], folder: Path, tmp_path: Path) -> None:
-    write_tokenizer(build_tokenizer(training_texts(lines)), tmp_path)
+    build_tokenizer(training_texts(lines)).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 

@@ -96,7 +96,7 @@ def test_growing_keeps_the_scale_of_the_loss(prepared: tuple[Any, list[Any], Any
 def test_a_checkpoint_of_another_run_is_refused(prepared: tuple[Any, list[Any], Any], tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     save_checkpoint(path, {"x": torch.zeros(1)}, Progress(run="another", step=3))
-    with pytest.raises(InputError, match="a run with other data, seed or budget"):
+    with pytest.raises(InputError, match="a run with other data, layers, seed or budget"):
         load_checkpoint(path, RUN)
     path.write_bytes(b"not safetensors")
     with pytest.raises(InputError, match="is not a training checkpoint"):

@@ -1,6 +1,6 @@
-"""Drives a headless Chromium through its debugging protocol: opens a page, runs script in it, takes pictures of it.
+"""Drives a headless Chromium through its debugging protocol: opens a page, runs scripts in it, takes screenshots.
 
-A page keeps its console messages and the addresses it requested. `open_trials` logs in to the Ray dashboard of a sweep.
+A page keeps its console messages and the URLs that it requested. `open_trials` logs in to the Ray dashboard of a sweep.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ FLAGS = (
     "--remote-debugging-port=0",
     "--hide-scrollbars",
 )
-PATIENCE = 120  # seconds, on a busy machine
-JOB = "#/jobs/01000000"  # the driver's
+TIMEOUT_SECONDS = 120  # enough on a busy machine
+JOB = "#/jobs/01000000"  # the page of the sweep's driver
 ENTER_TOKEN = """(token => {
     const field = document.querySelector('[role=dialog] input');
     if (!field) return false;
@@ -40,8 +40,8 @@ ENTER_TOKEN = """(token => {
     setTimeout(() => [...document.querySelectorAll('[role=dialog] button')].at(-1).click(), 200);
     return true;
 })"""
-RETRY = "/Query Error/.test(document.body.innerText) && location.reload()"  # a busy head answers late
-# Opens the progress bar, by the arrow in front of its "3 / 20". A second click would close it again.
+RELOAD_ON_ERROR = "/Query Error/.test(document.body.innerText) && location.reload()"  # a busy head answers late
+# Expands the progress bar by a click on the arrow before its "3 / 20". A second click would collapse it again.
 EXPAND = """(() => {
     const counts = [...document.querySelectorAll('*')].filter(
         e => e.children.length === 0 && /^[0-9]+ \\/ [0-9]+$/.test(e.textContent.trim()));
@@ -56,7 +56,7 @@ def find_browser() -> str | None:
 
 
 class Page:
-    """One tab. `messages` and `requests` fill while it is used."""
+    """A browser tab. `messages` (of the console) and `requests` (URLs) grow while it is used."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._next = socket, 0
@@ -87,7 +87,7 @@ class Page:
         self._next += 1
         answer = self._answers[self._next] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": self._next, "method": method, "params": values})
-        event = await asyncio.wait_for(answer, PATIENCE)
+        event = await asyncio.wait_for(answer, TIMEOUT_SECONDS)
         assert "error" not in event, event
         return dict(event["result"])
 
@@ -96,18 +96,18 @@ class Page:
             await self.send(f"{domain}.enable")
         self._loaded.clear()
         await self.send("Page.navigate", url=url)
-        await asyncio.wait_for(self._loaded.wait(), PATIENCE)
+        await asyncio.wait_for(self._loaded.wait(), TIMEOUT_SECONDS)
 
     async def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluates an expression in the page and returns its value."""
         answer = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def until(self, pattern: str, action: str = "0") -> str:
-        """The page's text once it matches; `action` is a script to run before each look."""
+    async def wait_for_text(self, pattern: str, action: str = "0") -> str:
+        """Returns the page's text once it matches. `action` is a script to run before each check."""
         text = ""
-        for _ in range(PATIENCE):
+        for _ in range(TIMEOUT_SECONDS):
             await self.run(action)
             await asyncio.sleep(1)
             text = str(await self.run("document.body.innerText"))
@@ -119,29 +119,29 @@ class Page:
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
         await self.send("Emulation.setDeviceMetricsOverride", **metrics)
 
-    async def picture(self, path: Path, *, whole: bool = False) -> None:
+    async def screenshot(self, path: Path, *, whole: bool = False) -> None:
         answer = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 
 
 async def open_trials(page: Page, dashboard: str, configuration: str) -> str:
-    """Opens the trials of a running sweep in the Ray dashboard; the page's text once it shows this configuration."""
+    """Opens the trials of a running sweep in the Ray dashboard. Returns the page's text once it has `configuration`."""
     token = (Path.home() / ".ray" / "auth_token").read_text().strip()
     await page.open(dashboard)
-    for _ in range(PATIENCE):
+    for _ in range(TIMEOUT_SECONDS):
         if await page.run(f"{ENTER_TOKEN}({token!r})"):
             break
         await asyncio.sleep(1)
-    await page.until("Node Status")
+    await page.wait_for_text("Node Status")
     await page.run(f"location.hash = {JOB!r}")
-    await page.until(r"Total: [0-9]+", RETRY)
+    await page.wait_for_text(r"Total: [0-9]+", RELOAD_ON_ERROR)
     await page.run(EXPAND)
-    return await page.until(configuration)
+    return await page.wait_for_text(configuration)
 
 
 @asynccontextmanager
 async def browse(program: str) -> AsyncIterator[Page]:
-    """A browser with one empty page, in a profile of its own; both are gone afterwards."""
+    """An empty page in a new browser with a temporary profile. Both are removed at the end."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -155,7 +155,7 @@ async def browse(program: str) -> AsyncIterator[Page]:
             port = await _port(Path(profile) / "DevToolsActivePort")
             async with aiohttp.ClientSession() as session:
                 async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                    pages = [one for one in await answer.json() if one["type"] == "page"]
+                    pages = [target for target in await answer.json() if target["type"] == "page"]
                 async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
                     page = Page(socket)
                     listening = asyncio.create_task(page.listen())
@@ -172,7 +172,7 @@ async def browse(program: str) -> AsyncIterator[Page]:
 
 
 async def _port(path: Path) -> int:
-    for _ in range(PATIENCE * 10):
+    for _ in range(TIMEOUT_SECONDS * 10):
         if path.exists() and path.read_text().strip():
             return int(path.read_text().split()[0])
         await asyncio.sleep(0.1)

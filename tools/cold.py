@@ -1,4 +1,4 @@
-"""python -m tools.cold: compares a warm sweep with the same grid run as one new process per task and policy.
+"""python -m tools.cold: compares a sweep with warm actors to the same grid run as one process per task and policy.
 
 Runs `reuse-sweep bench sweep`, then `reuse-sweep tasks run` once for each task and policy, as many at a time as the
 sweep had actors. Both runs happen on the same machine, one after the other.
@@ -96,7 +96,7 @@ def read_sweep(folder: Path) -> tuple[SweepSettings, TokenIds]:
 
 
 def run_cold(settings: SweepSettings, *, at_a_time: int, folder: Path) -> ColdRun:
-    """Each process starts Python, loads the model and opens its task; they share nothing but the machine."""
+    """Runs the grid with a new process per task and policy; each starts Python, loads the model and opens its task."""
     grid = [(task, policy) for task in settings.tasks for policy in settings.policies]
     outputs = {pair: folder / f"{number}.jsonl" for number, pair in enumerate(grid)}
     threads = str(settings.threads_per_actor or 1)
@@ -113,7 +113,7 @@ def run_cold(settings: SweepSettings, *, at_a_time: int, folder: Path) -> ColdRu
 
 
 def process_command(settings: SweepSettings, task: str, policy: str, output: Path) -> list[str]:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "task": task,
         "policy": policy,
         "model": settings.model,
@@ -128,7 +128,7 @@ def process_command(settings: SweepSettings, task: str, policy: str, output: Pat
         "small-block": settings.small_block and settings.small_block[0],
         "out": output,
     }
-    flags = [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
+    flags = [str(part) for name, value in values.items() if value is not None for part in (f"--{name}", value)]
     return [sys.executable, "-m", "orchestrator.cli", "tasks", "run", *flags]
 
 
@@ -140,7 +140,7 @@ def _run_process(command: Sequence[str], environment: Mapping[str, str]) -> None
 
 
 def _read_answers(output: Path) -> dict[str, Answer]:
-    """By document; the last line is the aggregate."""
+    """The answers in a file that `tasks run` wrote, by document; its last line is the aggregate."""
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()[:-1]]
     return {
         line["doc_id"]: Answer(tokens=line["tokens"], seconds=line["seconds"], token_ids=tuple(line["token_ids"]))
@@ -181,15 +181,15 @@ def table(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _line(name: str, warm: Mapping[str, Any], cold: Mapping[str, Any], key: str, form: str) -> str:
-    shown = ["" if run[key] is None else form.format(run[key]) for run in (warm, cold)]
-    return f"{name:46}{shown[0]:>12}{shown[1]:>17}"
+def _line(name: str, warm: Mapping[str, Any], cold: Mapping[str, Any], key: str, template: str) -> str:
+    cells = ["" if run[key] is None else template.format(run[key]) for run in (warm, cold)]
+    return f"{name:46}{cells[0]:>12}{cells[1]:>17}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m tools.cold",
-        description="Runs a sweep with warm actors, then the same grid as one new process per task and policy.",
+        description="Runs a sweep with warm actors, then the same grid with a new process for each task and policy.",
         examples=EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

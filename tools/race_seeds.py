@@ -1,8 +1,8 @@
 """Compares races with the full sweep: python -m tools.race_seeds --seeds 20 --out DIR
 
 Runs the full sweep of the bundled model once and a race for each seed, nine configurations each. Prints the documents
-that each race used and every verdict that contradicts the full sweep's (confirmed there, rejected here, or the other
-way around). Folders that exist are continued, so an interrupted comparison can be repeated.
+that each race used and every verdict that contradicts the full sweep (confirmed by one and rejected by the other).
+Existing sweeps are continued, so an interrupted comparison can be repeated.
 """
 
 import argparse
@@ -24,43 +24,44 @@ def main() -> None:
     parser.add_argument("--tasks", default="gsm8k,minerva_math", help="tasks of every sweep")
     parser.add_argument("--out", type=Path, required=True, help="directory of the sweeps")
     options = parser.parse_args()
-    full = _sweep(options.out, "full", options.tasks)
-    expected, all_documents = _verdicts(full), _documents(full)
-    print(f"full sweep: {all_documents:,} documents, {_counted(expected)}", flush=True)
+    full = _run_sweep(options.out, "full", options.tasks)
+    expected, all_documents = _verdicts(full), _count_documents(full)
+    print(f"full sweep: {all_documents:,} documents, {_count_outcomes(expected)}", flush=True)
     shares, contradictions = [], 0
     for seed in range(options.seeds):
-        folder = _sweep(options.out, f"race-{seed}", options.tasks, "--race", "--seed", str(seed))
-        found, share = _verdicts(folder), _documents(folder) / all_documents
-        wrong = {key for key in expected if {expected[key], found.get(key, "")} == CONTRADICTION}
+        folder = _run_sweep(options.out, f"race-{seed}", options.tasks, "--race", "--seed", str(seed))
+        verdicts, share = _verdicts(folder), _count_documents(folder) / all_documents
+        wrong = {key for key in expected if {expected[key], verdicts.get(key, "")} == CONTRADICTION}
         shares.append(share)
         contradictions += len(wrong)
-        print(f"seed {seed}: {100 * share:.0f} % of the documents, {_counted(found)}; contradictions: {sorted(wrong)}")
+        outcomes = _count_outcomes(verdicts)
+        print(f"seed {seed}: {100 * share:.0f} % of the documents, {outcomes}; contradictions: {sorted(wrong)}")
     if shares:
         print(f"median {100 * statistics.median(shares):.0f} % of the documents; {contradictions} contradictions")
 
 
-def _sweep(out: Path, name: str, tasks: str, *flags: str) -> Path:
-    where = ["--model", "tiny", "--data", "bundled", "--out", str(out), "--name", name, "--no-dashboard", "--quiet"]
-    subprocess.run([sys.executable, "-m", "orchestrator.sweep", "--tasks", tasks, *where, *flags], check=True)
+def _run_sweep(out: Path, name: str, tasks: str, *flags: str) -> Path:
+    common = ["--model", "tiny", "--data", "bundled", "--out", str(out), "--name", name, "--no-dashboard", "--quiet"]
+    subprocess.run([sys.executable, "-m", "orchestrator.sweep", "--tasks", tasks, *common, *flags], check=True)
     return out / name
 
 
 def _verdicts(folder: Path) -> Verdicts:
-    found = {}
+    verdicts = {}
     for path in sorted(folder.glob("summaries/*/*/summary.json")):
         verdict = json.loads(path.read_text(encoding="utf-8"))["verdict"]
         if verdict is not None:
-            found[path.parent.parent.name, path.parent.name] = verdict["outcome"]
-    return found
+            verdicts[path.parent.parent.name, path.parent.name] = verdict["outcome"]
+    return verdicts
 
 
-def _documents(folder: Path) -> int:
+def _count_documents(folder: Path) -> int:
     return len(Store(folder).rows(columns=["doc_id"]))
 
 
-def _counted(verdicts: Verdicts) -> str:
+def _count_outcomes(verdicts: Verdicts) -> str:
     outcomes = list(verdicts.values())
-    return ", ".join(f"{outcomes.count(one)} {one}" for one in ("confirmed", "rejected", "undecided"))
+    return ", ".join(f"{outcomes.count(name)} {name}" for name in ("confirmed", "rejected", "undecided"))
 
 
 if __name__ == "__main__":

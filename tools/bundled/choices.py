@@ -28,7 +28,7 @@ RANGES = ("less than 10", "from 10 to 19", "from 20 to 29", "30 or more")
 CONTINENT_OPTIONS = tuple(CONTINENTS)
 CATEGORY_OPTIONS = tuple(f"{'an' if kind == 'animal' else 'a'} {kind}" for kind in CATEGORIES)
 COLOURS = ("red", "blue", "white", "black")
-FEW, MANY = (1, 9), (12, 40)  # range of the number of balls: other colours, most frequent colour
+FEW, MANY = (1, 9), (12, 40)  # smallest and largest number of balls: of the other colours, of the most frequent one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,54 +59,54 @@ class Choice:
         return self.answer
 
 
-Draw = tuple[Key, str, tuple[str, ...], int]  # key, question, options, index of the right one
+Draw = tuple[Key, str, tuple[str, ...], int]  # key, question, options, index of the correct option
 
 
 def choice_key(*parts: str | int) -> Key:
     return ("mmlu", *parts)
 
 
-def draw_choice(subject: str, source: random.Random) -> Choice:
-    key, question, options, answer = SUBJECTS[subject](source)
+def draw_choice(subject: str, rng: random.Random) -> Choice:
+    key, question, options, answer = SUBJECTS[subject](rng)
     return Choice(key=choice_key(*key), subject=subject, question=question, options=options, answer=answer)
 
 
-def _range(source: random.Random) -> Draw:
-    wanted = source.randrange(len(RANGES))
+def _range(rng: random.Random) -> Draw:
+    answer = rng.randrange(len(RANGES))
     while True:
-        drawn = draw_calculation(source, "+-")
-        if range_index(drawn) == wanted:
+        drawn = draw_calculation(rng, "+-")
+        if range_index(drawn) == answer:
             term = f"{drawn.left}{drawn.sign}{drawn.right}"
-            return ("range", term), f"How large is {term}?", RANGES, wanted
+            return ("range", term), f"How large is {term}?", RANGES, answer
 
 
-def _most_frequent(source: random.Random) -> Draw:
-    numbers = [source.randint(*FEW) for _ in COLOURS]
-    wanted = source.randrange(len(COLOURS))
-    numbers[wanted] = source.randint(*MANY)
-    held = [f"{number} {colour}" for number, colour in zip(numbers, COLOURS, strict=True)]
-    question = f"A bag holds {held[0]}, {held[1]}, {held[2]} and {held[3]} balls. Which colour is drawn most often?"
-    return ("bag", *numbers), question, COLOURS, wanted
+def _most_frequent(rng: random.Random) -> Draw:
+    numbers = [rng.randint(*FEW) for _ in COLOURS]
+    answer = rng.randrange(len(COLOURS))
+    numbers[answer] = rng.randint(*MANY)
+    balls = [f"{number} {colour}" for number, colour in zip(numbers, COLOURS, strict=True)]
+    question = f"A bag holds {balls[0]}, {balls[1]}, {balls[2]} and {balls[3]} balls. Which colour is drawn most often?"
+    return ("bag", *numbers), question, COLOURS, answer
 
 
-def _continent(source: random.Random) -> Draw:
-    end, names, wanted = _one_of_two(CONTINENTS, source)
+def _continent(rng: random.Random) -> Draw:
+    end, names, answer = _one_of_two(CONTINENTS, rng)
     question = f"A ship sails from {names[0]} to {names[1]}. In which continent does it {('start', 'stop')[end]}?"
-    return ("trip", end, *names), question, CONTINENT_OPTIONS, wanted
+    return ("trip", end, *names), question, CONTINENT_OPTIONS, answer
 
 
-def _category(source: random.Random) -> Draw:
-    end, names, wanted = _one_of_two(CATEGORIES, source)
+def _category(rng: random.Random) -> Draw:
+    end, names, answer = _one_of_two(CATEGORIES, rng)
     question = f"Of the words {names[0]} and {names[1]}, what does the {('first', 'second')[end]} name?"
-    return ("kind", end, *names), question, CATEGORY_OPTIONS, wanted
+    return ("kind", end, *names), question, CATEGORY_OPTIONS, answer
 
 
-def _one_of_two(table: Mapping[str, Sequence[str]], source: random.Random) -> tuple[int, tuple[str, str], int]:
+def _one_of_two(table: Mapping[str, Sequence[str]], rng: random.Random) -> tuple[int, tuple[str, str], int]:
     """Which of two members is asked for (0 or 1), the two members, and the index of its class in the table."""
-    end, wanted = source.randrange(2), source.randrange(len(table))
-    asked = source.choice(tuple(table.values())[wanted])
-    other = source.choice([name for names in table.values() for name in names if name != asked])
-    return end, (other, asked) if end else (asked, other), wanted
+    end, answer = rng.randrange(2), rng.randrange(len(table))
+    asked = rng.choice(tuple(table.values())[answer])
+    other = rng.choice([name for names in table.values() for name in names if name != asked])
+    return end, (other, asked) if end else (asked, other), answer
 
 
 def range_index(calculation: Calculation) -> int:

@@ -22,7 +22,7 @@ TEST_DOCUMENTS = {"gsm8k": 280, "minerva_math": 40, "mmlu": 70}  # per subject
 WORKED_EXAMPLES = {"gsm8k": 20, "minerva_math": 5, "mmlu": 5}  # per subject; the model may be trained on these
 WORKED_EXAMPLE_FILES = {"gsm8k": "train", "minerva_math": "train", "mmlu": "dev"}
 DRAW: dict[str, Callable[[str, random.Random], Problem]] = {
-    "gsm8k": lambda _, source: draw_word_problem(source),
+    "gsm8k": lambda _, rng: draw_word_problem(rng),
     "minerva_math": draw_math_problem,
     "mmlu": draw_choice,
 }
@@ -37,23 +37,23 @@ EXAMPLES = """examples:
 """
 
 
-def draw_problems(task: str, subject: str, split: str, source: random.Random) -> Iterator[Problem]:
+def draw_problems(task: str, subject: str, split: str, rng: random.Random) -> Iterator[Problem]:
     """An endless stream of problems of one split."""
     while True:
-        problem = DRAW[task](subject, source)
+        problem = DRAW[task](subject, rng)
         if split_of(problem.key) == split:
             yield problem
 
 
 def bundled_problems(task: str, subject: str, split: str, count: int) -> list[Problem]:
     """The first `count` problems with different keys that the project's seed gives."""
-    source = random.Random(f"{SEED}:{task}:{subject}:{split}")
-    found: dict[Key, Problem] = {}
-    for problem in draw_problems(task, subject, split, source):
-        found.setdefault(problem.key, problem)
-        if len(found) == count:
+    rng = random.Random(f"{SEED}:{task}:{subject}:{split}")
+    problems: dict[Key, Problem] = {}
+    for problem in draw_problems(task, subject, split, rng):
+        problems.setdefault(problem.key, problem)
+        if len(problems) == count:
             break
-    return list(found.values())
+    return list(problems.values())
 
 
 def document_files() -> Iterator[tuple[str, str]]:
@@ -73,7 +73,7 @@ def document_files() -> Iterator[tuple[str, str]]:
 
 
 def write_documents(folder: Path) -> int:
-    """Returns the number of documents written."""
+    """Writes all data files. Returns the number of documents."""
     lines = 0
     for name, text in document_files():
         path = folder / name

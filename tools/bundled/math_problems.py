@@ -39,18 +39,18 @@ class MathProblem:
         return self.solution
 
 
-def draw_math_problem(subject: str, source: random.Random) -> MathProblem:
+def draw_math_problem(subject: str, rng: random.Random) -> MathProblem:
     """Draws until all calculations are small and the solution has an allowed length."""
-    draw = source.choice(SUBJECTS[subject])
+    draw = rng.choice(SUBJECTS[subject])
     while True:
-        template, numbers, problem, parts = draw(source)
+        template, numbers, problem, parts = draw(rng)
         if any(not is_small(left, sign, right) for _, left, sign, right, _ in parts):
             continue
         steps = [
             Step(name=name, calculation=Calculation(left, sign, right), conclusion=conclusion)
             for name, left, sign, right, conclusion in parts
         ]
-        solution = f"{write_steps(steps, PATTERNS, source)} The answer is $\\boxed{{{steps[-1].calculation.result}}}$."
+        solution = f"{write_steps(steps, PATTERNS, rng)} The answer is $\\boxed{{{steps[-1].calculation.result}}}$."
         if has_allowed_length(solution):
             key: Key = ("minerva_math", template, *numbers)
             return MathProblem(key=key, subject=subject, problem=problem, level=_level(steps), solution=solution)
@@ -62,8 +62,8 @@ def _level(steps: list[Step]) -> int:
     return min(LEVELS, len(steps) - 1 + (large > 20) + (large > 40))
 
 
-def _outfits(source: random.Random) -> Draw:
-    a, b, c = source.randint(2, 9), source.randint(2, 9), source.randint(2, 15)
+def _outfits(rng: random.Random) -> Draw:
+    a, b, c = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 15)
     parts = [
         ("the number of pairs", a, "*", b, "there are {} pairs"),
         ("the number of ways", a * b, "+", c, "there are {} ways"),
@@ -72,8 +72,8 @@ def _outfits(source: random.Random) -> Draw:
     return "outfits", (a, b, c), problem, parts
 
 
-def _three_choices(source: random.Random) -> Draw:
-    a, b, c = source.randint(2, 6), source.randint(2, 5), source.randint(2, 6)
+def _three_choices(rng: random.Random) -> Draw:
+    a, b, c = rng.randint(2, 6), rng.randint(2, 5), rng.randint(2, 6)
     parts = [
         ("the number of pairs", a, "*", b, "there are {} pairs"),
         ("the number of ways", a * b, "*", c, "there are {} ways"),
@@ -82,8 +82,8 @@ def _three_choices(source: random.Random) -> Draw:
     return "three choices", (a, b, c), problem, parts
 
 
-def _games(source: random.Random) -> Draw:
-    n, k = source.randint(3, 8), source.randint(1, 20)
+def _games(rng: random.Random) -> Draw:
+    n, k = rng.randint(3, 8), rng.randint(1, 20)
     parts = [
         ("twice the number of games", n, "*", n - 1, "twice the number of games is {}"),
         ("the number of games", n * (n - 1), "/", 2, "there are {} games"),
@@ -96,8 +96,8 @@ def _games(source: random.Random) -> Draw:
     return "games", (n, k), problem, parts
 
 
-def _perimeter(source: random.Random) -> Draw:
-    a, b = source.randint(2, 20), source.randint(2, 12)
+def _perimeter(rng: random.Random) -> Draw:
+    a, b = rng.randint(2, 20), rng.randint(2, 12)
     parts = [
         ("half the perimeter", a, "+", b, "half the perimeter is {}"),
         ("the perimeter", 2, "*", a + b, "the perimeter is {}"),
@@ -105,8 +105,8 @@ def _perimeter(source: random.Random) -> Draw:
     return "perimeter", (a, b), f"A rectangle has sides ${a}$ and ${b}$. Find its perimeter.", parts
 
 
-def _side(source: random.Random) -> Draw:
-    a, b, c = source.randint(2, 15), source.randint(2, 15), source.randint(2, 20)
+def _side(rng: random.Random) -> Draw:
+    a, b, c = rng.randint(2, 15), rng.randint(2, 15), rng.randint(2, 20)
     p = a + b + c
     parts = [
         ("the sum of two sides", a, "+", b, "the two sides make {}"),
@@ -116,8 +116,8 @@ def _side(source: random.Random) -> Draw:
     return "third side", (a, b, p), problem, parts
 
 
-def _hole(source: random.Random) -> Draw:
-    a, b, s = source.randint(3, 12), source.randint(3, 9), source.randint(2, 4)
+def _hole(rng: random.Random) -> Draw:
+    a, b, s = rng.randint(3, 12), rng.randint(3, 9), rng.randint(2, 4)
     parts = [
         ("the area of the rectangle", a, "*", b, "the rectangle has area {}"),
         ("the area of the square", s, "*", s, "the square has area {}"),
@@ -127,8 +127,8 @@ def _hole(source: random.Random) -> Draw:
     return "hole", (s, a, b), problem, parts
 
 
-def _from_area(source: random.Random) -> Draw:
-    a, b = source.randint(2, 9), source.randint(2, 12)
+def _from_area(rng: random.Random) -> Draw:
+    a, b = rng.randint(2, 9), rng.randint(2, 12)
     parts = [
         ("the other side", a * b, "/", a, "the other side is {}"),
         ("half the perimeter", a, "+", b, "half the perimeter is {}"),
@@ -137,9 +137,9 @@ def _from_area(source: random.Random) -> Draw:
     return "from area", (a, b), f"A rectangle has area ${a * b}$ and one side ${a}$. Find its perimeter.", parts
 
 
-def _division(source: random.Random) -> Draw:
-    d, q, k = source.randint(3, 9), source.randint(2, 12), source.randint(1, 15)
-    r = source.randint(1, d - 1)
+def _division(rng: random.Random) -> Draw:
+    d, q, k = rng.randint(3, 9), rng.randint(2, 12), rng.randint(1, 15)
+    r = rng.randint(1, d - 1)
     parts = [
         ("the product", d, "*", q, "the product is {}"),
         ("the number", d * q, "+", r, "the number is {}"),
@@ -149,9 +149,9 @@ def _division(source: random.Random) -> Draw:
     return "division", (d, q, r, k), problem, parts
 
 
-def _base(source: random.Random) -> Draw:
-    base = source.randint(3, 9)
-    a, b = source.randint(1, base - 1), source.randint(1, base - 1)
+def _base(rng: random.Random) -> Draw:
+    base = rng.randint(3, 9)
+    a, b = rng.randint(1, base - 1), rng.randint(1, base - 1)
     parts = [
         ("the first part", a, "*", base, "the first part is {}"),
         ("the number", a * base, "+", b, "the number is {}"),
@@ -159,8 +159,8 @@ def _base(source: random.Random) -> Draw:
     return "base", (base, a, b), f"In base ${base}$ a number has the digits ${a}$ and ${b}$. Find the number.", parts
 
 
-def _next_multiple(source: random.Random) -> Draw:
-    d, q, k = source.randint(2, 9), source.randint(2, 10), source.randint(1, 15)
+def _next_multiple(rng: random.Random) -> Draw:
+    d, q, k = rng.randint(2, 9), rng.randint(2, 10), rng.randint(1, 15)
     parts = [
         ("the next multiple", d * q, "+", d, "the next multiple is {}"),
         ("the sum", d * q + d, "+", k, "the sum is {}"),
@@ -168,8 +168,8 @@ def _next_multiple(source: random.Random) -> Draw:
     return "next multiple", (d, q, k), f"Add ${k}$ to the first multiple of ${d}$ after ${d * q}$.", parts
 
 
-def _order(source: random.Random) -> Draw:
-    a, b, c, d = source.randint(1, 20), source.randint(2, 9), source.randint(2, 9), source.randint(1, 15)
+def _order(rng: random.Random) -> Draw:
+    a, b, c, d = rng.randint(1, 20), rng.randint(2, 9), rng.randint(2, 9), rng.randint(1, 15)
     parts = [
         ("the product", b, "*", c, "the product is {}"),
         ("the sum", a, "+", b * c, "the sum is {}"),
@@ -178,8 +178,8 @@ def _order(source: random.Random) -> Draw:
     return "order", (a, b, c, d), f"What is ${a}+{b}*{c}-{d}$?", parts
 
 
-def _brackets(source: random.Random) -> Draw:
-    a, b, c, d = source.randint(1, 9), source.randint(1, 9), source.randint(2, 6), source.randint(1, 15)
+def _brackets(rng: random.Random) -> Draw:
+    a, b, c, d = rng.randint(1, 9), rng.randint(1, 9), rng.randint(2, 6), rng.randint(1, 15)
     parts = [
         ("the sum", a, "+", b, "the sum is {}"),
         ("the product", a + b, "*", c, "the product is {}"),
@@ -188,8 +188,8 @@ def _brackets(source: random.Random) -> Draw:
     return "brackets", (a, b, c, d), f"What is $({a}+{b})*{c}-{d}$?", parts
 
 
-def _mean(source: random.Random) -> Draw:
-    a, b, c = (source.randint(1, 18) for _ in range(3))
+def _mean(rng: random.Random) -> Draw:
+    a, b, c = (rng.randint(1, 18) for _ in range(3))
     parts = [
         ("the sum of two", a, "+", b, "the first two make {}"),
         ("the sum of all", a + b, "+", c, "all of them make {}"),
@@ -198,15 +198,15 @@ def _mean(source: random.Random) -> Draw:
     return "mean", (a, b, c), f"Find the mean of ${a}$, ${b}$ and ${c}$.", parts
 
 
-def _linear(source: random.Random) -> Draw:
-    a, x, b = source.randint(2, 9), source.randint(1, 12), source.randint(1, 20)
+def _linear(rng: random.Random) -> Draw:
+    a, x, b = rng.randint(2, 9), rng.randint(1, 12), rng.randint(1, 20)
     c = a * x + b
     parts = [(f"${a}x$", c, "-", b, f"${a}x={{}}$"), ("$x$", c - b, "/", a, "$x={}$")]
     return "linear", (a, b, c), f"Solve ${a}x+{b}={c}$ for $x$.", parts
 
 
-def _evaluate(source: random.Random) -> Draw:
-    x, a, b, c = source.randint(2, 9), source.randint(2, 9), source.randint(1, 12), source.randint(1, 12)
+def _evaluate(rng: random.Random) -> Draw:
+    x, a, b, c = rng.randint(2, 9), rng.randint(2, 9), rng.randint(1, 12), rng.randint(1, 12)
     parts = [
         (f"${a}x$", a, "*", x, f"${a}x={{}}$"),
         (f"${a}x+{b}$", a * x, "+", b, f"${a}x+{b}={{}}$"),
@@ -215,8 +215,8 @@ def _evaluate(source: random.Random) -> Draw:
     return "evaluate", (x, a, b, c), f"If $x={x}$, what is the value of ${a}x+{b}-{c}$?", parts
 
 
-def _composition(source: random.Random) -> Draw:
-    a, b, c, x = source.randint(2, 5), source.randint(1, 15), source.randint(1, 9), source.randint(1, 9)
+def _composition(rng: random.Random) -> Draw:
+    a, b, c, x = rng.randint(2, 5), rng.randint(1, 15), rng.randint(1, 9), rng.randint(1, 9)
     parts = [
         (f"$g({x})$", x, "+", c, f"$g({x})={{}}$"),
         (f"${a}g({x})$", a, "*", x + c, f"${a}g({x})={{}}$"),
@@ -225,21 +225,21 @@ def _composition(source: random.Random) -> Draw:
     return "composition", (a, b, c, x), f"Let $f(x)={a}x+{b}$ and $g(x)=x+{c}$. Find $f(g({x}))$.", parts
 
 
-def _system(source: random.Random) -> Draw:
-    x, y = source.randint(2, 20), source.randint(1, 12)
+def _system(rng: random.Random) -> Draw:
+    x, y = rng.randint(2, 20), rng.randint(1, 12)
     s, d = x + y, x - y
     parts = [
         ("$2x$", s, "+", d, "$2x={}$"),
         ("$x$", s + d, "/", 2, "$x={}$"),
         ("$y$", s, "-", x, "$y={}$"),
     ]
-    wanted = source.choice("xy")
-    problem = f"If $x+y={s}$ and $x-y={d}$, find ${wanted}$."
-    return "system", (s, d), problem, parts if wanted == "y" else parts[:2]
+    unknown = rng.choice("xy")
+    problem = f"If $x+y={s}$ and $x-y={d}$, find ${unknown}$."
+    return "system", (s, d), problem, parts if unknown == "y" else parts[:2]
 
 
-def _quadratic(source: random.Random) -> Draw:
-    x, b, c = source.randint(2, 6), source.randint(2, 6), source.randint(1, 15)
+def _quadratic(rng: random.Random) -> Draw:
+    x, b, c = rng.randint(2, 6), rng.randint(2, 6), rng.randint(1, 15)
     parts = [
         ("$x^2$", x, "*", x, "$x^2={}$"),
         (f"${b}x$", b, "*", x, f"${b}x={{}}$"),
@@ -249,8 +249,8 @@ def _quadratic(source: random.Random) -> Draw:
     return "quadratic", (x, b, c), f"Find the value of $x^2+{b}x+{c}$ at $x={x}$.", parts
 
 
-def _dot(source: random.Random) -> Draw:
-    a, b, c, d = (source.randint(1, 9) for _ in range(4))
+def _dot(rng: random.Random) -> Draw:
+    a, b, c, d = (rng.randint(1, 9) for _ in range(4))
     parts = [
         ("the first product", a, "*", c, "the first product is {}"),
         ("the second product", b, "*", d, "the second product is {}"),
@@ -259,8 +259,8 @@ def _dot(source: random.Random) -> Draw:
     return "dot product", (a, b, c, d), f"Find the dot product of $({a},{b})$ and $({c},{d})$.", parts
 
 
-def _determinant(source: random.Random) -> Draw:
-    a, b, c, d = (source.randint(1, 9) for _ in range(4))
+def _determinant(rng: random.Random) -> Draw:
+    a, b, c, d = (rng.randint(1, 9) for _ in range(4))
     parts = [
         ("the first product", a, "*", d, "the first product is {}"),
         ("the second product", b, "*", c, "the second product is {}"),
@@ -270,8 +270,8 @@ def _determinant(source: random.Random) -> Draw:
     return "determinant", (a, b, c, d), problem, parts
 
 
-def _sequence(source: random.Random) -> Draw:
-    a, d, n = source.randint(1, 20), source.randint(2, 9), source.randint(3, 10)
+def _sequence(rng: random.Random) -> Draw:
+    a, d, n = rng.randint(1, 20), rng.randint(2, 9), rng.randint(3, 10)
     parts = [
         ("the number of steps", n, "-", 1, "there are {} steps"),
         ("the change", n - 1, "*", d, "the change is {}"),

@@ -1,4 +1,4 @@
-"""What all generators of problems share: the split into training and test, small calculations, and sentences.
+"""Code that all generators of problems share: the split into training and test, small calculations, and sentences.
 
 The bundled model has to learn every calculation, so numbers stay small: results up to 60, addends and subtrahends up to
 20, products of a number up to 12 with one up to 9, and doubles.
@@ -43,17 +43,17 @@ class Problem(Protocol):
 
 
 def split_of(key: Key) -> str:
-    """All wordings of one key are in the same split, so no test question occurs in training in other words."""
+    """The split of a key. All its wordings are in the same split, so no test question is trained on in other words."""
     digest = hashlib.sha256(repr(key).encode()).digest()
-    place = int.from_bytes(digest[:4], "big") % 1000
-    if place < TEST_PER_THOUSAND:
+    value = int.from_bytes(digest[:4], "big") % 1000
+    if value < TEST_PER_THOUSAND:
         return TEST
-    return HELD_OUT if place < TEST_PER_THOUSAND + HELD_OUT_PER_THOUSAND else TRAIN
+    return HELD_OUT if value < TEST_PER_THOUSAND + HELD_OUT_PER_THOUSAND else TRAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Calculation:
-    """left, sign (+ - * /), right; one of the small calculations the model is taught."""
+    """One of the small calculations that the model is taught; the sign is +, -, * or /."""
 
     left: int
     sign: str
@@ -86,16 +86,16 @@ def is_small(left: int, sign: str, right: int) -> bool:
     return 2 <= right <= LARGEST_FACTOR and whole and (right == 2 or left // right <= LARGEST_BASE)
 
 
-def draw_calculation(source: random.Random, signs: str = "+-*/") -> Calculation:
+def draw_calculation(rng: random.Random, signs: str = "+-*/") -> Calculation:
     """Any small calculation; every sign is equally likely."""
-    sign = source.choice(signs)
+    sign = rng.choice(signs)
     while True:
-        left, right = source.randint(1, LARGEST_RESULT), source.randint(1, LARGEST_ADDEND)
+        left, right = rng.randint(1, LARGEST_RESULT), rng.randint(1, LARGEST_ADDEND)
         if sign in "*/":
-            right = source.randint(2, LARGEST_FACTOR)
+            right = rng.randint(2, LARGEST_FACTOR)
         if sign == "*":
-            left = source.randint(1, LARGEST_BASE if right > 2 else LARGEST_RESULT // 2)
-        if sign in "+*" and source.random() < 0.5:
+            left = rng.randint(1, LARGEST_BASE if right > 2 else LARGEST_RESULT // 2)
+        if sign in "+*" and rng.random() < 0.5:
             left, right = right, left
         if is_small(left, sign, right):
             return Calculation(left, sign, right)
@@ -119,12 +119,12 @@ class Step:
     conclusion: str  # with {} for the result
 
 
-def write_steps(steps: Sequence[Step], patterns: Sequence[str], source: random.Random) -> str:
+def write_steps(steps: Sequence[Step], patterns: Sequence[str], rng: random.Random) -> str:
     """One sentence for each step of an answer, in one of the patterns."""
-    return " ".join(_sentence(step, LATER if place else FIRST, patterns, source) for place, step in enumerate(steps))
+    return " ".join(_sentence(step, LATER if index else FIRST, patterns, rng) for index, step in enumerate(steps))
 
 
-def _sentence(step: Step, leads: Sequence[str], patterns: Sequence[str], source: random.Random) -> str:
-    lead, pattern = source.choice(leads), source.choice(patterns)
+def _sentence(step: Step, leads: Sequence[str], patterns: Sequence[str], rng: random.Random) -> str:
+    lead, pattern = rng.choice(leads), rng.choice(patterns)
     conclusion = step.conclusion.format(step.calculation.result)
     return pattern.format(lead=lead, name=step.name, sum=step.calculation, conclusion=conclusion)

@@ -28,7 +28,7 @@ from tools.bundled.problems import HELD_OUT, TRAIN, Problem, draw_calculation, s
 TRAINING_LINES = 150_000  # by default
 SHARES_PERCENT = {"gsm8k": 22, "minerva_math": 38, "mmlu": 24, "drill": 16}
 HELD_OUT_LINES = 200  # per task
-MOST_LINES = 10_000_000
+MAX_LINES = 10_000_000
 DRILL_ITEMS = 8
 LETTERS = "ABCD"
 PLACEHOLDERS = tuple(f"<<mark {number}>>" for number in range(5))
@@ -67,7 +67,7 @@ class PromptTemplate:
 
 
 def prompt_templates(task: str, subjects: Iterable[str]) -> dict[str, PromptTemplate]:
-    """By subject, which is a configuration of the task's dataset."""
+    """The prompt template of each subject, which is a configuration of the task's dataset."""
     entry = CATALOG[task]
     names = _subtasks(entry)
     document = PLACEHOLDER_DOCUMENTS[task]
@@ -82,9 +82,9 @@ def _subtasks(entry: TaskSpec) -> dict[str, str]:
 
 def _prompt_template(task: str, dataset: str, subject: str, document: Mapping[str, Any]) -> PromptTemplate:
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / dataset / subject
-        place.mkdir(parents=True)
-        (place / "test.jsonl").write_text(json.dumps(document) + "\n", encoding="utf-8")
+        data = Path(folder) / dataset / subject
+        data.mkdir(parents=True)
+        (data / "test.jsonl").write_text(json.dumps(document) + "\n", encoding="utf-8")
         opened = open_task(task, TaskOptions(data=folder))
         requests = opened.requests(opened.documents[0], json_chat_template)
     return PromptTemplate(
@@ -108,75 +108,75 @@ def parse_messages(context: str) -> Messages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drill:
-    """Many small calculations and facts in one text; belongs to no task and is only trained on."""
+    """Several small calculations or facts in one text, which belongs to no task and is only trained on."""
 
     prompt: str
     answer: str
 
 
-def draw_drill(source: random.Random) -> Drill:
-    return source.choices((_calculation_drill, _letter_drill), (3, 2))[0](source)
+def draw_drill(rng: random.Random) -> Drill:
+    return rng.choices((_calculation_drill, _letter_drill), (3, 2))[0](rng)
 
 
-def _calculation_drill(source: random.Random) -> Drill:
-    drawn = [draw_calculation(source) for _ in range(DRILL_ITEMS)]
+def _calculation_drill(rng: random.Random) -> Drill:
+    drawn = [draw_calculation(rng) for _ in range(DRILL_ITEMS)]
     return Drill(
-        prompt="Drill: " + ", ".join(f"{one.left}{one.sign}{one.right}" for one in drawn),
-        answer=", ".join(str(one) for one in drawn),
+        prompt="Drill: " + ", ".join(f"{item.left}{item.sign}{item.right}" for item in drawn),
+        answer=", ".join(map(str, drawn)),
     )
 
 
-def _letter_drill(source: random.Random) -> Drill:
+def _letter_drill(rng: random.Random) -> Drill:
     """What mmlu questions ask, without the question: items and the letters of their options."""
-    drawn = [source.choice((_range_item, _country_item, _thing_item))(source) for _ in range(DRILL_ITEMS)]
+    drawn = [rng.choice((_range_item, _country_item, _thing_item))(rng) for _ in range(DRILL_ITEMS)]
     return Drill(
         prompt="Drill: " + ", ".join(item for item, _ in drawn),
         answer=", ".join(f"{item}:\n{LETTERS[option]}" for item, option in drawn),
     )
 
 
-def _range_item(source: random.Random) -> tuple[str, int]:
+def _range_item(rng: random.Random) -> tuple[str, int]:
     while True:
-        drawn = draw_calculation(source, "+-")
+        drawn = draw_calculation(rng, "+-")
         term = f"{drawn.left}{drawn.sign}{drawn.right}"
         if split_of(choice_key("range", term)) == TRAIN:
             return term, range_index(drawn)
 
 
-def _country_item(source: random.Random) -> tuple[str, int]:
-    return _member(CONTINENTS, source)
+def _country_item(rng: random.Random) -> tuple[str, int]:
+    return _member(CONTINENTS, rng)
 
 
-def _thing_item(source: random.Random) -> tuple[str, int]:
-    return _member(CATEGORIES, source)
+def _thing_item(rng: random.Random) -> tuple[str, int]:
+    return _member(CATEGORIES, rng)
 
 
-def _member(table: Mapping[str, Sequence[str]], source: random.Random) -> tuple[str, int]:
-    option = source.randrange(len(table))
-    return source.choice(tuple(table.values())[option]), option
+def _member(table: Mapping[str, Sequence[str]], rng: random.Random) -> tuple[str, int]:
+    option = rng.randrange(len(table))
+    return rng.choice(tuple(table.values())[option]), option
 
 
 def training_lines(examples: int, seed: int) -> list[TrainingLine]:
     """`examples` lines to train on and HELD_OUT_LINES held-out lines of each task, in random order."""
     templates = {task: prompt_templates(task, subjects) for task, subjects in SUBJECTS.items()}
-    found: list[TrainingLine] = []
+    lines: list[TrainingLine] = []
     for split, counts in (
         (TRAIN, {task: examples * share // 100 for task, share in SHARES_PERCENT.items()}),
         (HELD_OUT, dict.fromkeys(SUBJECTS, HELD_OUT_LINES)),
     ):
         for task, count in counts.items():
-            source = random.Random(f"{seed}:{task}:{split}")
-            lines = _drill_lines(source) if task == "drill" else _task_lines(task, split, templates[task], source)
-            found += [next(lines) for _ in range(count)]
-    random.Random(f"{seed}:order").shuffle(found)
-    return found
+            rng = random.Random(f"{seed}:{task}:{split}")
+            stream = _drill_lines(rng) if task == "drill" else _task_lines(task, split, templates[task], rng)
+            lines += [next(stream) for _ in range(count)]
+    random.Random(f"{seed}:order").shuffle(lines)
+    return lines
 
 
 def _task_lines(
-    task: str, split: str, templates: Mapping[str, PromptTemplate], source: random.Random
+    task: str, split: str, templates: Mapping[str, PromptTemplate], rng: random.Random
 ) -> Iterator[TrainingLine]:
     """An endless stream of lines that cycles through the task's subjects."""
-    drawn = {subject: draw_problems(task, subject, split, source) for subject in SUBJECTS[task]}
+    drawn = {subject: draw_problems(task, subject, split, rng) for subject in SUBJECTS[task]}
     while True:
         for subject, problems in drawn.items():
             yield problem_line(task, subject, split, templates[subject], next(problems))
@@ -188,9 +188,9 @@ def problem_line(task: str, subject: str, split: str, template: PromptTemplate, 
     return _line(task, subject, split, messages.system, messages.user, answer)
 
 
-def _drill_lines(source: random.Random) -> Iterator[TrainingLine]:
+def _drill_lines(rng: random.Random) -> Iterator[TrainingLine]:
     while True:
-        drill = draw_drill(source)
+        drill = draw_drill(rng)
         yield _line("drill", None, TRAIN, None, drill.prompt, drill.answer)
 
 
@@ -211,8 +211,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     arguments = parser.parse_args()
     out = Path(arguments.out)
-    if not 100 <= arguments.examples <= MOST_LINES:
-        raise InputError(f"--examples must be between 100 and {MOST_LINES} (got {arguments.examples})")
+    if not 100 <= arguments.examples <= MAX_LINES:
+        raise InputError(f"--examples must be between 100 and {MAX_LINES} (got {arguments.examples})")
     if out.is_dir():
         raise InputError(f"--out must be a file (got the directory {out})")
     if not out.parent.is_dir():

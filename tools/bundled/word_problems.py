@@ -40,15 +40,15 @@ Draw = tuple[str, tuple[int, ...], str, list[Step]]  # template, numbers, questi
 Template = Callable[[random.Random], Draw | None]
 
 
-def draw_word_problem(source: random.Random) -> WordProblem:
-    draw = source.choice(TEMPLATES)
+def draw_word_problem(rng: random.Random) -> WordProblem:
+    draw = rng.choice(TEMPLATES)
     while True:
-        drawn = draw(source)
+        drawn = draw(rng)
         if drawn is None:
             continue
         template, numbers, question, steps = drawn
         final = steps[-1].calculation.result
-        answer = f"{write_steps(steps, PATTERNS, source)} The answer is \\boxed{{{final}}}.\n#### {final}"
+        answer = f"{write_steps(steps, PATTERNS, rng)} The answer is \\boxed{{{final}}}.\n#### {final}"
         if has_allowed_length(answer):
             return WordProblem(key=("gsm8k", template, *numbers), question=question, answer=answer)
 
@@ -74,19 +74,19 @@ class _Account:
         conclusion = conclusion or f"{self.name} has {{}} {self.things}"
         self.steps.append(Step(name=name, calculation=calculation, conclusion=conclusion))
 
-    def event(self, source: random.Random) -> tuple[str, str, int]:
+    def event(self, rng: random.Random) -> tuple[str, str, int]:
         """A gain or a loss: its kind, sentence and number."""
-        kind, number = source.choice(("gain", "loss")), source.randint(2, 12)
+        kind, number = rng.choice(("gain", "loss")), rng.randint(2, 12)
         he = HE[self.name]
         if kind == "gain":
-            sentence = f"{he} {source.choice(GAINS)} {number} more."
+            sentence = f"{he} {rng.choice(GAINS)} {number} more."
         else:
-            sentence = f"{he} {source.choice(LOSSES)} {number}."
+            sentence = f"{he} {rng.choice(LOSSES)} {number}."
         self.calculate(self.amount, "+" if kind == "gain" else "-", number)
         return kind, sentence, number
 
-    def events(self, source: random.Random, count: int) -> tuple[str, str, tuple[int, ...]]:
-        drawn = [self.event(source) for _ in range(count)]
+    def events(self, rng: random.Random, count: int) -> tuple[str, str, tuple[int, ...]]:
+        drawn = [self.event(rng) for _ in range(count)]
         kinds, sentences, numbers = zip(*drawn, strict=True)
         return ",".join(kinds), " ".join(sentences), numbers
 
@@ -95,38 +95,38 @@ def _finish(account: _Account, template: str, numbers: tuple[int, ...], question
     return None if account.steps is None else (template, numbers, question, account.steps)
 
 
-def _who(source: random.Random) -> tuple[str, str]:
-    return source.choice(tuple(HE)), source.choice(THINGS)
+def _who(rng: random.Random) -> tuple[str, str]:
+    return rng.choice(tuple(HE)), rng.choice(THINGS)
 
 
-def _chain(source: random.Random) -> Draw | None:
+def _chain(rng: random.Random) -> Draw | None:
     """Two or three changes to what a person has."""
-    (name, things), start, count = _who(source), source.randint(5, 30), source.choice((2, 3, 3))
+    (name, things), start, count = _who(rng), rng.randint(5, 30), rng.choice((2, 3, 3))
     account = _Account(name, things, start)
-    kinds, events, numbers = account.events(source, count)
+    kinds, events, numbers = account.events(rng, count)
     question = f"{name} has {start} {things}. {events} How many {things} does {name} have now?"
     return _finish(account, f"chain:{kinds}", (start, *numbers), question)
 
 
-def _boxes(source: random.Random) -> Draw | None:
+def _boxes(rng: random.Random) -> Draw | None:
     """Boxes with the same number in each, then one to three changes."""
-    (name, things), boxes, count = _who(source), source.choice(BOXES), source.choice((1, 2, 2, 3))
-    many, each = source.randint(2, 9), source.randint(2, 9)
+    (name, things), boxes, count = _who(rng), rng.choice(BOXES), rng.choice((1, 2, 2, 3))
+    many, each = rng.randint(2, 9), rng.randint(2, 9)
     account = _Account(name, things, 0)
     account.calculate(many, "*", each)
-    kinds, events, numbers = account.events(source, count)
+    kinds, events, numbers = account.events(rng, count)
     question = (
         f"{name} has {many} {boxes} with {each} {things} in each. {events} How many {things} does {name} have now?"
     )
     return _finish(account, f"boxes:{kinds}", (many, each, *numbers), question)
 
 
-def _share(source: random.Random) -> Draw | None:
+def _share(rng: random.Random) -> Draw | None:
     """One or two changes, then equal shares."""
-    (name, things), start, count = _who(source), source.randint(5, 30), source.choice((1, 2))
+    (name, things), start, count = _who(rng), rng.randint(5, 30), rng.choice((1, 2))
     account = _Account(name, things, start)
-    kinds, events, numbers = account.events(source, count)
-    friends = source.randint(2, 6)
+    kinds, events, numbers = account.events(rng, count)
+    friends = rng.randint(2, 6)
     account.calculate(
         account.amount, "/", friends, name="the share of each", conclusion=f"each friend gets {{}} {things}"
     )
@@ -137,13 +137,13 @@ def _share(source: random.Random) -> Draw | None:
     return _finish(account, f"share:{kinds}", (start, *numbers, friends), question)
 
 
-def _pack(source: random.Random) -> Draw | None:
+def _pack(rng: random.Random) -> Draw | None:
     """A number each day, a change, then packed into boxes."""
-    (name, things), boxes = _who(source), source.choice(BOXES)
-    daily, days, size = source.randint(2, 9), source.randint(2, 9), source.randint(2, 6)
+    (name, things), boxes = _who(rng), rng.choice(BOXES)
+    daily, days, size = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 6)
     account = _Account(name, things, 0)
     account.calculate(daily, "*", days)
-    kinds, events, numbers = account.events(source, 1)
+    kinds, events, numbers = account.events(rng, 1)
     account.calculate(account.amount, "/", size, name=f"the number of {boxes}", conclusion=f"{name} fills {{}} {boxes}")
     question = (
         f"{name} gets {daily} {things} a day for {days} days. {events} {name} puts them into {boxes} of {size}. "
@@ -152,32 +152,32 @@ def _pack(source: random.Random) -> Draw | None:
     return _finish(account, f"pack:{kinds}", (daily, days, *numbers, size), question)
 
 
-def _compare(source: random.Random) -> Draw | None:
+def _compare(rng: random.Random) -> Draw | None:
     """A second person has more, fewer or times as many; then both together."""
-    (name, things), start = _who(source), source.randint(3, 20)
-    other = source.choice([known for known in HE if known != name])
-    kind, number = source.choice(("more", "fewer", "times")), source.randint(2, 12)
+    (name, things), start = _who(rng), rng.randint(3, 20)
+    other = rng.choice([known for known in HE if known != name])
+    kind, number = rng.choice(("more", "fewer", "times")), rng.randint(2, 12)
     if kind == "times":
-        start, number = source.randint(2, 9), source.randint(2, 5)
+        start, number = rng.randint(2, 9), rng.randint(2, 5)
     comparison = f"{number} times as many as {name}" if kind == "times" else f"{number} {kind} than {name}"
     account = _Account(other, things, 0)
     sign = {"more": "+", "fewer": "-", "times": "*"}[kind]
     account.calculate(start, sign, number, name=f"what {other} has")
     account.calculate(start, "+", account.amount, name="what they have together", conclusion=f"they have {{}} {things}")
     question = f"{name} has {start} {things}. {other} has {comparison}. "
-    if source.random() < 0.5:
+    if rng.random() < 0.5:
         return _finish(account, f"compare:{kind}", (start, number), f"{question}How many {things} do they have in all?")
-    lost = source.randint(2, 15)
+    lost = rng.randint(2, 15)
     account.calculate(account.amount, "-", lost, name="what they have left", conclusion=f"they have {{}} {things} left")
     question += f"Together they sell {lost}. How many {things} do they have left?"
     return _finish(account, f"compare:{kind},loss", (start, number, lost), question)
 
 
-def _shop(source: random.Random) -> Draw | None:
+def _shop(rng: random.Random) -> Draw | None:
     """Two kinds of things at two prices."""
-    name = source.choice(tuple(HE))
-    one, two = source.sample(THINGS, 2)
-    count_1, price_1, count_2, price_2 = (source.randint(2, 9) for _ in range(4))
+    name = rng.choice(tuple(HE))
+    one, two = rng.sample(THINGS, 2)
+    count_1, price_1, count_2, price_2 = (rng.randint(2, 9) for _ in range(4))
     account = _Account(name, "dollars", 0)
     pays = f"{name} pays {{}} dollars"
     account.calculate(count_1, "*", price_1, name=f"the price of the {one}", conclusion=f"the {one} cost {{}} dollars")
@@ -191,19 +191,19 @@ def _shop(source: random.Random) -> Draw | None:
     return _finish(account, "shop", (count_1, price_1, count_2, price_2), question)
 
 
-def _change(source: random.Random) -> Draw | None:
+def _change(rng: random.Random) -> Draw | None:
     """Money, a purchase of several things, and sometimes a gain or loss of money."""
-    (name, things), purse = _who(source), source.randint(15, 50)
-    count, price = source.randint(2, 9), source.randint(2, 9)
+    (name, things), purse = _who(rng), rng.randint(15, 50)
+    count, price = rng.randint(2, 9), rng.randint(2, 9)
     account = _Account(name, "dollars", 0)
     account.calculate(count, "*", price, name=f"the price of the {things}", conclusion=f"{name} pays {{}} dollars")
     account.calculate(purse, "-", account.amount, name="the money left", conclusion=f"{name} has {{}} dollars left")
     question = f"{name} has {purse} dollars. {HE[name]} buys {count} {things} for {price} dollars each."
-    if source.random() < 0.4:
+    if rng.random() < 0.4:
         question += f" How many dollars does {name} have left?"
         return _finish(account, "change", (purse, count, price), question)
-    kind, _, number = account.event(source)
-    verb = source.choice(("finds", "gets") if kind == "gain" else ("loses", "gives away"))
+    kind, _, number = account.event(rng)
+    verb = rng.choice(("finds", "gets") if kind == "gain" else ("loses", "gives away"))
     question += f" Then {name} {verb} {number} dollars. How many dollars does {name} have now?"
     return _finish(account, f"change:{kind}", (purse, count, price, number), question)
 

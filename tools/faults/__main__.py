@@ -30,7 +30,7 @@ from tools.faults.results import (
 from tools.faults.row_checker import read_reference
 from tools.faults.sweep import write_case
 
-PRIVATE_MOUNTS = "REUSE_FAULTS_PRIVATE_MOUNTS"  # set if no other process sees the mounts of this one
+PRIVATE_MOUNTS = "REUSE_FAULTS_PRIVATE_MOUNTS"  # set if other processes do not see the mounts of this one
 EXAMPLES = """examples:
   python -m tools.faults --runs 20 --seed 1          twenty faults
   python -m tools.faults --seed 1 --round 4          repeats the faults of one round
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def run_campaign(arguments: argparse.Namespace) -> CampaignResult:
-    """Works in a temporary folder, which is kept if a problem was found."""
+    """Runs a campaign in a temporary folder, which is kept if a problem was found."""
     began = time.monotonic()
     journal = None if arguments.journal is None else Journal(Path(arguments.journal), arguments.seed)
     folder = Path(tempfile.mkdtemp(prefix="reuse-faults-"))
@@ -121,7 +121,7 @@ def _rounds(settings: CampaignSettings, arguments: argparse.Namespace, result: C
 
 
 def _enter_private_mounts() -> None:
-    """Restarts this command in a mount namespace that ends with it; does nothing where that is not permitted."""
+    """Restarts this command in a mount namespace of its own; does nothing where that is not permitted."""
     if PRIVATE_MOUNTS in os.environ:
         return
     unshare = ["unshare", "--mount", "--propagation", "private"]
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         examples=EXAMPLES,
     )
     parser.add_argument("--runs", type=int, default=20, help="number of faults (default: 20)")
-    parser.add_argument("--seed", type=int, default=0, help="decides the order and moments of faults (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="decides the order and times of the faults (default: 0)")
     parser.add_argument("--round", type=int, help="repeat only this round of the seed's campaign")
     parser.add_argument("--lanes", type=int, default=2, help="sweeps that run at a time (default: 2)")
     parser.add_argument("--minutes", type=float, default=600, help="start no new round after this time (default: 600)")

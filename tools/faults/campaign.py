@@ -1,4 +1,4 @@
-"""The rounds of a campaign, a few faults each, run side by side in lanes. The seed decides which fault comes when.
+"""The rounds of a campaign, a few faults each, run in parallel lanes. The seed decides which fault comes when.
 
 A round is one sweep in its own folder; each kind of fault is injected into it once. Their order, and after how many
 rows or seconds they come, follows from the seed and the round's number alone, so a round can be repeated; what the
@@ -51,7 +51,7 @@ class Round:
 
     number: int
     outcomes: tuple[Outcome, ...] = ()
-    rows: int = 0  # compared at the end; 0 if the round was given up
+    rows: int = 0  # compared at the end; 0 if the round was abandoned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,19 +77,19 @@ class Lane:
         possible = {"": True, "nodes": True, "full": self.disk.can_be_full, "slow": self.disk.can_be_slow}
         return [name for name, fault in FAULTS.items() if possible[fault.needs]]
 
-    def run_round(self, number: int, most_faults: int | None = None) -> Round:
-        """Injects the faults that the seed has for this round, or only the first ones."""
-        chance = Random(f"{self.settings.seed}:{number}:moments")
+    def run_round(self, number: int, max_faults: int | None = None) -> Round:
+        """Injects the faults that the seed plans for this round, at most `max_faults` of them."""
+        rng = Random(f"{self.settings.seed}:{number}:moments")
         sweep = self.new_sweep(number)
         found: list[tuple[str, list[Problem]]] = []
         try:
-            for name in plan_round(self.possible_faults(), self.settings.seed, number)[:most_faults]:
-                found += _inject(name, sweep, Random(chance.getrandbits(64)))
+            for name in plan_round(self.possible_faults(), self.settings.seed, number)[:max_faults]:
+                found += _inject(name, sweep, Random(rng.getrandbits(64)))
                 if sweep.finished:
                     break
             final_problems = sweep.finish()
         except NodesGone:
-            print(f"round {number}: given up because the two Ray nodes have ended", file=sys.stderr, flush=True)
+            print(f"round {number}: abandoned because the two Ray nodes have ended", file=sys.stderr, flush=True)
             return Round(number=number)
         finally:
             sweep.close()
@@ -107,7 +107,7 @@ class Lane:
         return Round(number=number, outcomes=outcomes, rows=len(self.settings.reference))
 
     def _without_folder(self, problem: Problem) -> Problem:
-        """Paths without the campaign's temporary folder, which differs each time."""
+        """The problem with paths relative to the campaign's temporary folder, which differs each time."""
         return replace(problem, text=problem.text.replace(f"{self.disk.folder}/", ""))
 
     def new_sweep(self, number: int) -> DisturbedSweep:
@@ -125,14 +125,14 @@ class Lane:
         )
 
 
-def _inject(name: str, sweep: DisturbedSweep, chance: Random) -> list[tuple[str, list[Problem]]]:
-    """The fault and the problems found; nothing if the sweep finished first."""
+def _inject(name: str, sweep: DisturbedSweep, rng: Random) -> list[tuple[str, list[Problem]]]:
+    """Injects a fault. Returns it with the problems found, or an empty list if the sweep finished first."""
     if not sweep.running:
         sweep.start()
     try:
-        sweep.wait_for_random_moment(chance)
+        sweep.wait_for_random_moment(rng)
         problems = sweep.checker.check()
-        problems += FAULTS[name].inject(sweep, chance)
+        problems += FAULTS[name].inject(sweep, rng)
     except TooLate:
         return []
     return [(name, [*problems, *sweep.checker.check()])]
@@ -167,7 +167,7 @@ def plan_round(names: Sequence[str], seed: int, number: int) -> list[str]:
 
 @contextmanager
 def open_lane(settings: CampaignSettings, lane: int) -> Iterator[Lane]:
-    """With its own disk, which is removed at the end."""
+    """A lane with its own disk, which is removed at the end."""
     disk = SmallDisk(settings.folder / f"disk-{lane}", settings.folder / f"disk-{lane}.img")
     opened = Lane(settings=settings, disk=disk)
     try:
@@ -224,13 +224,13 @@ def _run_lane(settings: CampaignSettings, pipe: Connection, lane: int, lanes: in
 
 
 def exit_on_signals() -> None:
-    """Exits through every `finally`, so that the disk is thawed and unmounted."""
+    """Makes signals exit through every `finally`, so that the disk is unfrozen and unmounted."""
     for number in SIGNALS:
         signal.signal(number, _exit)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
     del frame
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    for other in SIGNALS:
+        signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     sys.exit(128 + number)

@@ -17,7 +17,7 @@ FILLER = "filler"
 
 
 class SmallDisk:
-    """Mounted at `folder`, which it creates, until `close`."""
+    """A disk that is mounted at the new directory `folder` until `close`."""
 
     def __init__(self, folder: Path, image: Path) -> None:
         self.folder, self._image = folder, image
@@ -44,7 +44,7 @@ class SmallDisk:
         return self.kind == "ext4" and shutil.which("fsfreeze") is not None
 
     def fill(self) -> None:
-        """Writes until not one more byte fits."""
+        """Writes until the disk has no byte left."""
         assert self.can_be_full
         handle = os.open(self.folder / FILLER, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         try:
@@ -58,7 +58,7 @@ class SmallDisk:
             (self.folder / FILLER).unlink()
 
     def freeze(self, seconds: float) -> None:
-        """Blocks all writers for so long."""
+        """Blocks all writers for `seconds`."""
         assert self.can_be_slow
         self._frozen = _succeeds("fsfreeze", "--freeze", str(self.folder))
         time.sleep(seconds)

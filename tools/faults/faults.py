@@ -1,4 +1,4 @@
-"""The faults. Each is injected once into a running sweep and returns the problems found on the spot."""
+"""The faults. Each function injects a fault into a running sweep and returns the problems found right away."""
 
 import os
 import signal
@@ -25,25 +25,25 @@ from tools.processes import descendants, wait_until_gone
 
 Inject = Callable[[DisturbedSweep, Random], list[Problem]]
 ROW_FILES = ("rows-*.arrows", "rows.parquet")
-MOST_BYTES_TORN = 2000
+MAX_TORN_BYTES = 2000
 WATCHDOG_PROCESS = "kill_silent_parent"
 IN_USE = "is in use"
-DISK_FULL = (
+DISK_FULL = (  # parts of the messages that report a full disk
     "No space left",  # while rows are written
-    "cannot be written to",  # at the start
-    "are free: ",  # by the check before the start
+    "cannot be written to",  # when the command starts
+    "are free: ",  # in the preflight check
 )
 
 
-def kill_worker(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    return _kill(sweep.random_process(WORKER_PROCESS, chance))
+def kill_worker(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    return _kill(sweep.random_process(WORKER_PROCESS, rng))
 
 
-def kill_result_actor(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    return _kill(sweep.random_process(RESULT_PROCESS, chance))
+def kill_result_actor(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    return _kill(sweep.random_process(RESULT_PROCESS, rng))
 
 
-def kill_compaction(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+def kill_compaction(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
     """Kills the result actor or the whole command as soon as it writes a compacted file, or has just written one."""
     folder = sweep.folder / COMPACTED_FOLDER
     before = set(os.listdir(folder)) if folder.is_dir() else set()
@@ -52,10 +52,10 @@ def kill_compaction(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
         if not sweep.running or time.monotonic() > until:
             raise TooLate
         time.sleep(0.001)
-    time.sleep(chance.uniform(0, 0.02))
-    if chance.random() < 0.5:
+    time.sleep(rng.uniform(0, 0.02))
+    if rng.random() < 0.5:
         return sweep.kill_driver()
-    return _kill(sweep.random_process(RESULT_PROCESS, chance))
+    return _kill(sweep.random_process(RESULT_PROCESS, rng))
 
 
 def _kill(pid: int) -> list[Problem]:
@@ -64,13 +64,13 @@ def _kill(pid: int) -> list[Problem]:
     return []
 
 
-def kill_driver(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    del chance
+def kill_driver(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    del rng
     return sweep.kill_driver()
 
 
-def kill_node(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    del chance
+def kill_node(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    del rng
     assert sweep.nodes is not None
     sweep.nodes.kill_second()
     problems = sweep.checker.check()
@@ -78,14 +78,14 @@ def kill_node(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
     return problems
 
 
-def stop_worker(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    """SIGSTOP for a worker that already has a watchdog; the watchdog must kill it."""
-    pid = sweep.random_process(WORKER_PROCESS, chance)
+def stop_worker(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    """Stops a worker that has a watchdog with SIGSTOP; the watchdog must kill it."""
+    pid = sweep.random_process(WORKER_PROCESS, rng)
     until = time.monotonic() + COMMAND_TIMEOUT_SECONDS
     while not any(WATCHDOG_PROCESS in name for name in descendants(pid).values()):
         if not sweep.running or time.monotonic() > until:
             raise TooLate
-        pid = sweep.random_process(WORKER_PROCESS, chance)
+        pid = sweep.random_process(WORKER_PROCESS, rng)
         time.sleep(0.05)
     limit_seconds = 3 * sweep.case.worker_timeout_seconds
     with suppress(ProcessLookupError):
@@ -96,8 +96,8 @@ def stop_worker(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
     return []
 
 
-def fill_disk(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    del chance
+def fill_disk(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    del rng
     sweep.disk.fill()
     try:
         code = sweep.command.wait(COMMAND_TIMEOUT_SECONDS)
@@ -111,76 +111,76 @@ def fill_disk(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
     return [*traceback_problems(sweep.command), unreported]
 
 
-def slow_disk(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    until = time.monotonic() + chance.uniform(2, 5)
+def slow_disk(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    until = time.monotonic() + rng.uniform(2, 5)
     while sweep.running and time.monotonic() < until:
-        sweep.disk.freeze(chance.uniform(0.1, 0.8))
-        time.sleep(chance.uniform(0, 0.2))
+        sweep.disk.freeze(rng.uniform(0.1, 0.8))
+        time.sleep(rng.uniform(0, 0.2))
     return []
 
 
-def tear_rows(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    """Leaves what a crash leaves if the disk had not written everything it had acknowledged."""
+def tear_rows(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    """Truncates the file written last, as after a crash in which the disk loses writes that it had acknowledged."""
     problems = sweep.kill_driver()
     path = newest_file(trial_files(sweep.folder, ROW_FILES[:1]))
     if path is None:
         raise TooLate
     sweep.checker.allow_rerun(path.parent.name)
-    if tear_file(path, chance):
+    if tear_file(path, rng):
         sweep.expect_quarantine(path)
     return problems
 
 
-def flip_row_bit(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    return _flip_bit_of(ROW_FILES, sweep, chance)
+def flip_row_bit(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    return _flip_bit_of(ROW_FILES, sweep, rng)
 
 
-def flip_trial_json_bit(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    return _flip_bit_of(("trial.json",), sweep, chance)
+def flip_trial_json_bit(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    return _flip_bit_of(("trial.json",), sweep, rng)
 
 
-def _flip_bit_of(patterns: tuple[str, ...], sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    """While the sweep runs, when the file may be rewritten at any time, or between two commands."""
-    stopped = chance.random() < 0.5
+def _flip_bit_of(patterns: tuple[str, ...], sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    """Flips a bit of a random file: between two commands, or while the sweep runs and may rewrite the file."""
+    stopped = rng.random() < 0.5
     problems = sweep.kill_driver() if stopped else []
     for _ in range(20):
         existing = trial_files(sweep.folder, patterns)
         if not existing:
             raise TooLate
-        path = chance.choice(existing)
+        path = rng.choice(existing)
         if patterns == ROW_FILES:
             sweep.checker.allow_rerun(path.parent.name)
         with suppress(FileNotFoundError):  # compacted in the meantime
-            flip_bit(path, chance)
+            flip_bit(path, rng)
             if stopped:
                 sweep.expect_quarantine(path)
             return problems
     raise TooLate
 
 
-def flip_compacted_bit(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
-    """Between two commands: all trials of the file run again."""
+def flip_compacted_bit(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
+    """Flips a bit of a compacted file between two commands; all trials of the file run again."""
     problems = sweep.kill_driver()
     names = compacted_names(sweep.folder / COMPACTED_FOLDER)
     if not names:
         raise TooLate
-    path = sweep.folder / COMPACTED_FOLDER / chance.choice(names)
+    path = sweep.folder / COMPACTED_FOLDER / rng.choice(names)
     for trial_id in read_compacted(path).trials["trial_id"].to_pylist():
         sweep.checker.allow_rerun(trial_id)
-    flip_bit(path, chance)
+    flip_bit(path, rng)
     sweep.expect_quarantine(path)
     return problems
 
 
-def start_second_driver(sweep: DisturbedSweep, chance: Random) -> list[Problem]:
+def start_second_driver(sweep: DisturbedSweep, rng: Random) -> list[Problem]:
     """One of the two commands must continue; the other must report that the folder is in use."""
-    del chance
+    del rng
     first, second = sweep.command, sweep.new_command()
     until = time.monotonic() + COMMAND_TIMEOUT_SECONDS
     while first.exit_code is None and second.exit_code is None and time.monotonic() < until:
         time.sleep(0.1)
     if second.exit_code is None:
-        sweep.commands.append(second)  # it got the folder first
+        sweep.commands.append(second)  # it locked the folder first
     loser = second if second.exit_code is not None else first
     if loser.exit_code is None:
         return [other_problem("two commands ran on one folder, and neither ended")]
@@ -202,21 +202,21 @@ def newest_file(paths: Sequence[Path]) -> Path | None:
     return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
-def tear_file(path: Path, chance: Random) -> bool:
-    """Cuts off the last bytes; whether that can be detected (at a batch boundary it cannot)."""
+def tear_file(path: Path, rng: Random) -> bool:
+    """Cuts off the last bytes. Returns whether that can be detected, which is not the case at a batch boundary."""
     size = path.stat().st_size
-    os.truncate(path, size - chance.randint(1, min(size, MOST_BYTES_TORN)))
+    os.truncate(path, size - rng.randint(1, min(size, MAX_TORN_BYTES)))
     return read_segment(path).problem is not None
 
 
-def flip_bit(path: Path, chance: Random) -> int:
+def flip_bit(path: Path, rng: Random) -> int:
     """Flips one random bit; returns the offset of its byte."""
     with path.open("r+b") as file:
-        offset = chance.randrange(os.fstat(file.fileno()).st_size)
+        offset = rng.randrange(os.fstat(file.fileno()).st_size)
         file.seek(offset)
         (byte,) = file.read(1)
         file.seek(offset)
-        file.write(bytes([byte ^ 1 << chance.randrange(8)]))
+        file.write(bytes([byte ^ 1 << rng.randrange(8)]))
     return offset
 
 

@@ -12,7 +12,7 @@ import sys
 from orchestrator.running import environment
 from orchestrator.running.environment import LOOPBACK_VARIABLES
 
-# For every Ray of a campaign: it stays on the loopback device and needs no token.
+# Environment of every Ray cluster of a campaign: it listens on the loopback device only and needs no token.
 RAY_VARIABLES = {**LOOPBACK_VARIABLES, "RAY_AUTH_MODE": "disabled"}
 SHUTDOWN_SECONDS = 180.0
 LOOPBACK_ADDRESS = "127.0.0.1"
@@ -23,7 +23,7 @@ class NodesGone(Exception):
 
 
 class TwoNodes:
-    """The running program and the cluster's address."""
+    """A running instance of this program, and the address of its cluster."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

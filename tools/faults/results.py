@@ -1,4 +1,4 @@
-"""The result of a campaign: what continuing a killed sweep costs, a journal of the rounds, a table and a page."""
+"""The result of a campaign: the cost of continuing a killed sweep, a journal of the rounds, a table and a page."""
 
 import json
 import os
@@ -97,8 +97,8 @@ def measure_restart(undisturbed: CommandTime, sweep: DisturbedSweep) -> RestartC
 def _attempt_starts(folder: Path, *, since: float) -> list[float]:
     trials = Store(folder).trials().values()
     starts = [attempt["started_at"] for facts in trials for attempt in facts["attempts"] if "started_at" in attempt]
-    found = [datetime.fromisoformat(start).timestamp() for start in starts]
-    return [start for start in found if start >= since]
+    times = [datetime.fromisoformat(start).timestamp() for start in starts]
+    return [start for start in times if start >= since]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +159,7 @@ class Journal:
         return replace(result, code_versions=(*self.code_versions, *result.code_versions))
 
     def add(self, ended: Round, *, seconds: float) -> None:
-        """Skips a round that was given up, so that the next part repeats it."""
+        """Records a round. Omits an abandoned one, so that the next part repeats it."""
         if ended.rows:
             self._append({"seconds": seconds, "round": asdict(ended)})
 

@@ -23,7 +23,7 @@ KINDS = (LOST, DUPLICATED, WRONG, RERUN, OTHER)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A violation of what must hold."""
+    """A violation of a check."""
 
     kind: str
     text: str
@@ -45,11 +45,12 @@ class RowChecker:
         self._seen: dict[Key, Row] = {}
 
     def allow_rerun(self, trial_id: str) -> None:
-        """For a trial one of whose files was corrupted on purpose."""
+        """Accepts that rows of a trial are rerun, because one of its files was corrupted on purpose."""
         for key in [key for key in self._seen if key[0] == trial_id]:
             del self._seen[key]
 
     def check(self) -> list[Problem]:
+        """Compares all rows now on disk and remembers them for the next check."""
         listed = _read_rows(self._folder)
         rows = {_key(row): row for row in listed}
         problems = _problems(DUPLICATED, [_key(row) for row in listed if rows[_key(row)] is not row])
@@ -64,7 +65,7 @@ class RowChecker:
         return key not in self._reference or _fixed_columns(row) != _fixed_columns(self._reference[key])
 
     def check_finished(self) -> list[Problem]:
-        """Also that no row is missing and no file is corrupted."""
+        """Also checks that no row is missing, no file is corrupted, and all trials are finished."""
         problems = self.check()
         problems += _problems(LOST, self._reference.keys() - self._seen.keys())
         store = Store(self._folder)
@@ -91,8 +92,10 @@ def _fixed_columns(row: Row) -> dict[str, Any]:
 
 
 def _problems(kind: str, keys: Iterable[Key]) -> list[Problem]:
-    found = sorted(keys)
-    if not found:
+    affected = sorted(keys)
+    if not affected:
         return []
-    trial, document = found[0]
-    return [Problem(kind=kind, rows=len(found), text=f"{len(found)} rows {kind}, first {document} of trial {trial}")]
+    trial, document = affected[0]
+    return [
+        Problem(kind=kind, rows=len(affected), text=f"{len(affected)} rows {kind}, first {document} of trial {trial}")
+    ]

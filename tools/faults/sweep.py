@@ -1,4 +1,4 @@
-"""One sweep of a campaign: its very small model and documents, its command, its processes and its folder."""
+"""A sweep of the campaign: its very small model and documents, its commands, its processes and its folder."""
 
 import json
 import os
@@ -31,13 +31,13 @@ SHARD_SIZE = 4
 NAME = "s"  # of each sweep's folder
 
 WORKER_PROCESS, RESULT_PROCESS = "ray::SweepWorker", "ray::Results"
-# Ray's own agents: they hold nothing of a sweep, and try to reach a dead server for a minute before they end.
+# Ray's own agents: they hold no resources of a sweep, and try to reach a dead server for a minute before they end.
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-ORPHANS_TIMEOUT_SECONDS = 60.0  # for the processes that a killed command leaves
+ORPHANS_TIMEOUT_SECONDS = 60.0  # for the child processes of a killed command to end
 COMMAND_TIMEOUT_SECONDS = 600.0
-MOST_REPEATS = 8  # of the command, until a sweep must have finished
+MAX_COMMANDS = 8  # after the faults, until the sweep must have finished
 LOADING_SECONDS = 12.0  # in which a fault may hit a command that has no rows yet
-MOST_ROWS_BETWEEN_FAULTS = 4
+MAX_ROWS_BETWEEN_FAULTS = 4
 TRIALS_ANNOUNCED = " to run on "  # printed once a command has checked the folder
 SWITCHES = ("--no-dashboard", "--no-replicate")
 POLL_SECONDS = 0.2  # reading the folder takes time from the sweeps
@@ -56,8 +56,8 @@ class SweepCase:
     documents: int = DOCUMENTS
 
     def flags(self, out: Path, *, address: str | None = None) -> list[str]:
-        """Actors share a core on a machine with one core; on two nodes each has its own."""
-        given: dict[str, object] = {
+        """The sweep's flags. Without an address, both actors fit on a single core; on two nodes each has its own."""
+        values: dict[str, object] = {
             "tasks": "gsm8k",
             "policies": ",".join(POLICIES),
             "max-new-tokens": MAX_NEW_TOKENS,
@@ -74,8 +74,8 @@ class SweepCase:
             "worker-timeout": self.worker_timeout_seconds,
         }
         if address is not None:
-            given["address"] = address
-        return [*(str(part) for name, value in given.items() for part in (f"--{name}", value)), *SWITCHES]
+            values["address"] = address
+        return [*(str(part) for name, value in values.items() for part in (f"--{name}", value)), *SWITCHES]
 
 
 def write_case(folder: Path, *, worker_timeout_seconds: float) -> SweepCase:
@@ -84,12 +84,12 @@ def write_case(folder: Path, *, worker_timeout_seconds: float) -> SweepCase:
 
 
 def write_model_and_data(folder: Path, *, documents: int) -> None:
-    """Writes `folder`/model, with random weights whose answers differ by document and policy, and `folder`/data."""
+    """Writes `folder`/data and `folder`/model, a random model whose answers differ by document and policy."""
     questions = [f"What is {number} plus {7 * number}, and why?" for number in range(documents)]
-    tokenizer = build_tokenizer(questions[:DOCUMENTS], vocabulary=300, seen=2)
+    tokenizer = build_tokenizer(questions[:DOCUMENTS], vocabulary=300, min_frequency=2)
     config = tiny_config(tokenizer, layers=LAYERS)
     weights = new_weights(config, torch.Generator().manual_seed(0))
-    weights[HEAD] *= 50  # confident enough that a wrong cache would change the answer
+    weights[HEAD] *= 50  # so confident that errors in the cache change the answer
     write_model(folder / "model", weights, config, tokenizer)
     data = folder / "data" / "openai" / "gsm8k"
     (data / "main").mkdir(parents=True)
@@ -133,14 +133,14 @@ class SweepCommand:
         return self._output.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, timeout_seconds: float) -> int | None:
-        """The exit code, or None if the command has not ended by then."""
+        """The exit code, or None after the timeout."""
         try:
             return self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> bool:
-        """kill -9; whether all processes it had started ended with it, except for Ray's agents."""
+        """Kills the command with SIGKILL. Returns whether its child processes, except Ray's agents, ended too."""
         orphans = [pid for pid, name in descendants(self.pid).items() if not name.startswith(RAY_AGENTS)]
         self._process.kill()
         self._process.wait()
@@ -195,22 +195,22 @@ class DisturbedSweep:
         self.commands.append(self.new_command())
 
     def new_command(self) -> SweepCommand:
-        """Starts the same command once more, even if one is running."""
+        """Starts the sweep's command, even if it is already running."""
         flags = self.case.flags(self.out, address=None if self.nodes is None else self.nodes.address)
         return SweepCommand(flags, self.outputs / f"{self.out.name}-{next(self.output_numbers)}.txt")
 
     def count_rows(self) -> int:
         return len(Store(self.folder).rows(columns=["doc_id"], verify=False))
 
-    def wait_for_random_moment(self, chance: Random) -> None:
-        """A few rows later, or so early that the command may still be loading."""
-        if chance.random() < 0.25:
-            moment = self.command.began + chance.uniform(0, LOADING_SECONDS)
+    def wait_for_random_moment(self, rng: Random) -> None:
+        """Waits until a few more rows are stored, or only a few seconds, so that the command may still be loading."""
+        if rng.random() < 0.25:
+            moment = self.command.began + rng.uniform(0, LOADING_SECONDS)
             self._wait_until(lambda: time.monotonic() >= moment)
         else:
-            rows = self.count_rows() + chance.randint(1, MOST_ROWS_BETWEEN_FAULTS)
+            rows = self.count_rows() + rng.randint(1, MAX_ROWS_BETWEEN_FAULTS)
             self._wait_until(lambda: self.count_rows() >= rows)
-        time.sleep(chance.uniform(0, 0.3))
+        time.sleep(rng.uniform(0, 0.3))
         if not self.running:
             raise TooLate
 
@@ -218,12 +218,12 @@ class DisturbedSweep:
         root = self.command.pid if self.nodes is None else self.nodes.pid
         return sorted(pid for pid, title in descendants(root).items() if title.startswith(name))
 
-    def random_process(self, name: str, chance: Random) -> int:
+    def random_process(self, name: str, rng: Random) -> int:
         """A process of the running sweep with this name, as soon as there is one."""
         while True:
             self._wait_until(lambda: bool(self.processes(name)))
-            if found := self.processes(name):  # empty if it has just ended
-                return chance.choice(found)
+            if pids := self.processes(name):  # empty if the process has just ended
+                return rng.choice(pids)
 
     def _wait_until(self, reached: Callable[[], bool]) -> None:
         until = time.monotonic() + COMMAND_TIMEOUT_SECONDS
@@ -244,17 +244,18 @@ class DisturbedSweep:
         return [] if all_gone else [other_problem("processes of a killed command did not end")]
 
     def close(self) -> None:
-        """Leaves no command running."""
+        """Kills the command if it is running."""
         if self.running:
             self.kill_driver()
 
     def expect_quarantine(self, path: Path) -> None:
+        """Records a file that was corrupted; `finish` checks that a later command reports and quarantines it."""
         self.corrupted.append((path, len(self.commands)))
 
     def finish(self) -> list[Problem]:
         """Repeats the command until the sweep is complete, as a user would; then checks everything."""
         problems: list[Problem] = []
-        for _ in range(MOST_REPEATS):
+        for _ in range(MAX_COMMANDS):
             if not self.running:
                 self.start()
             code = self.command.wait(COMMAND_TIMEOUT_SECONDS)
@@ -268,7 +269,7 @@ class DisturbedSweep:
         return [*problems, *self._unreported_corruption()]
 
     def _unreported_corruption(self) -> list[Problem]:
-        """Corrupted files that no command reported or quarantined."""
+        """Corrupted files that were not quarantined or not reported."""
         problems = []
         for path, before in self.corrupted:
             if not list((self.folder / "quarantine" / path.parent.name).glob(f"{path.name}*")):

@@ -32,16 +32,16 @@ def main() -> None:
     unknown = [name for name in arguments.parts if name not in PARTS]
     if unknown:
         raise InputError(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
-    found: list[Figure] = []
+    all_figures: list[Figure] = []
     for name in arguments.parts or PARTS:
         print(f"measuring {name}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="reuse-scale-", ignore_cleanup_errors=True) as folder:
             figures = PARTS[name](Path(folder))
-        found += figures
+        all_figures += figures
         if not arguments.json:
             print(*(figure.line() for figure in figures), sep="\n", flush=True)
     if arguments.json:
-        print(json.dumps([asdict(figure) | {"good": figure.good} for figure in found], indent=1))
+        print(json.dumps([asdict(figure) | {"good": figure.good} for figure in all_figures], indent=1))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ CHILDREN_POLL_SECONDS = 0.5  # between measurements of the child processes, whic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """`bound` is an upper bound, or a lower one if `at_least`."""
+    """A measured value. `bound` is an upper bound, or a lower bound if `at_least`."""
 
     what: str
     value: float
@@ -49,15 +49,15 @@ class CommandCost:
 
 
 def measure_command(module: str, arguments: Sequence[str]) -> CommandCost:
-    """Runs `python -m module`. Raises InputError with its last line if it fails."""
+    """Runs `python -m module`. If it fails, raises an InputError with the last line that it printed to stderr."""
     began = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.DEVNULL, stderr=errors)
-        memory, looked = 0.0, 0.0
+        memory, last_poll = 0.0, 0.0
         while (ended := os.wait4(child.pid, os.WNOHANG))[0] == 0:
             memory = max(memory, _proc_mb(child.pid, "status", "VmHWM"))
-            if time.perf_counter() - looked > CHILDREN_POLL_SECONDS:
-                looked = time.perf_counter()
+            if time.perf_counter() - last_poll > CHILDREN_POLL_SECONDS:
+                last_poll = time.perf_counter()
                 children = sum(map(_proportional_mb, descendants(child.pid)))
                 memory = max(memory, _proc_mb(child.pid, "status", "VmRSS") + children)
             time.sleep(0.01)
@@ -73,12 +73,12 @@ def measure_command(module: str, arguments: Sequence[str]) -> CommandCost:
 
 
 def _proportional_mb(pid: int) -> float:
-    """Memory of a process; pages shared by several processes count in part."""
+    """Memory of a process; a page shared by n processes counts as 1/n of a page."""
     return _proc_mb(pid, "smaps_rollup", "Pss:")
 
 
 def _proc_mb(pid: int, file: str, entry: str) -> float:
-    """An entry of /proc, in MB. ru_maxrss would include the memory of this process before exec."""
+    """An entry of /proc, in MB. It replaces ru_maxrss, which would include the memory of this process before exec."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -33,19 +33,19 @@ def measure_trials(folder: Path, *, trials: int = 1000) -> list[Figure]:
     flags += ["--actors", 2, "--cpus-per-actor", 0.5, "--out", folder / "out", "--name", "s"]
     flags += ["--no-dashboard", "--quiet"]
     spent = measure_command("orchestrator.sweep", [str(flag) for flag in flags])
-    found = timeline(Store(folder / "out" / "s").trials().values())
-    assert found is not None
-    assert found.trials == documents * len(policies), found.trials
-    each = {part: 1000 * found.parts[part] / found.trials for part in found.parts}
+    totals = timeline(Store(folder / "out" / "s").trials().values())
+    assert totals is not None
+    assert totals.trials == documents * len(policies), totals.trials
+    milliseconds = {part: 1000 * seconds / totals.trials for part, seconds in totals.parts.items()}
     return [
         Figure(
-            what=f"{found.trials:,} trials of one document: overhead of each",
-            value=sum(each[part] for part in OVERHEAD),
+            what=f"{totals.trials:,} trials of one document: overhead of each",
+            value=sum(milliseconds[part] for part in OVERHEAD),
             unit="ms",
             bound=60,
         ),
-        *(Figure(what=f"  of which {part}", value=each[part], unit="ms") for part in OVERHEAD),
-        Figure(what="  calibration, not included", value=each["calibration"], unit="ms"),
+        *(Figure(what=f"  of which {part}", value=milliseconds[part], unit="ms") for part in OVERHEAD),
+        Figure(what="  calibration, not included", value=milliseconds["calibration"], unit="ms"),
         Figure(what="  the whole command", value=spent.wall_seconds, unit="s"),
     ]
 
@@ -79,7 +79,7 @@ def measure_status(folder: Path, *, rows: int = 1_000_000) -> list[Figure]:
 
 
 def measure_actors(folder: Path, *, actors: int = 64) -> list[Figure]:
-    """Whether the result actor and Tune keep up with many actors of known speed, on a local Ray."""
+    """Whether the result actor and Tune keep up with many actors of known speed on a local Ray cluster."""
     environment.prepare(local=True)
     from orchestrator.running import cluster, driver  # after environment.prepare, which must precede Ray
     from tools.scale.simulated_worker import SimulatedWorker, SimulatedWorkerSettings
@@ -116,7 +116,7 @@ def _plan(folder: Path, actors: int) -> RunPlan:
 
 
 def _document_ids(trial: Trial) -> tuple[str, ...]:
-    return tuple(f"{trial.task}/{trial.shard * SHARD_SIZE + place}" for place in range(SHARD_SIZE))
+    return tuple(f"{trial.task}/{trial.shard * SHARD_SIZE + index}" for index in range(SHARD_SIZE))
 
 
 def _throughput(store: Store, actors: int, seconds: float) -> list[Figure]:

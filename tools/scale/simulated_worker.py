@@ -1,7 +1,7 @@
 """A sweep worker without a model, of known speed.
 
-It sleeps for each document and returns a row of constants. Everything else is as in a sweep: the trainable, the result
-actor, the store with its flushes to disk, and Tune.
+It sleeps for each document and returns a row of constants. Everything else is the same as in a sweep: the trainable,
+the result actor, the store with its flushes to disk, and Tune.
 """
 
 import os
@@ -26,7 +26,7 @@ POLL_SECONDS = 2.0  # between checks whether all actors have started
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedWorkerSettings:
     seconds_per_document: float
-    actors: int  # all begin when this many have started
+    actors: int  # number of actors to wait for before any of them begins
     timeout: float = 600.0
 
 
@@ -46,16 +46,16 @@ class SimulatedDecoder:
 
     def __init__(self, settings: SimulatedWorkerSettings, warm: Callable[[], int]) -> None:
         self._settings, self._warm = settings, warm
-        self._together = False
+        self._all_started = False
 
     def open_task(self, name: str) -> None:
         """Does nothing: there is no task."""
 
     def calibrate(self) -> float:
-        """Waits, the first time, until all actors have started, so that their common rate can be measured."""
-        while not self._together and self._warm() < self._settings.actors:
+        """The first call waits until all actors have started, so that their combined rate can be measured."""
+        while not self._all_started and self._warm() < self._settings.actors:
             time.sleep(POLL_SECONDS)
-        self._together = True
+        self._all_started = True
         return 0.0
 
     def facts(self, trial: Trial, calibration_seconds: float) -> dict[str, Any]:

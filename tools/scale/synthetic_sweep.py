@@ -30,7 +30,7 @@ CONSTANTS: tuple[tuple[Any, Any], ...] = (
 
 
 class DiskWithoutSync(Disk):
-    """Fast, for data that need not survive a crash."""
+    """A disk without flushes: faster, for data that need not survive a crash."""
 
     def sync(self, handle: int) -> None:
         pass
@@ -40,7 +40,7 @@ class DiskWithoutSync(Disk):
 
 
 def write_finished_sweep(folder: Path, *, rows: int) -> int:
-    """Returns the number of rows, which is `rows` rounded up to whole shards."""
+    """Writes a finished sweep. Returns its number of rows, which is `rows` rounded up to whole shards."""
     documents = -(-rows // len(PolicyGrid().policies) // SHARD_SIZE) * SHARD_SIZE
     trials = write_planned_sweep(folder, documents=documents, shard_size=SHARD_SIZE)
     with StoreWriter(folder, disk=DiskWithoutSync()) as store:
@@ -69,9 +69,9 @@ def constant_row(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _write_trial(store: StoreWriter, trial: Trial) -> None:
-    ids = [f"{TASK}/{trial.shard * SHARD_SIZE + place}" for place in range(SHARD_SIZE)]
-    same = constant_row(ROWS) | trial.as_dict() | {"k": int(trial.policy[1])}
-    columns = {name: [value] * SHARD_SIZE for name, value in same.items()}
+    ids = [f"{TASK}/{trial.shard * SHARD_SIZE + index}" for index in range(SHARD_SIZE)]
+    common = constant_row(ROWS) | trial.as_dict() | {"k": int(trial.policy[1])}
+    columns = {name: [value] * SHARD_SIZE for name, value in common.items()}
     columns |= {"doc_id": ids, "batch_id": list(range(SHARD_SIZE))}
     batch = pa.RecordBatch.from_pydict({name: columns[name] for name in ROWS.names}, schema=ROWS)
     attempt = store.begin(trial.as_dict(), {"actor": "worker-1"})

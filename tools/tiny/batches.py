@@ -1,7 +1,7 @@
 """Training examples → blocks → batches of one fixed size, the same for the same seed.
 
-An example becomes clean blocks, which others attend to, and noisy blocks, which are denoised. They look as decoding
-will meet them. The first token of a block is never masked: decoding gets it from the last position of the previous
+An example becomes clean blocks, which others attend to, and noisy blocks, which are denoised. Both look like blocks
+during decoding. The first token of a block is never masked: decoding gets it from the last position of the previous
 block, which is learned in the clean copy. The stop token is repeated to the end of the block, with a small weight.
 Each block of an answer has two noisy copies. They are masked either at random positions, or as in decoding: one small
 block is partly revealed, those before it are known, those after it masked. The last block needs no clean copy, a
@@ -9,7 +9,7 @@ block of the prompt no noisy one.
 
 A step's batch is a few shards, each with a whole number of examples that together have nearly `SHARD_BLOCKS` blocks;
 the rest is filled with empty blocks. Seed and epoch decide which examples share a shard, seed and step how they are
-masked: to resume, a run needs to know only its step.
+masked, so a run needs only its step to resume.
 """
 
 import random
@@ -29,15 +29,15 @@ SMALL_BLOCK = 8  # of decoding
 STOP_FILL_WEIGHT = 0.1  # of stop tokens after the first
 AHEAD_WEIGHT = 0.2  # of tokens after the small block being denoised: most cannot be known yet
 CONTENT_WEIGHT = 2.0  # of tokens that distinguish answers; the words around them are easy
-CHOICE_WEIGHT = 12.0  # of the letter; an example has only one
+CHOICE_WEIGHT = 12.0  # of the letter that answers a question; an example has only one
 DRILL_WEIGHT = 4.0  # of the results of a drill
 CONTENT_ONLY_SHARE = 0.5  # of randomly masked blocks mask only content, to learn where it is copied from
 STOP_VISIBLE_SHARE = 0.8  # of choices show the stop token, as in scoring
 ALL_MASKED_SHARE = 0.4  # of small blocks have nothing revealed yet
-SHARD_BLOCKS = 56  # blocks
+SHARD_BLOCKS = 56
 SHARDS_PER_STEP = 2  # computed in parallel if there are two threads
 CHOICE_VISITS, DRILL_VISITS = 2, 4  # per epoch; they take few blocks
-OPEN_SHARDS = 8  # an example goes into the first of these with enough space
+OPEN_SHARDS = 8  # an example goes into the first of these that has enough space
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class _Layout:
     def _random_masks(
         self, place: int, offsets: Sequence[int], rng: random.Random
     ) -> list[tuple[set[int], dict[int, float]]]:
-        """Two complementary copies: what one masks the other shows."""
+        """Two complementary copies: each token is masked in exactly one of them."""
         rate = rng.random()
         hidden = {offset for offset in offsets if rng.random() < rate}
         return [(some, self._weights(place, some)) for some in (hidden, set(offsets) - hidden)]
@@ -144,7 +144,7 @@ class _Layout:
     def _decoding_masks(
         self, place: int, open_offsets: range, rng: random.Random
     ) -> list[tuple[set[int], dict[int, float]]]:
-        """Two states of this block between fully masked and fully known."""
+        """Two stages of decoding this block, each with another small block in progress if there are several."""
         last = min(self.stop - place * self.size, self.size - 1)
         numbers = list(range(open_offsets[0] // SMALL_BLOCK, last // SMALL_BLOCK + 1))
         chosen = rng.sample(numbers, 2) if len(numbers) > 1 else numbers * 2
@@ -202,7 +202,7 @@ class Shard:
 
 
 class Batches:
-    """Batches by step number. Keeps no position between calls."""
+    """Computes the batch of any step from its number, without state between calls."""
 
     def __init__(
         self, examples: Sequence[Example], config: ModelConfig, *, seed: int, size: int = SHARD_BLOCKS
@@ -218,7 +218,7 @@ class Batches:
         self.shards_of_epoch = lru_cache(maxsize=2)(self._shards_of_epoch)
 
     def shards(self, step: int, like_decoding: float) -> list[Shard]:
-        """`like_decoding` is the share of answers masked as in decoding."""
+        """The shards of a step. `like_decoding` is the share of answers masked as in decoding."""
         return [self.shard(step * SHARDS_PER_STEP + number, like_decoding) for number in range(SHARDS_PER_STEP)]
 
     def shard(self, number: int, like_decoding: float) -> Shard:
@@ -262,7 +262,7 @@ def _visits(example: Example) -> int:
 
 
 def pack(examples: Sequence[Sequence[Block]], config: ModelConfig, size: int) -> Shard:
-    """One shard of `size` blocks, ordered by the number of blocks they attend to."""
+    """A shard of exactly `size` blocks, sorted by the number of blocks that each attends to."""
     entries: list[tuple[Block, tuple[int, ...]]] = []  # a block, and the entries it attends to
     for rows in examples:
         first = len(entries)

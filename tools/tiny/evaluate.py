@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """The results of one task; the last three only if answers are generated."""
+    """The results of one task. The last three are None for choices, which are scored and not generated."""
 
     documents: int
     right: int
@@ -114,35 +114,35 @@ def _answers(model: LoadedModel, lines: Sequence[Line], batch_size: int) -> Figu
     prompts = [Prompt(ids=encode_chat(model.tokenizer, line.messages)) for line in lines]
     settings = DecodeSettings(threshold=0.95, small_block=8, max_new_tokens=160)
     steps: Counter[tuple[int, int]] = Counter()
-    work = Counters()
-    whole: list[int] = []  # steps of each block that was denoised as a whole
+    counters = Counters()
+    full_block_steps: list[int] = []  # of each block without prompt tokens
     size = model.config.block_size
     right = tokens = 0
 
-    def note(step: Step) -> None:
+    def count_step(step: Step) -> None:
         steps[step.document, step.block] += 1
 
-    results = decode_prompts(model, prompts, policy=_K1, settings=settings, batch_size=batch_size, on_step=note)
+    results = decode_prompts(model, prompts, policy=_K1, settings=settings, batch_size=batch_size, on_step=count_step)
     for index, generated in tqdm(results, total=len(prompts), unit="answer", disable=None):
         right += boxed(generated.text or "") == boxed(lines[index].answer)
         tokens += len(generated.ids)
-        work += generated.counters
+        counters += generated.counters
         begin, end = len(prompts[index].ids), len(prompts[index].ids) + len(generated.ids)
-        whole += [steps[index, block] for block in range(-(-begin // size), end // size)]
+        full_block_steps += [steps[index, block] for block in range(-(-begin // size), end // size)]
     count = len(lines)
     return Figures(
         documents=count,
         right=right,
         tokens=tokens / count,
-        passes=(work.full + work.small) / count,
-        steps=sum(whole) / len(whole) if whole else None,
+        passes=(counters.full + counters.small) / count,
+        steps=sum(full_block_steps) / len(full_block_steps) if full_block_steps else None,
     )
 
 
 def boxed(text: str) -> str | None:
     """The content of the last \\boxed{} of an answer."""
-    found = BOX.findall(text)
-    return found[-1].replace(" ", "") if found else None
+    contents = BOX.findall(text)
+    return contents[-1].replace(" ", "") if contents else None
 
 
 _K1 = ReusePolicy.parse("k1")

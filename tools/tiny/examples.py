@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """The tokens of a prompt and its answer. `asked` has the positions to learn, if not the whole answer."""
+    """The tokens of a prompt and its answer. `asked` is the set of positions to learn, or None for the whole answer."""
 
     tokens: tuple[int, ...]  # ends with the stop token
     prompt: int  # number of tokens in the prompt
@@ -55,7 +55,7 @@ class Example:
 
     @property
     def is_choice(self) -> bool:
-        """Whether the answer is one token, which is scored and not generated."""
+        """Whether the answer is a single token, which is scored and not generated."""
         return self.asked is None and len(self.tokens) == self.prompt + 2
 
 
@@ -78,12 +78,12 @@ def _line(text: bytes, where: str) -> Line:
         raise InputError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(fields, dict):
         raise InputError(f"{where}: not a JSON object")
-    wanted: dict[str, Any] = {name: fields.get(name) for name in ("task", "split", "system", "prompt", "answer")}
-    for name, value in wanted.items():
+    values: dict[str, Any] = {name: fields.get(name) for name in ("task", "split", "system", "prompt", "answer")}
+    for name, value in values.items():
         if not isinstance(value, str) and not (name == "system" and value is None):
             raise InputError(f'{where}: "{name}" must be a string (got {json.dumps(value)[:40]})')
     try:
-        return Line(**wanted)
+        return Line(**values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
@@ -128,11 +128,11 @@ def _rare(answers: Sequence[Sequence[int]]) -> frozenset[int]:
 def _asked(line: Line, start: int, offsets: Sequence[tuple[int, int]]) -> frozenset[int]:
     """Positions of the tokens with a drill's results."""
     spans = [match.span(1) for match in RESULTS.finditer(line.answer)]
-    found = frozenset(
+    positions = frozenset(
         start + place
         for place, (begin, end) in enumerate(offsets)
         if any(left < end and begin < right for left, right in spans)
     )
-    if not found:
+    if not positions:
         raise InputError(f"drill {line.answer[:40]!r} has no results; they must follow = or a colon and a new line")
-    return found
+    return positions

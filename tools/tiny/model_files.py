@@ -40,16 +40,16 @@ TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 NUMBERS = tuple(str(number) for number in range(10, 100))  # one token each; longer numbers are split into these
-LARGEST_VOCABULARY = 1280
-FEWEST_OCCURRENCES = 10  # rarer pieces are split into smaller ones
-MOST_TEXTS = 40_000  # evenly taken from all; more would not change the result
+MAX_VOCABULARY = 1280
+MIN_FREQUENCY = 10  # of a learned token; rarer pieces are split into smaller ones
+MAX_TEXTS = 40_000  # taken at even intervals; more would not change the result
 LAYERS = 36
 
 
-def build_tokenizer(texts: Sequence[str], vocabulary: int = LARGEST_VOCABULARY, seen: int = FEWEST_OCCURRENCES) -> Any:
+def build_tokenizer(texts: Sequence[str], vocabulary: int = MAX_VOCABULARY, min_frequency: int = MIN_FREQUENCY) -> Any:
     """Learns a tokenizer; the same texts give the same tokenizer."""
-    texts = texts[:: max(1, len(texts) // MOST_TEXTS)]
-    merges = _used_merges(_learn_merges(texts, vocabulary, seen), texts)
+    texts = texts[:: max(1, len(texts) // MAX_TEXTS)]
+    merges = _used_merges(_learn_merges(texts, vocabulary, min_frequency), texts)
     return PreTrainedTokenizerFast(
         tokenizer_object=_assemble(merges),
         eos_token=END,
@@ -62,21 +62,17 @@ def build_tokenizer(texts: Sequence[str], vocabulary: int = LARGEST_VOCABULARY, 
     )
 
 
-def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    tokenizer.save_pretrained(folder)
-
-
-def _learn_merges(texts: Sequence[str], vocabulary: int, seen: int) -> list[tuple[str, str]]:
+def _learn_merges(texts: Sequence[str], vocabulary: int, min_frequency: int) -> list[tuple[str, str]]:
     """Merges by frequency. Roles and letters are always learned, even if they are not in the texts."""
     tokenizer = _empty_tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary - len(SPECIAL) - len(NUMBERS),
-        min_frequency=seen,
+        min_frequency=min_frequency,
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     always = [*ROLES, *(f" {letter}" for letter in LETTERS)]
-    tokenizer.train_from_iterator([*texts, *(always * (10 * seen))], trainer)
+    tokenizer.train_from_iterator([*texts, *(always * (10 * min_frequency))], trainer)
     return [(left, right) for left, right in _model_state(tokenizer)["merges"]]
 
 
@@ -84,12 +80,12 @@ def _used_merges(merges: Sequence[tuple[str, str]], texts: Sequence[str]) -> lis
     """Removes merges that no token in these texts needs."""
     tokenizer = _assemble(merges)
     used = Counter(token for encoded in tokenizer.encode_batch(list(texts)) for token in encoded.tokens)
-    wanted = {token for token, count in used.items() if count}
-    wanted |= {*ROLES, *(f"Ġ{letter}" for letter in LETTERS)}
+    needed = {token for token, count in used.items() if count}
+    needed |= {*ROLES, *(f"Ġ{letter}" for letter in LETTERS)}
     kept = []
     for left, right in reversed(merges):
-        if left + right in wanted:
-            wanted |= {left, right}
+        if left + right in needed:
+            needed |= {left, right}
             kept.append((left, right))
     return kept[::-1]
 
@@ -143,11 +139,11 @@ def tiny_config(tokenizer: Any, *, layers: int = LAYERS) -> ModelConfig:
 
 
 def write_model(folder: Path, weights: Mapping[str, Tensor], config: ModelConfig, tokenizer: Any) -> None:
-    """Writes each file under another name and renames it, the weights last."""
+    """Writes a model directory. Each file is complete when it appears; the weights appear last."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as name:
         fresh = Path(name)
-        write_tokenizer(tokenizer, fresh)
+        tokenizer.save_pretrained(fresh)
         (fresh / "config.json").write_text(json.dumps(_as_qwen2(config), indent=2) + "\n", encoding="utf-8")
         half = {
             key: value.detach().to(torch.float16).contiguous() for key, value in qwen2_tensors(weights, config).items()

@@ -39,7 +39,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """The progress of a run, which `run` identifies by its data, seed, budget and shape."""
+    """The progress of a training run. `run` is its `run_identity`."""
 
     run: str
     step: int = 0
@@ -67,13 +67,13 @@ def load_checkpoint(path: Path, run: str) -> tuple[dict[str, Tensor], Progress] 
         raise InputError(f"{path} is not a training checkpoint or is corrupted; remove it") from None
     if progress.run != run:
         raise InputError(
-            f"{path} is of a run with other data, seed or budget; remove it, or choose another --checkpoint"
+            f"{path} belongs to a run with other data, layers, seed or budget; remove it or choose another --checkpoint"
         )
     return tensors, progress
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    arguments = _parser().parse_args(given)
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = _parser().parse_args(argv)
     _check(arguments)
     data, out = Path(arguments.data), Path(arguments.out)
     minutes = None if arguments.steps else arguments.minutes or DEFAULT_MINUTES
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     length.add_argument("--steps", type=int, help="train for this many steps instead")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and masks (default: 0)")
-    parser.add_argument("--threads", type=int, default=2, help="1 or 2; the result is the same (default: 2)")
+    parser.add_argument("--threads", type=int, default=2, help="1 or 2, with the same result (default: 2)")
     parser.add_argument("--layers", type=int, default=LAYERS, help=f"number of layers (default: {LAYERS})")
     parser.add_argument(
         "--checkpoint", metavar="FILE", help="checkpoint of an interrupted run (default: in --out, until finished)"
@@ -148,7 +148,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def run_identity(data: bytes, config: ModelConfig, budget: Budget, seed: int) -> str:
-    """A hash of everything that shapes a run; a checkpoint is continued only by the run that wrote it."""
+    """A hash of everything that shapes a run. A checkpoint is continued only by a run with the same identity."""
     parts = [hashlib.sha256(data).hexdigest(), asdict(config), asdict(budget), seed]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -156,9 +156,9 @@ def run_identity(data: bytes, config: ModelConfig, budget: Budget, seed: int) ->
 def train(trainer: Trainer, budget: Budget, path: Path, run: str) -> Progress:
     """Trains to the end of the budget, from the checkpoint of this run if there is one."""
     progress = Progress(run=run)
-    found = load_checkpoint(path, run)
-    if found is not None:
-        tensors, progress = found
+    checkpoint = load_checkpoint(path, run)
+    if checkpoint is not None:
+        tensors, progress = checkpoint
         trainer.restore(tensors, progress.step, progress.grew_at)
     watch, saved = Stopwatch(progress.seconds), progress.seconds
     bar = _Bar(budget, progress)

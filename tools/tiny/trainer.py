@@ -86,7 +86,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class StepReport:
     loss: float
-    hits: float  # weighted share of correct predictions
+    hits: float  # share of the weight of all predictions that is on correct ones
     examples: int
 
 
@@ -135,7 +135,7 @@ class Trainer:
         )
 
     def gradients(self, shard: Shard, total: float) -> tuple[float, float, dict[str, Tensor]]:
-        """The shard's part of the loss, of the hits and of the gradient; always summed in the same order."""
+        """The shard's parts of the loss, the hits and the gradient, which `step` adds up in the order of the shards."""
         leaves: Weights = {name: weight.detach().requires_grad_() for name, weight in self.weights.items()}
         logits_MV = self.network.logits(leaves, shard.blocks, shard.at_M)
         each_M = cross_entropy(logits_MV, shard.target_M, reduction="none")
@@ -160,8 +160,8 @@ class Trainer:
         return int(self.weights["qkv"].shape[0])
 
     def _depth_at(self, position: float) -> int:
-        still = sum(position < at for at in GROWS_AT)
-        return int(self.config.num_layers // GROWTH_FACTOR**still)
+        remaining = sum(position < at for at in GROWS_AT)
+        return int(self.config.num_layers // GROWTH_FACTOR**remaining)
 
     def _grow(self, number: int) -> None:
         """Adds layers and resets the optimizer."""
