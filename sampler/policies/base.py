@@ -3,7 +3,7 @@
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -82,7 +82,7 @@ class NarrowingRule(PlanningRule):
 
     signal: ClassVar[CheckpointSignal]
     no_scoring_reason: ClassVar[str | None] = (
-        "it selects positions by how they changed since an earlier pass of the block, and a scored state has only one"
+        "it selects positions by what earlier steps of the block revealed or changed, and a scored state has only one"
     )
     share: float
 
@@ -99,9 +99,9 @@ class NarrowingRule(PlanningRule):
         return self.layers[:1]
 
     def narrow(self, context: StepContext, priors: Mapping[int, float], weight: float = 1.0) -> LayerPlan:
-        """Each checkpoint keeps the share of the positions that the one before kept; a missing prior is 0.
+        """The plan of a pass in which each checkpoint keeps the share of the positions that the previous one kept.
 
-        Layers before the first checkpoint are computed.
+        A missing prior is 0. Layers before the first checkpoint are computed.
         """
         kept, checkpoints = len(context.window), list[Checkpoint]()
         if self.share == 0:
@@ -146,9 +146,14 @@ def count_options(count: int, default: int) -> tuple[str, ...]:
     return () if count == default else (str(count),)
 
 
-def refuse_options(options: list[str]) -> None:
-    if options:
-        raise InputError(f"unknown option .{options[0]}; this rule takes no options")
+def check_options(options: Sequence[str], allowed: Sequence[str], word: str) -> None:
+    """Raises InputError if an option of the rule `word` is unknown or repeated."""
+    unknown = [option for option in options if option not in allowed]
+    if unknown:
+        known = " and ".join(f".{option}" for option in allowed) or "no options"
+        raise InputError(f"unknown option .{unknown[0]}; {word} takes {known}")
+    if len(set(options)) < len(options):
+        raise InputError("an option is repeated; give each option once")
 
 
 def parse_integer(text: str, name: str) -> int:
