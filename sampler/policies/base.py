@@ -24,7 +24,7 @@ from sampler.plan import (
 
 
 class Rule(ABC):
-    """The first part of a policy name, such as `k2` or `adaptive=0.2`. `str` prints it without layers and options."""
+    """The rule of a policy, such as `k2` or `adaptive=0.2`, and its options. `str` prints it without the options."""
 
     takes_layers: ClassVar[bool] = True
     no_scoring_reason: ClassVar[str | None] = None  # why log-likelihoods cannot be scored under this rule
@@ -32,7 +32,7 @@ class Rule(ABC):
     @property
     @abstractmethod
     def mode(self) -> str:
-        """One word for how layers are reused; a column of the results."""
+        """One word for how layers are reused; the column `mode` of the results."""
 
     @property
     def needs_layers(self) -> bool:
@@ -45,6 +45,7 @@ class Rule(ABC):
 
     @property
     def options(self) -> tuple[str, ...]:
+        """The options of the name, without those that have their default."""
         return ()
 
     @abstractmethod
@@ -133,7 +134,7 @@ def parse_share(text: str, word: str) -> float:
 
 
 def parse_count_option(options: list[str], default: int, *, name: str, example: str, minimum: int = 0) -> int:
-    """The only option of a rule, a whole number such as N in `adaptive=0.2_middle.N`; inverse of `count_options`."""
+    """Parses the only option of a rule, a whole number such as N in `adaptive=0.2_middle.N`; see `count_options`."""
     if len(options) > 1:
         raise InputError(f"{example.partition('=')[0]} takes one option, {name}, as in {example}")
     count = parse_integer(options[0], name) if options else default
@@ -143,6 +144,7 @@ def parse_count_option(options: list[str], default: int, *, name: str, example: 
 
 
 def count_options(count: int, default: int) -> tuple[str, ...]:
+    """The options that `parse_count_option` reads as `count`."""
     return () if count == default else (str(count),)
 
 

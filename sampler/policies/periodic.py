@@ -162,6 +162,8 @@ class StaleRule(Rule):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkipRule(PlanningRule):
+    """skip"""
+
     mode: ClassVar[str] = "skip"
     period: ClassVar[int | None] = 2  # all passes after the first are alike, so scoring needs two passes at most
     every: bool = False
