@@ -64,7 +64,7 @@ class Rows:
     positions: Sequence[Sequence[int]]
 
     def in_sequences(self, width: int, count: int, *, block: int, scratch: int) -> "Rows":
-        """`count` rows of `width` positions each: these rows, split, and then padding in the slot `scratch`."""
+        """These rows, split into rows of `width` positions, and padding in the slot `scratch` up to `count` rows."""
         slots: list[int] = []
         positions: list[Sequence[int]] = []
         for slot, row in zip(self.slots, self.positions, strict=True):
@@ -78,7 +78,7 @@ class Rows:
         return Rows(slots + [scratch] * missing, positions + [range(width)] * missing)
 
     def padded(self, count: int, total: int) -> "Rows":
-        """`count` rows with `total` positions in all; padding repeats the first one, which stores the same values."""
+        """`count` rows with `total` positions in all. Padding repeats the first position and stores the same values."""
         missing = total - sum(map(len, self.positions))
         empty = count - len(self.slots)
         padding = [self.positions[0][0]] * missing
@@ -121,7 +121,7 @@ class ReferenceAttention:
 
 
 def _adjacent_rows(rows: Rows, block: int) -> list[range]:
-    """Splits rows into maximal runs of adjacent slots with the same number of positions and the same end."""
+    """Splits rows into maximal runs of adjacent slots with the same number of positions and the same last block."""
     keys = [
         (slot - row, len(p), _block_end(p, block) if p else 0)
         for row, (slot, p) in enumerate(zip(rows.slots, rows.positions, strict=True))
@@ -186,19 +186,19 @@ class SequenceAttention:
     def attend(self, layer: int, q_NM: Tensor) -> Tensor:
         keys_CKd, values_CKd = self.keys_values[layer]
         q_TKd = q_NM.view(-1, *keys_CKd.shape[1:])
-        described = self.query_starts, self.key_starts, self.max_queries, self.max_keys
+        layout = self.query_starts, self.key_starts, self.max_queries, self.max_keys
         if self.backend is Backend.VARLEN:
             out_TKd = torch.empty_like(q_TKd)
             varlen_attn_out(  # one kernel; `varlen_attn` would also fill a random state
                 *(out_TKd, q_TKd, keys_CKd, values_CKd),
-                *described,
+                *layout,
                 seqused_k=self.lengths,
                 num_splits=1,
             )
         elif self.backend is Backend.EFFICIENT:
             out_TKd = torch.ops.aten._efficient_attention_forward(
                 *(q_TKd[None], keys_CKd[None], values_CKd[None], None),
-                *described,
+                *layout,
                 *(0.0, 0, False),  # no dropout, no causal mask, no log-sum-exp
                 seqlen_k=self.lengths,
             )[0]
@@ -208,7 +208,7 @@ class SequenceAttention:
         return out_TKd.view(q_NM.shape)
 
     def _attend_dense(self, q_TKd: Tensor, keys_CKd: Tensor, values_CKd: Tensor) -> Tensor:
-        """Pads each sequence to the maxima. Out of range indices are clamped; what they yield is masked or not used."""
+        """Pads each sequence to the maxima. Indices out of range are clamped; their values are masked or not used."""
         query_B1, key_B1 = self.query_starts[:-1, None], self.key_starts[:-1, None]
         offset_Q = torch.arange(self.max_queries, device=q_TKd.device)
         offset_C = torch.arange(self.max_keys, device=q_TKd.device)

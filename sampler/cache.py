@@ -43,20 +43,20 @@ class KeyValueCache:
 
     @cached_property
     def views(self) -> "LayerViews":
-        """Made once, because views cost time on the host."""
+        """The views of `layer_views`, created once because creating views costs time on the host."""
         return layer_views(self.flat_LTM, self.config)
 
     def view(self, rows: Rows) -> "KeyValueView":
-        """Where a pass over exactly these positions reads and writes. Repeated passes over a block share a view."""
+        """Where a pass over these positions reads and writes. Repeated passes over the same positions share a view."""
         key = (*rows.slots, *rows.positions)
-        found = self._views.get(key)
-        if found is None:
-            found = self._new_view(rows)
+        view = self._views.get(key)
+        if view is None:
+            view = self._new_view(rows)
             if max(map(len, rows.positions)) <= self.config.block_size:  # a prefill's mask is large, and it runs once
                 if len(self._views) == MAX_VIEWS:
                     self._views.clear()
-                self._views[key] = found
-        return found
+                self._views[key] = view
+        return view
 
     def _new_view(self, rows: Rows) -> "KeyValueView":
         slots, positions = rows.slots, rows.positions
@@ -75,8 +75,12 @@ class KeyValueCache:
         chosen = rows if count is None else Rows(rows.slots, [row[:count] for row in rows.positions])
         return ReferenceAttention.over(chosen, self.kv_LSCM, self.config)
 
-    def places(self, rows: Rows) -> list[list[int]]:
-        """Positions, rows in both caches, and of each sequence: its first query and key, and its number of keys."""
+    def pass_indices(self, rows: Rows) -> list[list[int]]:
+        """Six lists of integers that describe a pass over these rows.
+
+        For each position: the position itself, its row in the flattened keys and values, its row in the reuse cache.
+        For each sequence: its first query, its first row in the flattened keys and values, and its number of keys.
+        """
         group = self.config.num_heads // self.config.num_kv_heads
         capacity, block = self.capacity, self.config.block_size
         flat = [(slot, p) for slot, row in zip(rows.slots, rows.positions, strict=True) for p in row]
@@ -102,10 +106,10 @@ class KeyValueCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyValueView:
-    """Where one pass reads and writes keys and values. The per-layer views are made once, not in the layer loop."""
+    """Where one pass reads and writes keys and values. The views of all layers are created before the layer loop."""
 
     factors: tuple[Tensor, ...]  # rotary: for queries, and for keys with values; or one, perhaps real, tensor for all
-    index: Tensor | None  # where to write in the flattened slots; None: `targets` are exactly that place
+    index: Tensor | None  # which rows of `targets` to write; None: all of them
     targets: Sequence[Tensor]
     attention: Attention
 
@@ -178,6 +182,7 @@ class ReuseCache:
                 self.valid[self.row_of[layer]][slot] |= bits
 
     def save(self, slot: int) -> tuple[Tensor, list[int]]:
+        """A copy of a slot's values and of which are valid, for `restore`."""
         low, high = slot * self.block, (slot + 1) * self.block
         return self.values[:, low:high].clone(), [bits[slot] for bits in self.valid]
 
@@ -211,13 +216,13 @@ class ReuseView:
     def watches(self, layer: int) -> bool:
         return layer == self.cache.spec.watched_layer
 
-    def keep_input(self, layer: int, x_ND: Tensor, compared: bool) -> Tensor | None:
-        """Caches the input of a layer, if the policy compares it; returns its relative L1 change if `compared`."""
+    def keep_input(self, layer: int, x_ND: Tensor, measure_change: bool) -> Tensor | None:
+        """Caches the input of a layer, if the policy compares it; returns its relative L1 change, if requested."""
         row = self.cache.row_of.get(FIRST_INPUT - layer)
         if row is None:
             return None
         change_N = None
-        if compared:
+        if measure_change:
             before_ND = self.cache.values[row, self.index]
             change_N = _l1_norm(x_ND - before_ND) / _l1_norm(before_ND)
         self._store((FIRST_INPUT - layer,), x_ND[None])
@@ -236,7 +241,7 @@ class ReuseView:
         return self.cache.values[rows[0] : rows[-1] + 1, self.index].sum(0)
 
     def add(self, layer: int, before_ND: Tensor, after_ND: Tensor) -> None:
-        """Queues the contribution of a layer, if it is cached; `finish` stores it."""
+        """Queues the contribution of a layer, if the policy needs it; `finish` stores it."""
         row = self.cache.row_of.get(layer)
         if row is None:
             return
@@ -257,7 +262,7 @@ class ReuseView:
             self._store(layers, after_LND - before_LND, after_LND)
 
     def store(self, key: int, value_ND: Tensor) -> None:
-        """Stores states, if they are cached."""
+        """Stores a value, if the policy needs it."""
         if key in self.cache.row_of:
             self._store((key,), value_ND[None])
 
@@ -286,21 +291,21 @@ class CachePool:
     def take_keys_values(
         self, config: ModelConfig, slots: int, capacity: int, *, dtype: torch.dtype, device: torch.device
     ) -> KeyValueCache:
-        """The smallest cache that suffices, else a new one in place of those that were too small."""
-        fitting = [held for held in self.keys_values if held.slots == slots and held.capacity >= capacity]
+        """The smallest pooled cache that is large enough, else a new one that replaces all pooled ones."""
+        fitting = [cache for cache in self.keys_values if cache.slots == slots and cache.capacity >= capacity]
         if fitting:
-            found = min(fitting, key=lambda held: held.capacity)
-            self.keys_values.remove(found)
-            return found
+            smallest = min(fitting, key=lambda cache: cache.capacity)
+            self.keys_values.remove(smallest)
+            return smallest
         self.keys_values.clear()
         rounded = max(MIN_POOLED_CAPACITY, 1 << (capacity - 1).bit_length())
         blocks = -(-min(rounded, max(config.max_positions, capacity)) // config.block_size)
         return KeyValueCache(config, slots, blocks * config.block_size, dtype=dtype, device=device)
 
     def take_values(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        for place, held in enumerate(self.values):
-            if held.shape == shape:
-                return self.values.pop(place)
+        for index, values in enumerate(self.values):
+            if values.shape == shape:
+                return self.values.pop(index)
         return torch.zeros(shape, dtype=dtype, device=device)
 
     def give_back(self, keys_values: KeyValueCache, values: Tensor) -> None:
@@ -321,6 +326,7 @@ def _l1_norm(x_ND: Tensor) -> Tensor:
 def _flat_index(
     slots: Sequence[int], positions: Sequence[Sequence[int]], stride: int, device: torch.device
 ) -> FlatIndex:
+    """The index of these positions on a flattened axis that has `stride` rows for each slot."""
     if len(slots) == 1 and positions[0][-1] - positions[0][0] + 1 == len(positions[0]):
         first = slots[0] * stride + positions[0][0]
         return slice(first, first + len(positions[0]))

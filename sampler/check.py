@@ -31,7 +31,7 @@ GOLDEN_SCORE_ERROR = 1e-3  # of a log-likelihood in float32, against float64
 MAX_RELATIVE_ERROR = {torch.float32: 5e-5, torch.float16: 0.03, torch.bfloat16: 0.15}  # of a layer's output
 MAX_RANGE_SHARE = 0.5  # largest activation relative to the largest number of the dtype
 PROMPT_BLOCKS = 3
-NEW_TOKENS, FEW_TOKENS = 40, 6  # few where a pass is slow: a few steps of a block
+NEW_TOKENS, FEW_TOKENS = 40, 6  # FEW_TOKENS where a pass is slow: they take a few steps of one block
 BATCH = 8
 TIMED_PASSES = 12
 MAX_TIMING_SECONDS = 10.0
@@ -45,7 +45,7 @@ FAILURES = (RuntimeError, ValueError, AssertionError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
-    """`passed` is None if the check does not apply to this device. `values` are for a bug report."""
+    """The outcome of a check. `passed` is None if it does not apply to this device; `values` help with a bug report."""
 
     name: str
     passed: bool | None
@@ -69,7 +69,7 @@ Outcome = tuple[bool | None, str, Mapping[str, Any]]  # passed, detail, values
 
 
 def run_checks(model: LoadedModel, memory: Memory) -> Iterator[CheckResult]:
-    """Runs every check; one that raises has failed, and the others go on."""
+    """Runs every check and yields its result; a check that raises has failed, and the next one runs."""
     checks: dict[str, Callable[[], Outcome]] = {
         "golden cases": lambda: check_golden_cases(model),
         "layers": lambda: check_layers(model),
@@ -94,7 +94,7 @@ def _one_line(error: Exception) -> str:
 
 
 def check_golden_cases(model: LoadedModel) -> Outcome:
-    """The bundled model in float32 against the reference decoder in float64, which was run when it was trained."""
+    """The bundled model in float32, against answers that the reference decoder computed in float64 (golden.json)."""
     copied = _is_copy_of_bundled(model)
     device = str(model.device)
     bundled = load_model(str(model.folder) if copied else BUNDLED_MODEL, dtype="float32", device=device)
@@ -103,9 +103,9 @@ def check_golden_cases(model: LoadedModel) -> Outcome:
     wrong = []
     for number, case in enumerate(golden["generated"]):
         policy, prompt = ReusePolicy.parse(case["policy"]), Prompt(ids=tuple(case["prompt"]))
-        ((_, found),) = decode_prompts(bundled, [prompt], policy=policy, settings=settings, with_text=False)
-        if found.ids != tuple(case["ids"]):
-            position = _first_difference(found.ids, case["ids"])
+        ((_, generated),) = decode_prompts(bundled, [prompt], policy=policy, settings=settings, with_text=False)
+        if generated.ids != tuple(case["ids"]):
+            position = _first_difference(generated.ids, case["ids"])
             wrong.append(f"case {number} ({policy}) differs from token {position} on")
     worst = 0.0
     for case in golden["scored"]:
@@ -131,9 +131,10 @@ def _is_copy_of_bundled(model: LoadedModel) -> bool:
     return sum(torch.equal(read(name), read_bundled(name)) for name in names) > len(names) / 2
 
 
-def _first_difference(found: Sequence[int], expected: Sequence[int]) -> int:
-    differing = (n for n, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b)
-    return next(differing, min(len(found), len(expected)))
+def _first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:
+    """The first index at which two different sequences differ."""
+    differing = (n for n, (a, b) in enumerate(zip(ours, expected, strict=False)) if a != b)
+    return next(differing, min(len(ours), len(expected)))
 
 
 def check_layers(model: LoadedModel) -> Outcome:
@@ -152,12 +153,12 @@ def check_layers(model: LoadedModel) -> Outcome:
     read = open_checkpoint(model.folder, model.config)
     errors, largest = [], 0.0
     for index, (expected, inner) in enumerate(reference_states(read, model.config, tokens, model.device)):
-        found = states[index][: len(tokens)].float()
+        ours = states[index][: len(tokens)].float()
         largest = max(largest, inner)
-        if not bool(found.isfinite().all()):
-            what = "NaN" if bool(found.isnan().any()) else "infinity"
+        if not bool(ours.isfinite().all()):
+            what = "NaN" if bool(ours.isnan().any()) else "infinity"
             return False, f"layer {index} computes {what}; activations reach {largest:.3g}", {}
-        errors.append(float((found - expected).norm() / expected.norm()))
+        errors.append(float((ours - expected).norm() / expected.norm()))
     worst, limit = max(errors), MAX_RELATIVE_ERROR[model.dtype]
     share = largest / torch.finfo(model.dtype).max
     dtype = str(model.dtype).removeprefix("torch.")
@@ -310,16 +311,16 @@ def check_memory(memory: Memory) -> Outcome:
 def _decode(
     model: LoadedModel, policy: Any, *, documents: int = 1, batch_size: int = 1, tokens: int = NEW_TOKENS
 ) -> list[tuple[int, ...]]:
-    """The tokens of each document; few of them where a CPU has to emulate the dtype."""
+    """The tokens of each document; at most FEW_TOKENS where a CPU has to emulate the dtype."""
     config = model.config
     slow = model.device.type == "cpu" and model.dtype is not torch.float32
     settings = config.decode_settings({}, max_new_tokens=FEW_TOKENS if slow else tokens)
     prompts = [Prompt(ids=fixed_tokens(config, n, config.block_size + 7 * n + 5)) for n in range(documents)]
-    bound = ReusePolicy.parse(policy) if isinstance(policy, str) else policy
-    found = dict(
-        decode_prompts(model, prompts, policy=bound, settings=settings, batch_size=batch_size, with_text=False)
+    parsed = ReusePolicy.parse(policy) if isinstance(policy, str) else policy
+    generated = dict(
+        decode_prompts(model, prompts, policy=parsed, settings=settings, batch_size=batch_size, with_text=False)
     )
-    return [found[number].ids for number in range(documents)]
+    return [generated[number].ids for number in range(documents)]
 
 
 def _run_passes(network: Any, rows: int, kinds: Callable[[], Iterable[PassKind]]) -> None:
@@ -394,4 +395,4 @@ def _fastest(model: LoadedModel, parts: Mapping[str, Callable[[], object]]) -> d
                 times[name].append(repeated(part, times["pass"][-1]))
 
     _run_passes(model.network, 1, kinds)
-    return {name: min(found[1:] or found) for name, found in times.items()}
+    return {name: min(seconds[1:] or seconds) for name, seconds in times.items()}

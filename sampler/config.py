@@ -84,16 +84,16 @@ def find_family(requested: str | None, architectures: Sequence[str], model_type:
             if family.name == requested:
                 return family
         raise InputError(f"unknown model family {requested!r}: use {', '.join(FAMILY_NAMES)}")
-    given = [_normalise(name) for name in (*architectures, model_type or "")]
+    names = [_normalise(name) for name in (*architectures, model_type or "")]
     for family in FAMILIES:
-        if any(alias in name for alias in family.aliases for name in given):
+        if any(alias in name for alias in family.aliases for name in names):
             return family
     for family in FAMILIES:
-        if family.plain_type and any(name in (family.plain_type, f"{family.plain_type}forcausallm") for name in given):
+        if family.plain_type and any(name in (family.plain_type, f"{family.plain_type}forcausallm") for name in names):
             return replace(family, block_size=None, mask_token_id=None)
-    named = " / ".join(name for name in (*architectures, model_type) if name) or "none"
+    shown = " / ".join(name for name in (*architectures, model_type) if name) or "none"
     raise InputError(
-        f"architecture {named} is not supported; supported families are {', '.join(FAMILY_NAMES)}. If the checkpoint "
+        f"architecture {shown} is not supported; supported families are {', '.join(FAMILY_NAMES)}. If the checkpoint "
         f"is one of them under another name, give --family"
     )
 
@@ -155,16 +155,15 @@ class ModelConfig:
             "small_block": self.family.default_small_block(self.block_size),
         }
 
-    def decode_settings(self, given: Mapping[str, Any], **more: Any) -> DecodeSettings:
-        """Decode settings; values that are not given, or None, have the model's defaults."""
-        if given.get("threshold") is not None and given.get("reveal", THRESHOLD) != THRESHOLD:
+    def decode_settings(self, values: Mapping[str, Any], **overrides: Any) -> DecodeSettings:
+        """Decode settings from `values`, then `overrides`; a missing or None value stands for the model's default."""
+        if values.get("threshold") is not None and values.get("reveal", THRESHOLD) != THRESHOLD:
             raise InputError(
-                f"threshold {given['threshold']:g} and reveal {given['reveal']} must not be used together: "
-                f"a threshold is the reveal rule threshold={given['threshold']:g}"
+                f"threshold {values['threshold']:g} and reveal {values['reveal']} must not be used together: "
+                f"a threshold is the reveal rule threshold={values['threshold']:g}"
             )
-        return DecodeSettings(
-            **self.decode_defaults | {name: value for name, value in given.items() if value is not None} | more
-        )
+        present = {name: value for name, value in values.items() if value is not None}
+        return DecodeSettings(**self.decode_defaults | present | overrides)
 
     @property
     def layer_weights(self) -> tuple[int, int]:
@@ -252,10 +251,10 @@ def read_config(
     if "moe" in names.lower() or any(raw.get(key) for key in EXPERT_KEYS):
         raise InputError(f"{path}: mixture-of-experts models ({names}) are not supported; use a dense checkpoint")
     try:
-        found = find_family(family, _names(raw.get("architectures")), raw.get("model_type"))
+        model_family = find_family(family, _names(raw.get("architectures")), raw.get("model_type"))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return _Fields(path, raw, tokenizer_ids, found).config(block_size)
+    return _Fields(path, raw, tokenizer_ids, model_family).config(block_size)
 
 
 def _names(value: object) -> list[str]:
@@ -264,6 +263,8 @@ def _names(value: object) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
+    """The validated fields of a config.json."""
+
     path: Path
     raw: dict[str, Any]
     tokenizer_ids: Callable[[], Mapping[str, int | None]]
@@ -305,8 +306,8 @@ class _Fields:
             "attention_bias": (self._flag("attention_bias") and not self.family.qkv_bias, False),
             "mlp_bias": (self._flag("mlp_bias"), False),
         }
-        for key, (value, only) in supported.items():
-            if value != only:
+        for key, (value, supported_value) in supported.items():
+            if value != supported_value:
                 raise InputError(f"{self.path}: {key} {value!r} is not supported")
         rope = self._rope()
         if (kind := rope.get("rope_type", "default")) not in ROPE_TYPES:
@@ -315,7 +316,7 @@ class _Fields:
             self._positive_float(f"{kind} rope {key}", rope.get(key))
 
     def _family_of_checkpoint(self) -> ModelFamily:
-        """The family, with this checkpoint's own token shift if config.json states it."""
+        """The family, with its own block size and mask, and the checkpoint's token shift if config.json states it."""
         family = next(family for family in FAMILIES if family.name == self.family.name)
         shift = family.token_shift if self.raw.get("token_shift") is None else self._flag("token_shift")
         return replace(family, token_shift=shift)
@@ -332,13 +333,14 @@ class _Fields:
         return self.family.block_size
 
     def _stop_ids(self) -> tuple[int, ...]:
-        """The ids in config.json and the tokenizer's, which for a chat model marks the end of a turn."""
-        given, family = self.raw.get("eos_token_id"), self.family
-        if family.stop_token_id is not None:
-            return self._token_ids("eos_token_id", self._value_or_fallback("eos_token_id", family.stop_token_id))
-        ids = [self.tokenizer_ids().get("eos_token_id"), *(given if isinstance(given, list) else [given])]
-        found = list(dict.fromkeys(token for token in ids if token is not None))
-        return self._token_ids("eos_token_id", found or self._value_or_fallback("eos_token_id", None))
+        """The ids in config.json and that of the tokenizer, which for a chat model marks the end of a turn."""
+        family_stop = self.family.stop_token_id
+        if family_stop is not None:
+            return self._token_ids("eos_token_id", self._value_or_fallback("eos_token_id", family_stop))
+        stated = self.raw.get("eos_token_id")
+        ids = [self.tokenizer_ids().get("eos_token_id"), *(stated if isinstance(stated, list) else [stated])]
+        distinct = list(dict.fromkeys(token for token in ids if token is not None))
+        return self._token_ids("eos_token_id", distinct or self._value_or_fallback("eos_token_id", None))
 
     def _rope_scaling(self) -> tuple[tuple[str, Any], ...]:
         rope = self._rope()
@@ -348,10 +350,10 @@ class _Fields:
         """Rotary settings: rope_theta and rope_scaling, or rope_parameters as written by transformers 5."""
         rope = {} if self.raw.get("rope_theta") is None else {"rope_theta": self.raw["rope_theta"]}
         for key in ("rope_scaling", "rope_parameters"):
-            given = self.raw.get(key) or {}
-            if not isinstance(given, dict):
-                raise InputError(f"{self.path}: {key} must be an object (got {given!r})")
-            rope |= ({"rope_type": given["type"]} if "type" in given else {}) | given
+            settings = self.raw.get(key) or {}
+            if not isinstance(settings, dict):
+                raise InputError(f"{self.path}: {key} must be an object (got {settings!r})")
+            rope |= ({"rope_type": settings["type"]} if "type" in settings else {}) | settings
         return rope
 
     def _positive_int(self, key: str, default: int | None = None) -> int:

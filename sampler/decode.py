@@ -35,25 +35,24 @@ class Predictor:
     temperature: float = 0.0
     top_p: float = 1.0
     signal: Signal = Signal.NONE
-    before_RV: Tensor | None = None  # for the divergence: the last distribution that was read at each place
+    before_RV: Tensor | None = None  # for the divergence: the last distribution that was read for each block row
 
-    def pack(self, queries: Sequence[float], places: Sequence[int]) -> Sequence[int]:
-        """The bits of the uniform numbers, then the places, each only if they are needed."""
+    def pack(self, queries: Sequence[float], block_rows: Sequence[int]) -> Sequence[int]:
+        """The bits of the uniform numbers, then the block rows, each only if they are needed."""
         bits = struct.unpack(f"{len(queries)}q", struct.pack(f"{len(queries)}d", *queries)) if self.temperature else ()
-        return (*bits, *places) if self.before_RV is not None else bits
+        return (*bits, *block_rows) if self.before_RV is not None else bits
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
         """Probabilities, then tokens, then signals. Every token id is exact in float32."""
         both = self.temperature and self.before_RV is not None
-        uniforms, places = packed.chunk(2) if both else (packed, packed)
-        logits_NV = logits_PV[: len(places)] if len(packed) else logits_PV
+        uniforms, block_rows = packed.chunk(2) if both else (packed, packed)
+        logits_NV = logits_PV[: len(block_rows)] if len(packed) else logits_PV
         probability_NV = torch.softmax(logits_NV / self.temperature if self.temperature else logits_NV, -1)
         probability_NV[:, self.mask_token_id] = 0
-        found = self._sample(probability_NV, uniforms) if self.temperature else probability_NV.max(-1)
-        probability_N, token_N = found
+        probability_N, token_N = self._sample(probability_NV, uniforms) if self.temperature else probability_NV.max(-1)
         numbers = [probability_N, token_N.to(probability_N.dtype)]
         if self.signal is not Signal.NONE:
-            numbers.append(self._signal(probability_NV, token_N, places).to(probability_N.dtype))
+            numbers.append(self._signal(probability_NV, token_N, block_rows).to(probability_N.dtype))
         return torch.cat(numbers)
 
     def unpack(self, numbers: Sequence[float], queries: Sequence[float]) -> list[Prediction]:
@@ -72,7 +71,7 @@ class Predictor:
         probability_N1 = nucleus_NV.gather(-1, chosen_N1) / total_N1
         return probability_N1[:, 0], token_NV.gather(-1, chosen_N1)[:, 0]
 
-    def _signal(self, probability_NV: Tensor, token_N: Tensor, places: Tensor) -> Tensor:
+    def _signal(self, probability_NV: Tensor, token_N: Tensor, block_rows: Tensor) -> Tensor:
         """What the reveal rule needs to know about the distributions, before they are cut to the nucleus."""
         if self.signal is Signal.ENTROPY:
             entropy_N: Tensor = torch.special.entr(probability_NV).sum(-1)
@@ -81,8 +80,8 @@ class Predictor:
             token_N1 = token_N[:, None]
             return probability_NV.gather(-1, token_N1)[:, 0] - probability_NV.scatter(-1, token_N1, 0.0).amax(-1)
         assert self.before_RV is not None
-        log_before_NV = self.before_RV[places].clamp_(min=TINY_PROBABILITY).log_()
-        self.before_RV.index_copy_(0, places, probability_NV)
+        log_before_NV = self.before_RV[block_rows].clamp_(min=TINY_PROBABILITY).log_()
+        self.before_RV.index_copy_(0, block_rows, probability_NV)
         return torch.xlogy(probability_NV, probability_NV).sub_(probability_NV * log_before_NV).sum(-1)
 
 
@@ -128,7 +127,7 @@ def decode_prompts(
 ) -> Iterator[tuple[int, Generated]]:
     """Continues every prompt; yields (index of the prompt, continuation) in order of completion.
 
-    A prompt for which the model computes NaN or infinity raises NonFiniteError. With `on_failure`, this function gets
+    A prompt for which the model computes NaN or infinity raises NonFiniteError. With `on_failure`, that callback gets
     the error instead, and the other prompts continue.
     """
     config = model.config
@@ -199,7 +198,8 @@ def check_prompts(prompts: Sequence[Prompt], settings: DecodeSettings, config: M
     for prompt in prompts:
         check_ids(prompt.ids, config, "prompt")
         check_stop(prompt.stop)
-        check_length(len(prompt.ids) + (prompt.max_new_tokens or settings.max_new_tokens), config)
+        new_tokens = prompt.max_new_tokens or settings.max_new_tokens
+        check_length(len(prompt.ids) + new_tokens, config, "prompt and new tokens")
 
 
 def check_ids(ids: Sequence[int], config: ModelConfig, what: str) -> None:
@@ -212,9 +212,9 @@ def check_ids(ids: Sequence[int], config: ModelConfig, what: str) -> None:
         raise InputError(f"a {what} contains the mask token id {config.mask_token_id}, which is reserved for decoding")
 
 
-def check_length(length: int, config: ModelConfig) -> None:
+def check_length(length: int, config: ModelConfig, what: str) -> None:
     if length > config.max_positions:
-        raise InputError(f"{length} tokens, prompt and new, exceed the model's {config.max_positions} positions")
+        raise InputError(f"{length} tokens ({what}) exceed the model's {config.max_positions} positions")
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -311,7 +311,10 @@ class _Sequence:
                     window=context.window,
                     plan=executed,
                     measured=(yield GetMeasurements()),
-                    confidence={p - start: one.probability for p, one in zip(masked, predictions, strict=True)},
+                    confidence={
+                        position - start: prediction.probability
+                        for position, prediction in zip(masked, predictions, strict=True)
+                    },
                 )
                 past += (done,)
                 self._finite(predictions, start, f"step {step} ({kind.value} pass)")
@@ -338,7 +341,10 @@ class _Sequence:
                     )
 
     def _pass_kind(self, step: int, first: int) -> PassKind:
-        """A full pass if the block has no keys yet, or if a masked first position is predicted before the window."""
+        """A full pass if the block has no keys yet, if small passes are disabled, or if a small pass lacks some logits.
+
+        With token shift, a masked first position is predicted by the position before it, which a small pass leaves out.
+        """
         masked_first = self.tokens[first] == self.config.mask_token_id
         needs_block = step == 0 or (masked_first and self.config.family.token_shift)
         return PassKind.FULL if needs_block or not self.settings.block_cache else PassKind.SMALL
@@ -347,7 +353,7 @@ class _Sequence:
         return [position for position in range(begin, end) if self.tokens[position] == self.config.mask_token_id]
 
     def _finite(self, predictions: Sequence[Prediction], start: int, step: str) -> Sequence[Prediction]:
-        """The predictions, unless a probability in the block that begins at `start` is not finite."""
+        """Returns the predictions for the block that begins at `start`; raises if a probability is not finite."""
         for prediction in predictions:
             if not math.isfinite(prediction.probability):
                 value = f"a probability of {prediction.probability}"

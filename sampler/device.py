@@ -52,16 +52,16 @@ def _describe_driver() -> str:
 def _smi_driver_version() -> str | None:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_SECONDS, check=True)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip().partition("\n")[0] or None
+    return ended.stdout.strip().partition("\n")[0] or None
 
 
 def _module_driver_version() -> str | None:
     with suppress(OSError):
-        found = re.search(r"Kernel Module\s+([0-9.]+)", KERNEL_MODULE.read_text(encoding="utf-8", errors="replace"))
-        return found[1] if found else None
+        match = re.search(r"Kernel Module\s+([0-9.]+)", KERNEL_MODULE.read_text(encoding="utf-8", errors="replace"))
+        return match[1] if match else None
     return None
 
 
@@ -95,11 +95,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def bfloat16_problem(device: str, capability: tuple[int, int]) -> str:
-    """Why bfloat16 is refused on a CUDA device."""
-    needed, found = (".".join(map(str, version)) for version in (BFLOAT16_CAPABILITY, capability))
+    """The error message for bfloat16 on a CUDA device that does not support it."""
+    needed, available = (".".join(map(str, version)) for version in (BFLOAT16_CAPABILITY, capability))
     return (
-        f"dtype bfloat16 needs compute capability {needed}, and {device} has {found}, which would emulate it slowly: "
-        "use float16 or float32"
+        f"dtype bfloat16 needs compute capability {needed}, and {device} has {available}, which would emulate it "
+        "slowly: use float16 or float32"
     )
 
 
@@ -108,7 +108,7 @@ def _flag(backend: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], N
 
 
 def _legacy_precision() -> str | None:
-    """None if the caller has used the newer settings in a way that the older one cannot express."""
+    """The value of torch's older precision setting; None if the newer settings have values that it cannot express."""
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision()
     return None
@@ -117,10 +117,10 @@ def _legacy_precision() -> str | None:
 _MATMUL = torch.backends.cuda.matmul
 _, _set_float16_sums = _flag(_MATMUL, "allow_fp16_reduced_precision_reduction")
 _, _set_bfloat16_sums = _flag(_MATMUL, "allow_bf16_reduced_precision_reduction")
-# By name: how a flag is read, how it is set, and its value while a model computes. By default torch may add up products
-# of half precision in half precision, and may use cuDNN attention, which builds a plan for each new shape (20 to 40 ms
-# on an H100). Other code in the process may have allowed TF32, which rounds float32 to 10 bits. Sums: whether they may
-# be in half precision, and whether a product may be split over the summed dimension.
+# For each flag: how to read it, how to set it, and its value while a model computes. By default torch may add up
+# products of half precision in half precision, and may use cuDNN attention, which builds a plan for each new shape (20
+# to 40 ms on an H100). Other code in the process may have allowed TF32, which rounds float32 to 10 bits. The two values
+# of the sums: whether they may be in half precision, and whether the summed dimension may be split (split-K).
 _FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], object]] = {
     "float32_matmul_precision": (_legacy_precision, torch.set_float32_matmul_precision, "highest"),
     "cuda_float32_matmul": (*_flag(_MATMUL, "fp32_precision"), "ieee"),

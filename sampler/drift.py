@@ -130,12 +130,12 @@ def group_of(revealed_at: int | None, step: int) -> str:
     """The state of a position in a pass: masked, revealed by the previous pass, or settled before that."""
     if revealed_at is None:
         return MASKED
-    return REVEALED if revealed_at == step - 1 and step > 0 and revealed_at >= 0 else SETTLED
+    return REVEALED if revealed_at >= 0 and revealed_at == step - 1 else SETTLED
 
 
 def profile(model: LoadedModel, prompts: Sequence[Prompt], *, settings: DecodeSettings, batch_size: int = 1) -> Profile:
-    """Decodes the prompts at k=1 and measures."""
-    found = Profile(depth=model.config.num_layers)
+    """Decodes the prompts at k=1 and returns the changes that its passes measured."""
+    result = Profile(depth=model.config.num_layers)
     for _ in decode_prompts(
         model,
         prompts,
@@ -143,10 +143,10 @@ def profile(model: LoadedModel, prompts: Sequence[Prompt], *, settings: DecodeSe
         settings=settings,
         batch_size=batch_size,
         with_text=False,
-        on_step=found.add,
+        on_step=result.add,
     ):
         pass
-    return found
+    return result
 
 
 def draw(profile: Profile, suggested: str, path: Path) -> None:
@@ -182,6 +182,8 @@ def check_path(path: Path) -> None:
 
 
 def _table(profile: Profile, group: str) -> list[list[float]]:
+    """The relative change at each step (rows) and layer (columns); NaN where nothing was measured."""
+
     def cell(layer: int, step: int) -> float:
         value = profile.of(layer, step=step, group=group).relative
         return math.nan if value is None else value

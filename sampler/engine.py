@@ -21,13 +21,12 @@ from sampler.plan import CacheSpec, LayerPlan, Measurements, PassKind, compute_a
 from sampler.records import Counters
 
 Result = TypeVar("Result")
-# Called with the index of a failed row and its error
-OnFailure = Callable[[int, NonFiniteError], None]
+OnFailure = Callable[[int, NonFiniteError], None]  # gets the index of a failed row and its error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """Forwards `tokens` at positions from `start` on; `queries` are about the positions in `read`, one each."""
+    """Forwards `tokens` at positions from `start` on. `read` counts from `start` and has one position per query."""
 
     kind: PassKind
     start: int
@@ -121,10 +120,10 @@ class _PrefillProgress:
     """A prefill that a row waits for."""
 
     command: Prefill
-    tokens: Sequence[int]  # all that is forwarded: the prefix, and the block of the pass that follows
+    tokens: Sequence[int]  # the prefix, then the block of the pass that runs with it, if any
     begun: bool = False
-    start: int = 0  # the tokens before this one were copied from another row
-    done: int = 0
+    start: int = 0  # tokens copied from another row
+    done: int = 0  # tokens copied or forwarded so far
 
 
 class Engine(Generic[Result]):
@@ -249,16 +248,16 @@ class Engine(Generic[Result]):
                 parts.append((row, self._prefill_segment(row, remaining)))
                 remaining -= len(parts[-1][1].tokens)
         forwarded = [segment for _, segment in parts if segment.tokens]  # others were copied from other rows
-        work, found = LayerWork(), list[list[Any]]()
+        work, segment_answers = LayerWork(), list[list[Any]]()
         if forwarded:
             plan = compute_all(self.network.config.num_layers)
-            work, found, _ = self.runner.run(forwarded, plan, PassKind.PREFILL, reuse=False)
-        given = iter(found)
+            work, segment_answers, _ = self.runner.run(forwarded, plan, PassKind.PREFILL, reuse=False)
+        next_answers = iter(segment_answers)
         complete: list[_ActiveRow[Result]] = []
         answers: list[list[Any]] = []
         for row, segment in parts:
             assert row.prefill is not None
-            answer = next(given) if segment.tokens else []
+            answer = next(next_answers) if segment.tokens else []
             progress, prefix = row.prefill, row.prefill.command.tokens
             progress.done += len(segment.tokens)
             self.prefilled[row.slot] = tuple(prefix[: progress.done])
@@ -275,14 +274,14 @@ class Engine(Generic[Result]):
         return complete, answers
 
     def _begin_prefill(self, row: _ActiveRow[Result], waiting: Sequence[_ActiveRow[Result]]) -> bool:
-        """Copies what other slots hold of a row's prefix. False if another row is about to compute more of it."""
+        """Copies blocks of a row's prefix from another slot. False if a prefill in progress will have more of them."""
         assert row.prefill is not None
         if row.prefill.begun:
             return True
         command, start = row.prefill.command, 0
         if self.share_prefixes:
             limit = len(command.tokens) // self.block - bool(command.queries)
-            common = [_common_blocks(command.tokens, held, self.block, limit) for held in self.prefilled]
+            common = [_common_blocks(command.tokens, tokens, self.block, limit) for tokens in self.prefilled]
             source = max(range(len(common)), key=lambda other: (common[other], other == row.slot))
             begun = [other.prefill.command for other in waiting if other.prefill and other.prefill.begun]
             if any(_common_blocks(command.tokens, b.tokens, self.block, limit) > common[source] for b in begun):
@@ -317,54 +316,54 @@ class Engine(Generic[Result]):
             return active[:]
         groups: dict[object, list[_ActiveRow[Result]]] = {}
         for row in sorted(active, key=lambda row: row.slot):
-            wanted = row.waiting_for
-            assert wanted is not None
+            request = row.waiting_for
+            assert request is not None
             row.rounds_waited += 1
-            groups.setdefault(self._group_key(wanted), []).append(row)
+            groups.setdefault(self._group_key(request), []).append(row)
         group = max(groups.values(), key=lambda group: sum(row.rounds_waited for row in group))
-        wanted = group[0].waiting_for
-        assert wanted is not None
-        if self.runner.padded and len(group) > (most := self.runner.sequences(wanted.kind, len(wanted.tokens))):
-            longest = sorted(group, key=lambda row: -row.rounds_waited)[:most]
-            group = [row for row in group if row in longest]
+        request = group[0].waiting_for
+        assert request is not None
+        if self.runner.padded and len(group) > (most := self.runner.sequences(request.kind, len(request.tokens))):
+            waited_longest = sorted(group, key=lambda row: -row.rounds_waited)[:most]
+            group = [row for row in group if row in waited_longest]
         return group
 
-    def _group_key(self, wanted: Pass) -> object:
+    def _group_key(self, request: Pass) -> object:
         """Equal for passes that can run together: padded ones must also have the same shape."""
-        width, shape = len(wanted.tokens), None
+        width, shape = len(request.tokens), None
         if self.runner.padded:
-            shape = width, self.runner.selected_positions(wanted.kind, width, len(wanted.plan.selected))
-        return wanted.plan.batch_key, self._uses_reuse_cache(wanted), shape
+            shape = width, self.runner.selected_positions(request.kind, width, len(request.plan.selected))
+        return request.plan.batch_key, self._uses_reuse_cache(request), shape
 
-    def _uses_reuse_cache(self, wanted: Pass) -> bool:
+    def _uses_reuse_cache(self, request: Pass) -> bool:
         """Commit passes do not: no later pass of the block replays them."""
-        return bool(self.reuse.row_of) and wanted.kind is not PassKind.COMMIT
+        return bool(self.reuse.row_of) and request.kind is not PassKind.COMMIT
 
     def _run_group(self, group: list[_ActiveRow[Result]]) -> list[list[Any]]:
         """One forward for all rows of a group; returns the answers to each row's queries."""
         passes = [row.waiting_for for row in group if row.waiting_for is not None]
         segments = []
-        for row, wanted in zip(group, passes, strict=True):
-            if wanted.opens_block:
+        for row, request in zip(group, passes, strict=True):
+            if request.opens_block:
                 self.reuse.reset(row.slot)
             segments.append(
                 PassSegment(
                     slot=row.slot,
-                    start=wanted.start,
-                    tokens=wanted.tokens,
-                    read=wanted.read,
-                    queries=wanted.queries,
-                    selected=wanted.plan.selected,
-                    priors=wanted.plan.priors,
+                    start=request.start,
+                    tokens=request.tokens,
+                    read=request.read,
+                    queries=request.queries,
+                    selected=request.plan.selected,
+                    priors=request.plan.priors,
                 )
             )
         plan, reuse = passes[0].plan, self._uses_reuse_cache(passes[0])
         work, answers, measured = self.runner.run(segments, plan, passes[0].kind, reuse=reuse)
-        for row, wanted, norms in zip(group, passes, measured, strict=True):
-            self._count(row.counters, wanted.kind, work, len(wanted.tokens), len(wanted.plan.selected))
-            row.counters.eligible += wanted.eligible
+        for row, request, norms in zip(group, passes, measured, strict=True):
+            self._count(row.counters, request.kind, work, len(request.tokens), len(request.plan.selected))
+            row.counters.eligible += request.eligible
             row.counters.replayed += work.replays > 0
-            row.measured = {} if wanted.opens_block else norms
+            row.measured = {} if request.opens_block else norms
         return answers
 
     def _count(self, counters: Counters, kind: PassKind, work: LayerWork, positions: int, selected: int = 0) -> None:
@@ -388,9 +387,10 @@ def slots_needed(network: Transformer, batch_size: int, rows: int) -> int:
     return batch_size if network.execution.padded else min(batch_size, max(1, rows))
 
 
-def _common_blocks(tokens: Sequence[int], held: Sequence[int], block: int, limit: int) -> int:
+def _common_blocks(tokens: Sequence[int], other: Sequence[int], block: int, limit: int) -> int:
+    """The number of leading blocks that two sequences share, up to `limit`."""
     blocks = 0
-    while blocks < limit and tuple(tokens[blocks * block :][:block]) == tuple(held[blocks * block :][:block]):
+    while blocks < limit and tuple(tokens[blocks * block :][:block]) == tuple(other[blocks * block :][:block]):
         blocks += 1
     return blocks
 

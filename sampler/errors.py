@@ -18,7 +18,7 @@ class UnavailableError(InputError):
 
 
 class NonFiniteError(InputError):
-    """The model computed NaN or infinity for a document; its place is the block and the step within the block."""
+    """The model computed NaN or infinity for a document, at a `step` of a `block`."""
 
     def __init__(self, document: int, block: int, step: str, value: str) -> None:
         super().__init__(document, block, step, value)
@@ -26,7 +26,7 @@ class NonFiniteError(InputError):
 
     @property
     def reason(self) -> str:
-        """The message without the document, which callers know by other names."""
+        """The message without the document's index, for callers that identify the document in their own way."""
         return (
             f"block {self.block}, {self.step}: the model computed {self.value}; its weights are corrupted, or its "
             "numbers exceed the range of its dtype (try --dtype float32, and run `reuse-sweep check`)"
@@ -37,7 +37,7 @@ class NonFiniteError(InputError):
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """1 trial, 1,200 trials, 2 policies."""
+    """A count with its noun: 1 trial, 1,200 trials, 2 policies."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
@@ -69,12 +69,13 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """An InputError raised inside ends the block and is kept."""
+        """A context manager that suppresses an InputError and keeps its sentences."""
         try:
             yield
         except InputError as error:
             self.sentences += error.sentences
 
     def check(self) -> None:
+        """Raises all collected errors as one, if there are any."""
         if self.sentences:
             raise InputErrors(self.sentences)

@@ -113,8 +113,8 @@ def hub_problem(error: Exception) -> str:
 def _os_errno(error: Exception) -> int | None:
     """The errno of a file system error. Xet downloads report it in the text of a RuntimeError."""
     if isinstance(error, RuntimeError):
-        found = XET_OS_ERROR.search(str(error))
-        return int(found[1]) if found else None
+        match = XET_OS_ERROR.search(str(error))
+        return int(match[1]) if match else None
     if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError | HTTPError):
         return error.errno
     return None
@@ -182,8 +182,8 @@ def _retry_after(headers: Any) -> float | None:
     if at is not None:
         now = _timestamp(headers.get("date", ""))  # the Hub's clock: this machine's may be wrong
         return max(0.0, at - (time.time() if now is None else now))
-    found = RATE_LIMIT.search(headers.get("ratelimit", ""))
-    return float(found[1]) if found else None
+    match = RATE_LIMIT.search(headers.get("ratelimit", ""))
+    return float(match[1]) if match else None
 
 
 def _timestamp(http_date: str) -> float | None:

@@ -34,7 +34,7 @@ from sampler.hub import REQUEST_TIMEOUT_SECONDS, UNREACHABLE, Clock, HubGaveUp, 
 from sampler.model import Execution, HeadNorm, Layer, Norm, Transformer, make_linear
 from sampler.text import has_tokenizer, load_tokenizer, tokenizer_ids
 
-LOADING: Any = {"unit": "layer", "delay": 2, "leave": False, "disable": None}  # at a terminal, after two seconds
+PROGRESS_BAR: Any = {"unit": "layer", "delay": 2, "leave": False, "disable": None}  # None: only at a terminal
 STORED_DTYPES = ("F32", "BF16", "F16", "F64")
 METADATA_FILES = ["*.json", "*.txt", "*.jinja"]
 FILES = [*METADATA_FILES, "*.safetensors"]  # no Python, no pickles
@@ -191,7 +191,7 @@ def build_transformer(
 ) -> Transformer:
     """Reads each tensor once, by its name in transformers, straight into the fused matrix it belongs to."""
     in_float32_on_cpu = dtype is torch.float32 and device.type == "cpu"
-    fold = in_float32_on_cpu  # in half precision, folding would round the weights again
+    fold = in_float32_on_cpu  # norm weights into the next matrix; in half precision this would round again
     linear = partial(make_linear, packed=not compiled)  # a packed weight cannot be part of a compiled graph
 
     def fused(names: Iterable[str], norm: Tensor | None = None) -> Tensor:
@@ -234,7 +234,7 @@ def build_transformer(
     return Transformer(
         config=config,
         embedding_VD=embedding,
-        layers=[layer(index) for index in tqdm(range(config.num_layers), "loading layers", **LOADING)],
+        layers=[layer(index) for index in tqdm(range(config.num_layers), "loading layers", **PROGRESS_BAR)],
         final_norm=norm(final_norm, folded=fold and not tied),
         head=linear(embedding, shared=True) if tied else linear(fused([HEAD], final_norm)),
         execution=Execution(

@@ -85,7 +85,7 @@ class WarmUp:
 
     seconds: float
     rounds: tuple[float, ...]  # seconds per round
-    settled: bool
+    settled: bool  # False if it ended because of MAX_WARM_UP_ROUNDS or MAX_WARM_UP_SECONDS
     counters: Counters
 
 
@@ -219,11 +219,11 @@ class Bench:
         ]
 
         @torch.inference_mode()
-        def run(kind: PassKind, plan: LayerPlan, of: Sequence[PassSegment]) -> None:
-            chosen = [replace(segment, selected=plan.selected, priors=plan.priors) for segment in of]
-            most = runner.sequences(kind, len(of[0].tokens)) if runner.padded else batch
+        def run(kind: PassKind, plan: LayerPlan, rows: Sequence[PassSegment]) -> None:
+            planned = [replace(row, selected=plan.selected, priors=plan.priors) for row in rows]
+            most = runner.sequences(kind, len(rows[0].tokens)) if runner.padded else batch
             for first in range(0, batch, most):
-                runner.run(chosen[first : first + most], plan, kind, reuse=bool(runner.reuse.row_of))
+                runner.run(planned[first : first + most], plan, kind, reuse=bool(runner.reuse.row_of))
 
         # The prompt's keys and values stay zero: how long a pass takes does not depend on them.
         run(PassKind.FULL, plans["computed"], opening)
@@ -287,6 +287,7 @@ class Bench:
         return self._medians({"decide": decide})["decide"]
 
     def prefill_tokens_per_second(self) -> float:
+        """The median speed of the prefill of one prompt."""
         spent = []
 
         def row() -> Row[None]:
@@ -302,7 +303,7 @@ class Bench:
         return self.start / statistics.median(spent[UNCOUNTED_ROUNDS:])
 
     def decode(self, documents: int, batch: int = 1, policy: str = "k1") -> tuple[float, Counters]:
-        """Tokens per second, and the work done."""
+        """Decodes random prompts; returns tokens per second and the work done."""
         prompts = [Prompt(ids=tuple(self._tokens(number, PROMPT_TOKENS))) for number in range(documents)]
         settings = self.config.decode_settings({}, max_new_tokens=self.new_tokens)
         parsed = ReusePolicy.parse(policy)
@@ -313,7 +314,7 @@ class Bench:
         return tokens / seconds, sum((g.counters for g in results), Counters())
 
     def scoring(self) -> dict[str, float]:
-        """Questions with four options after a shared prefix of 400 tokens: scored in one call, and each on its own."""
+        """Compares scoring in one call with one call per pair: questions with four options share 400 leading tokens."""
         prefix = self._tokens(0, 400)
         pairs = [
             Pair(prefix=(*prefix, *self._tokens(1 + question, 60)), target=(option,))
@@ -380,7 +381,7 @@ class Bench:
 
 
 def narrowing_alone(plan: LayerPlan, window: range) -> dict[str, LayerPlan]:
-    """Two plans that run one layer for as many positions as `plan` runs it for: with its checkpoints, and without.
+    """Two plans that run only the last narrowed layer of `plan`, for as many positions: with checkpoints, and without.
 
     They differ by what the checkpoints measure and select. Empty for a plan without checkpoints.
     """

@@ -104,7 +104,7 @@ class LayerWork:
 
 
 class Norm:
-    """RMS normalisation. If weight and √D are folded into the following product, three small operations remain."""
+    """RMS normalisation. If weight_D is None, weight and √D are folded into the weights of the following product."""
 
     def __init__(self, size: int, eps: float, weight_D: Tensor | None) -> None:
         self.size, self.eps, self.weight_D = size, eps, weight_D
@@ -159,20 +159,23 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Narrowing:
-    """What checkpoints need to select positions: S sequences of W positions each, and the places of all positions."""
+    """What checkpoints need to select positions from S sequences of W positions each."""
 
     width: int
     factors_N: Tensor  # rotary
     firsts_S1: Tensor  # the first position of each sequence in the states of the pass
-    places_2N: Tensor  # rows in the flattened keys and values, and rows in the reuse cache
+    rows_2N: Tensor  # of each position: its row in the flattened keys and values, and its row in the reuse cache
     targets: Sequence[Tensor]  # the flattened keys and values of each layer
     priors: Sequence[Tensor]  # (N,) for each checkpoint
-    attention: Callable[[int], Attention]  # for this many positions in each sequence, any in its block
+    attention: Callable[[int], Attention]  # for a number of positions in each sequence, anywhere in its block
 
     def select(
         self, number: int, checkpoint: Checkpoint, signal_N: Tensor, live: Selection | None, reuse: ReuseCache
     ) -> Selection:
-        """The best positions of each sequence (ties: the lowest), of those that are still computed."""
+        """Selects the positions with the highest scores (ties: the lowest positions) in each sequence.
+
+        Candidates are the positions in `live`, which earlier checkpoints selected; None: all positions.
+        """
         score_N = torch.add(self.priors[number], signal_N, alpha=checkpoint.weight)
         if live is None:
             best_SW = torch.sort(score_N.view(-1, self.width), dim=-1, descending=True, stable=True).indices
@@ -181,7 +184,7 @@ class Narrowing:
             live_SK = torch.sort(live.rows.view(-1, live.kept)).values
             best_SK = torch.sort(score_N[live_SK], dim=-1, descending=True, stable=True).indices
             rows = live_SK.gather(1, best_SK[:, : checkpoint.keep]).flatten()
-        cache_rows, block_rows = self.places_2N[:, rows]
+        cache_rows, block_rows = self.rows_2N[:, rows]
         view = KeyValueView(
             factors=(self.factors_N[rows],),
             index=cache_rows,
@@ -371,8 +374,8 @@ class Transformer:
         """The value change or the attention of each position at a checkpoint before this layer, in float32."""
         qkv_NM, width = layer.fused_projection(x_ND), layer.qkv_pairs[1]
         if checkpoint.signal is CheckpointSignal.VALUE_CHANGE:
-            held_NM = narrowing.targets[layer.index][narrowing.places_2N[0], width:]
-            return -cosine_similarity(qkv_NM[:, -width:].float(), held_NM.float(), -1)
+            cached_NM = narrowing.targets[layer.index][narrowing.rows_2N[0], width:]
+            return -cosine_similarity(qkv_NM[:, -width:].float(), cached_NM.float(), -1)
         assert checkpoint.signal is CheckpointSignal.ATTENTION
         q_NM, kv_NM = rotate(qkv_NM, (narrowing.factors_N,), layer.qkv_pairs)
         heads, head_dim = self.config.num_kv_heads, self.config.head_dim

@@ -134,9 +134,14 @@ class State:
     step: int
     start: int  # of the block
     tokens: tuple[int, ...]
-    positions: tuple[int, ...]  # the first may be the block's own first: prefill or commit have predicted it
-    reads: tuple[int, ...]  # the positions whose logits predict them
+    positions: tuple[int, ...]
+    reads: tuple[int, ...]  # the positions whose logits predict `positions`
     revealed: Mapping[int, int]  # tokens by position
+
+    @property
+    def has_boundary_prediction(self) -> bool:
+        """Whether the first of `positions` is predicted by the pass before the block: prefill or commit."""
+        return self.reads[0] < self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +153,8 @@ class TopLogits:
     total: float
 
     def prediction(self, mask_token_id: int) -> Prediction:
-        place = next(n for n, token in enumerate(self.ids) if token != mask_token_id)
-        return Prediction(self.ids[place], math.exp(self.logits[place] - self.total))
+        best = next(n for n, token in enumerate(self.ids) if token != mask_token_id)
+        return Prediction(self.ids[best], math.exp(self.logits[best] - self.total))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,29 +202,32 @@ def _compare_state(
     gaps = [[abs(a - b) if math.isfinite(b) else math.inf for a, b in row] for row in pairs]
     largest = max(map(max, gaps))
     rows = zip(answer["ids"], answer["logits"], answer["total"], strict=True)
-    one = [row.prediction(mask) for row in ours]
-    other = [TopLogits(tuple(ids), tuple(logits), total).prediction(mask) for ids, logits, total in rows]
+    our_predictions = [row.prediction(mask) for row in ours]
+    their_predictions = [TopLogits(tuple(ids), tuple(logits), total).prediction(mask) for ids, logits, total in rows]
     where = f"prompt {state.prompt}, block {state.block}, step {state.step}"
-    for position, mine, same, gap, a, b in zip(state.positions, ours, answer["ours"], gaps, one, other, strict=True):
-        place = gap.index(max(gap))
-        if gap[place] > TOLERANCE * max(1.0, abs(mine.logits[place])):
+    compared = zip(state.positions, ours, answer["ours"], gaps, our_predictions, their_predictions, strict=True)
+    for position, our_row, their_logits, gap, a, b in compared:
+        worst = gap.index(max(gap))
+        if gap[worst] > TOLERANCE * max(1.0, abs(our_row.logits[worst])):
             return largest, (
-                f"{where}, position {position}: the logit of token {mine.ids[place]} is {mine.logits[place]:.6g} here "
-                f"and {same[place]:.6g} there; the prediction is token {a.token} ({a.probability:.3f}) here and token "
-                f"{b.token} ({b.probability:.3f}) there"
+                f"{where}, position {position}: the logit of token {our_row.ids[worst]} is {our_row.logits[worst]:.6g} "
+                f"but {their_logits[worst]:.6g} in the checkpoint's code; the prediction is token {a.token} "
+                f"({a.probability:.3f}), but token {b.token} ({b.probability:.3f}) in the checkpoint's code"
             )
-    found = _revealed(state, other, rule)
-    if found != dict(state.revealed):
-        tie = f"{where}: reveals {dict(state.revealed)} here and {found} there, with the same logits (a near tie)"
-        return largest, tie
+    revealed = _revealed(state, their_predictions, rule)
+    if revealed != dict(state.revealed):
+        return largest, (
+            f"{where}: reveals {dict(state.revealed)}, but {revealed} with the logits of the checkpoint's code, which "
+            "are the same within the tolerance (a near tie)"
+        )
     return largest, None
 
 
 def _revealed(state: State, predictions: Sequence[Prediction], rule: RevealRule) -> dict[int, int]:
-    """Tokens by position that these predictions reveal; the first position of a block is always revealed."""
-    handed = state.reads[0] < state.start
-    chosen = [n + handed for n in rule.choose([[one] for one in predictions[handed:]])]
-    return {state.positions[n]: predictions[n].token for n in ([0] if handed else []) + chosen}
+    """Tokens by position that these predictions reveal; a boundary prediction is always revealed."""
+    boundary = int(state.has_boundary_prediction)
+    chosen = [n + boundary for n in rule.choose([[prediction] for prediction in predictions[boundary:]])]
+    return {state.positions[n]: predictions[n].token for n in [*range(boundary), *chosen]}
 
 
 def parity_prompts(model: LoadedModel) -> list[Prompt]:
@@ -250,8 +258,9 @@ def decoding_states(model: LoadedModel, prompts: Sequence[Prompt], settings: Dec
                 tokens = tuple(mask if at is None else token for token, at in known)
                 first = step.small_block * settings.small_block
                 masked = [p for p in range(first, first + settings.small_block) if tokens[p] == mask]
-                handed = config.predicted_at(start) < start and step.context.step == 0 and 0 < start >= len(prompt)
-                positions = [start + p for p in ([0] if handed else []) + masked]
+                opens_new_block = step.context.step == 0 and 0 < start >= len(prompt)
+                boundary = config.boundary_predictions if opens_new_block else 0
+                positions = [start + p for p in [*range(boundary), *masked]]
                 yield State(
                     prompt=document,
                     block=block,
@@ -268,8 +277,8 @@ def decoding_states(model: LoadedModel, prompts: Sequence[Prompt], settings: Dec
 class _TopReader:
     """Reads the largest logits of each row."""
 
-    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
-        del queries, places
+    def pack(self, queries: Sequence[Any], block_rows: Sequence[int]) -> Sequence[int]:
+        del queries, block_rows
         return ()
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
@@ -288,7 +297,7 @@ class _TopReader:
 def own_logits(model: LoadedModel, states: Sequence[State]) -> list[list[TopLogits]]:
     """Our logits at the positions that each state reads, from the same passes as in decoding."""
     config = model.config
-    found: dict[int, list[TopLogits]] = {}
+    logits: dict[int, list[TopLogits]] = {}
     engine: Engine[None] = Engine(
         model.network,
         cache_spec=CacheSpec(),
@@ -300,10 +309,10 @@ def own_logits(model: LoadedModel, states: Sequence[State]) -> list[list[TopLogi
 
     def row(numbers: Sequence[int]) -> Row[None]:
         first = states[numbers[0]]
-        handed = first.reads[0] < first.start
         before: list[TopLogits] = []
         if first.start:
-            before = yield Prefill(tokens=first.tokens[: first.start], queries=(None,) if handed else ())
+            queries = (None,) if first.has_boundary_prediction else ()
+            before = yield Prefill(tokens=first.tokens[: first.start], queries=queries)
         for number in numbers:
             state = states[number]
             reads = tuple(read - state.start for read in state.reads if read >= state.start)
@@ -315,18 +324,18 @@ def own_logits(model: LoadedModel, states: Sequence[State]) -> list[list[TopLogi
                 read=reads,
                 queries=(None,) * len(reads),
             )
-            found[number] = [*(before if number == numbers[0] else ()), *answers]
+            logits[number] = [*(before if number == numbers[0] else ()), *answers]
 
     blocks = groupby(range(len(states)), key=lambda number: (states[number].prompt, states[number].block))
     for _ in engine.run(row(list(numbers)) for _, numbers in blocks):
         pass
-    return [found[number] for number in range(len(states))]
+    return [logits[number] for number in range(len(states))]
 
 
 def run_child(
     model: LoadedModel, python: Path, states: Sequence[State], ours: Sequence[Sequence[TopLogits]]
 ) -> dict[str, Any]:
-    """Forwards the states with the checkpoint's own code; its answers, and the versions of its environment."""
+    """Forwards the states with the checkpoint's own code; returns its answers and the versions of its packages."""
     request = {
         "folder": str(model.folder),
         "device": str(model.device),
@@ -353,16 +362,18 @@ def run_child(
         except OSError as error:
             raise InputError(f"--python {python} cannot be started ({error.strerror})") from None
         except subprocess.TimeoutExpired:
-            raise InputError(f"the checkpoint's code has not ended after {CHILD_TIMEOUT_SECONDS:.0f} seconds") from None
+            raise InputError(
+                f"the checkpoint's code did not finish within {CHILD_TIMEOUT_SECONDS:.0f} seconds"
+            ) from None
         if ended.returncode:
             reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
             raise InputError(f"the checkpoint's code failed with {python}: {reason}")
-        found: dict[str, Any] = json.loads(answers_file.read_text(encoding="utf-8"))
-    return found
+        result: dict[str, Any] = json.loads(answers_file.read_text(encoding="utf-8"))
+    return result
 
 
 def child_environment(folder: str) -> dict[str, str]:
-    """Only variables that are known to hold no secret; home and caches are an empty folder, and the Hub is off."""
+    """The environment of the child: only variables that hold no secret, `folder` as home, and no access to the Hub."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     return {**kept, **offline, "HOME": folder, "TMPDIR": folder, "HF_HOME": folder}

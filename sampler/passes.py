@@ -32,8 +32,8 @@ PREFILL_POSITIONS = 1024  # of a prefill that is not padded
 class LogitReader(Protocol):
     """Answers one query per row of logits, such as "which token?" or "the log-probabilities of these tokens?"."""
 
-    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
-        """What `read` needs to know about the queries, as 64-bit integers. `places` are slot × block + position."""
+    def pack(self, queries: Sequence[Any], block_rows: Sequence[int]) -> Sequence[int]:
+        """What `read` needs, as 64-bit integers. `block_rows`: the rows of the read positions in the reuse cache."""
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:
         """A vector of numbers. There may be more rows of logits than queries."""
@@ -62,14 +62,14 @@ class PassResult(NamedTuple):
 
 
 class ForwardResult(NamedTuple):
-    """What a forward computed, and which values of the reuse cache it used, by layer."""
+    """What a forward computed, and for which layers it loaded and stored values of the reuse cache."""
 
     logits_PV: Tensor | None
     work: LayerWork
     measured: Mapping[int, Tensor]
     loaded: Sequence[int]
     stored: Sequence[int]
-    stored_selected: Sequence[int]  # for the selected positions only
+    stored_selected: Sequence[int]  # layers whose values were stored for the selected positions only
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class PassRunner:
         self._compiled = compile_forward(network.device) if network.execution.compiled else None
 
     def sequences(self, kind: PassKind, width: int) -> int:
-        """How many rows (in a prefill: blocks) one padded pass takes."""
+        """The number of rows (in a prefill: blocks) of one padded pass."""
         positions = BUCKET_POSITIONS[kind]
         if self.batch_size > SHARED_BATCH:
             rows = 1 << (self.batch_size - 1).bit_length()
@@ -128,7 +128,7 @@ class PassRunner:
     def run(self, segments: Sequence[PassSegment], plan: LayerPlan, kind: PassKind, *, reuse: bool) -> PassResult:
         """One forward. With `reuse`, values are cached for later passes, and the plan may replay cached values."""
         queries = [query for segment in segments for query in segment.queries]
-        packed = self.reader.pack(queries, _places_read(segments, self.block)) if queries else ()
+        packed = self.reader.pack(queries, _block_rows_read(segments, self.block)) if queries else ()
         rows = _rows(segments)
         if self.padded:
             done, numbers = self._run_padded(segments, plan, kind, packed, reuse)
@@ -138,17 +138,17 @@ class PassRunner:
             self.reuse.record(rows, loaded=done.loaded, stored=done.stored)
         if done.stored_selected:
             self.reuse.record(_selected_rows(segments, self.block), stored=done.stored_selected)
-        whole = [norms.flatten() for norms in done.measured.values()]
+        outputs = [norms.flatten() for norms in done.measured.values()]
         if numbers is not None:
-            whole.insert(0, numbers)
+            outputs.insert(0, numbers)
         # One transfer, hence one synchronisation
-        host: list[float] = (torch.cat(whole) if len(whole) > 1 else whole[0]).cpu().tolist() if whole else []
-        read = 0 if numbers is None else len(numbers)
-        answers = iter(self.reader.unpack(host[:read], queries) if queries else ())
+        host: list[float] = (torch.cat(outputs) if len(outputs) > 1 else outputs[0]).cpu().tolist() if outputs else []
+        answer_numbers = 0 if numbers is None else len(numbers)
+        answers = iter(self.reader.unpack(host[:answer_numbers], queries) if queries else ())
         return PassResult(
             done.work,
             [[next(answers) for _ in segment.read] for segment in segments],
-            _measurements(segments, done.measured, host[read:]),
+            _measurements(segments, done.measured, host[answer_numbers:]),
         )
 
     def _run_exact(
@@ -163,12 +163,12 @@ class PassRunner:
         narrowing = None
         if plan.checkpoints:
             width = len(segments[0].tokens)
-            positions, *places = self.keys_values.places(rows)[:3]
+            positions, *cache_rows = self.keys_values.pass_indices(rows)[:3]
             narrowing = Narrowing(
                 width=width,
                 firsts_S1=self._tensor(_first_states(segments))[:, None],
                 factors_N=self.keys_values.factors[positions],
-                places_2N=torch.tensor(places, device=self.network.device),
+                rows_2N=torch.tensor(cache_rows, device=self.network.device),
                 targets=self.keys_values.views[0],
                 priors=_as_priors(self._tensor(_prior_bits(segments, len(segments) * width)), len(plan.checkpoints)),
                 attention=partial(self.keys_values.reference_attention, rows),
@@ -194,9 +194,9 @@ class PassRunner:
             sent = sent.pin_memory().to(self.network.device, non_blocking=True)
         backend = self.network.execution.backend
         attention: list[Attention] = []
-        attention_of = None
+        attention_of: Callable[[int], Attention] | None = None
         if backend is Backend.REFERENCE or (backend is Backend.DENSE and kind is PassKind.PREFILL):
-            attention = [self.keys_values.reference_attention(one) for one in (rows, selected) if one is not None]
+            attention = [self.keys_values.reference_attention(part) for part in (rows, selected) if part is not None]
             attention_of = partial(self.keys_values.reference_attention, rows)
         forward = padded_forward if self._compiled is None or attention else self._compiled
         sizes = tuple(map(len, sections))
@@ -221,15 +221,15 @@ class PassRunner:
     def _integers(
         self, segments: Sequence[PassSegment], bucket: Bucket, rows: Rows, selected: Rows | None
     ) -> list[list[int]]:
-        """The tokens of a padded pass, the states to read, the selected states, and the places of its rows."""
+        """The sections of `words`: tokens, states to read, selected states, `pass_indices` of all and selected rows."""
         ids = [token for segment in segments for token in segment.tokens]
         read, states = _read_rows(segments), _selected_states(segments, self.block)
         return [
             ids + [0] * (bucket.positions - len(ids)),
             read + [0] * (bucket.reads - len(read)),
             states + states[:1] * (bucket.selected - len(states)),
-            *self.keys_values.places(rows),
-            *([] if selected is None else self.keys_values.places(selected)),
+            *self.keys_values.pass_indices(rows),
+            *([] if selected is None else self.keys_values.pass_indices(selected)),
         ]
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
@@ -245,22 +245,22 @@ def padded_forward(
     cache: KeyValueCache,
     reuse_cache: ReuseCache,
     attention: Sequence[Attention],
-    attention_of: Callable[[int], Attention] | None = None,
+    attention_of: Callable[[int], Attention] | None,
 ) -> ForwardResult:
     """A pass of fixed shape. `words` holds its integers, in sections of these `sizes`; see `PassRunner._integers`.
 
-    `attention` may replace the attention over sequences: for all positions, and for the selected ones; `attention_of`
-    that for a number of positions in each sequence.
+    By default attention runs over sequences. `attention` and `attention_of` replace it: `attention` for all positions
+    and for the selected ones, `attention_of` for any number of positions that a checkpoint selects in each sequence.
     """
-    ids, read, states, *places, prior_bits = torch.split_with_sizes(words, sizes)
-    short_places = torch.split_with_sizes(words.int(), sizes)[3:]  # attention takes 32-bit integers
+    ids, read, states, *indices, prior_bits = torch.split_with_sizes(words, sizes)
+    short_indices = torch.split_with_sizes(words.int(), sizes)[3:]  # attention takes 32-bit integers
     group = network.config.num_heads // network.config.num_kv_heads
     compiling = torch.compiler.is_compiling()  # then keys and values must be one tensor, and complex numbers are slow
     targets, keys_values = layer_views(cache.flat_LTM, network.config) if compiling else cache.views
 
     def view(part: int, max_positions: int) -> tuple[KeyValueView, ReuseView]:
-        positions, cache_rows, block_rows = places[6 * part : 6 * part + 3]
-        query_starts, key_starts, lengths = short_places[6 * part + 3 : 6 * part + 6]
+        positions, cache_rows, block_rows = indices[6 * part : 6 * part + 3]
+        query_starts, key_starts, lengths = short_indices[6 * part + 3 : 6 * part + 6]
         factors = cache.real_factors[positions]
         sequences = SequenceAttention(
             backend=network.execution.backend,
@@ -295,7 +295,7 @@ def padded_forward(
             width=bucket.width,
             firsts_S1=torch.arange(0, bucket.positions, bucket.width, device=words.device)[:, None],
             factors_N=keys_values_view.factors[0],
-            places_2N=words[sum(sizes[:4]) : sum(sizes[:6])].view(2, -1),
+            rows_2N=words[sum(sizes[:4]) : sum(sizes[:6])].view(2, -1),
             targets=targets,
             priors=_as_priors(prior_bits, len(plan.checkpoints)),
             attention=attention_of or narrowed,
@@ -320,7 +320,7 @@ def _forward_result(
 
 
 def compile_forward(device: torch.device) -> Callable[..., ForwardResult]:
-    """`padded_forward` with one graph for each plan and bucket. On CUDA a graph is launched at once, not by kernel."""
+    """`padded_forward` with one graph for each plan and bucket. On CUDA a graph is launched as a whole."""
     mode = "reduce-overhead" if device.type == "cuda" else None
     compiled = torch.compile(padded_forward, fullgraph=True, dynamic=False, mode=mode)
 
@@ -371,7 +371,7 @@ def _read_rows(segments: Sequence[PassSegment]) -> list[int]:
     return [first + i for first, segment in zip(firsts, segments, strict=True) for i in segment.read]
 
 
-def _places_read(segments: Sequence[PassSegment], block: int) -> list[int]:
+def _block_rows_read(segments: Sequence[PassSegment], block: int) -> list[int]:
     return [s.slot * block + (s.start + i) % block for s in segments for i in s.read]
 
 

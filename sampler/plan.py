@@ -52,7 +52,7 @@ class CheckpointSignal(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """Before `layer`, the `keep` positions with the highest score remain; the following partial layers compute these.
+    """Before `layer`, selects the `keep` positions with the highest score, which the following partial layers compute.
 
     A position's score is weight × signal + prior. `priors` has what the policy knows about each position of the pass;
     inf keeps a position, -inf drops it. The selection is made on the device, and the host does not wait for it.
@@ -100,7 +100,7 @@ class LayerPlan:
         return tuple(checkpoint.priors for checkpoint in self.checkpoints)
 
     def positions(self, layer: int, window: int) -> int:
-        """How many of the `window` positions of a pass a layer computes, if it runs."""
+        """How many positions a layer computes, if it runs, in a pass over `window` positions."""
         if self.steps[layer] is not PARTIAL:
             return window
         kept = [checkpoint.keep for checkpoint in self.checkpoints if checkpoint.layer <= layer]
@@ -114,11 +114,12 @@ class LayerPlan:
     @property
     def template(self) -> "LayerPlan":
         """This plan with placeholders for its selected positions and priors, which a compiled graph gets as tensors."""
-        checkpoints = (replace(one, priors=(0.0,) * len(one.priors)) for one in self.checkpoints)
+        checkpoints = (replace(point, priors=(0.0,) * len(point.priors)) for point in self.checkpoints)
         return replace(self, selected=self.selected[:1], checkpoints=tuple(checkpoints))
 
 
 def compute_all(depth: int) -> LayerPlan:
+    """The plan that computes all of `depth` layers."""
     return LayerPlan(steps=(COMPUTE,) * depth)
 
 
@@ -164,6 +165,11 @@ class PastPass:
     confidence: Mapping[int, float] = field(default_factory=dict)  # of the predictions, by position in the block
 
     @property
+    def computed_positions(self) -> Sequence[int]:
+        """The positions that went through every layer; empty if a checkpoint selected them on the device."""
+        return self.plan.selected if self.plan.replays else self.window
+
+    @property
     def input_change(self) -> float:
         """Relative L1 change of the watched input over all positions; 0 if it was not measured."""
         norms = self.measured.get(WATCHED_INPUT, ())
@@ -184,20 +190,16 @@ class StepContext:
 
 def input_changes(past: Sequence[PastPass]) -> dict[int, float]:
     """Relative L1 change of the watched input at each position, from the last pass that measured it."""
-    found: dict[int, float] = {}
+    changes: dict[int, float] = {}
     for done in past:
         for position, (change, size) in zip(done.window, done.measured.get(WATCHED_INPUT, ()), strict=False):
-            found[position] = change / size if size else 0.0
-    return found
+            changes[position] = change / size if size else 0.0
+    return changes
 
 
 def computed_at(past: Sequence[PastPass]) -> dict[int, int]:
     """The last step in which each position went through every layer."""
-    found: dict[int, int] = {}
-    for step, done in enumerate(past):
-        for position in done.plan.selected if done.plan.replays else done.window:
-            found[position] = step
-    return found
+    return {position: step for step, done in enumerate(past) for position in done.computed_positions}
 
 
 class BoundPolicy(Protocol):
@@ -214,9 +216,10 @@ class BoundPolicy(Protocol):
 
 
 def resolve(requested: LayerPlan, context: StepContext, depth: int) -> LayerPlan:
-    """The plan to execute: the first pass of a block has nothing cached, so it computes every layer or skips it.
+    """The plan to execute: the requested one, except that the first pass of a block never replays.
 
-    Prefill and commit passes always compute every layer and are never planned by a policy.
+    Nothing is cached before the first pass, so it computes all layers unless the requested plan needs no cached value.
+    Prefill and commit passes always compute every layer and are not planned by a policy.
     """
     needs_nothing = not requested.stale and set(requested.steps) <= {COMPUTE, SKIP}
     return requested if context.step or needs_nothing else compute_all(depth)

@@ -38,7 +38,7 @@ GRAMMAR = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReusePolicy:
-    """A policy that is not yet bound to a model. `str` and `parse` are inverse."""
+    """A policy that is not yet bound to a model. `str` prints the name that `parse` reads."""
 
     rule: Rule
     layers: str | None = None
@@ -53,7 +53,7 @@ class ReusePolicy:
 
     @classmethod
     def grid(cls, *, k: int, layers: str | None = None, mode: str = "residual") -> "ReusePolicy":
-        """A policy of the fixed grid."""
+        """The policy `kK_layers` with period `k`, in the mode "residual" or "output"."""
         try:
             rule = PeriodicRule(k=k, output=mode == "output")
         except InputError as error:
@@ -62,6 +62,7 @@ class ReusePolicy:
 
     @classmethod
     def parse(cls, name: str, *, suggest: bool = True) -> "ReusePolicy":
+        """The policy with this name; InputError if there is none, with a similar name if `suggest` is set."""
         if "," in name:
             raise InputError(f"{name!r} lists several policies where one is expected")
         head, underscore, tail = name.partition("_")
@@ -118,7 +119,7 @@ class ReusePolicy:
 
 
 def _suggestion(name: str) -> str:
-    """A policy that the user may have meant: the name in lower case, with a similar rule, or a similar name."""
+    """A "did you mean" question for an unknown name; empty if no known policy is similar."""
     word, rest = re.fullmatch(r"([a-z]*)(.*)", name.lower(), re.DOTALL).groups()  # type: ignore[union-attr]
     for rule in (word, *(rule for rule in RULES if did_you_mean(word, [rule]))):
         try:
@@ -168,6 +169,7 @@ def resolve_subset_size(depth: int, requested: int | None = None) -> int:
 
 
 def parse_indices(text: str) -> tuple[int, ...]:
+    """The layer indices in a text such as 4-9+20; the inverse of `format_indices`."""
     indices: list[int] = []
     for part in text.split("+"):
         matched = re.fullmatch(r"(0|[1-9][0-9]{0,5})(?:-(0|[1-9][0-9]{0,5}))?", part)

@@ -19,7 +19,7 @@ class DecodeSettings:
     max_new_tokens: int = 256
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0
-    reveal: str = THRESHOLD  # the reveal rule; its name alone stands for threshold=X with the threshold above
+    reveal: str = THRESHOLD  # the reveal rule; "threshold" without a value uses the threshold above
 
     def __post_init__(self) -> None:
         rule = self.reveal_rule
@@ -115,14 +115,16 @@ class Generated:
     counters: Counters
     started: float  # on the call's stopwatch, which is paused while the caller handles results
     seconds: float  # on a synchronised device, from the first forward to the last token
-    reveals: tuple[Reveal, ...] | None = None  # of each token, if requested
+    reveals: tuple[Reveal, ...] | None = None  # one for each of `ids`, if requested
 
     def trace_json(self, texts: Sequence[str] | None) -> list[dict[str, object]]:
-        """The reveals in the form that `generate` prints; `texts` are those of the tokens."""
+        """The reveals in the form that `generate` prints; `texts` are the texts of the tokens, if known."""
         assert self.reveals is not None
-        named = [{}] * len(self.ids) if texts is None else [{"text": text} for text in texts]
-        found = zip(self.ids, named, self.reveals, strict=True)
-        return [{"token": token, **name, **asdict(reveal)} for token, name, reveal in found]
+        text_fields = [{}] * len(self.ids) if texts is None else [{"text": text} for text in texts]
+        return [
+            {"token": token, **text, **asdict(reveal)}
+            for token, text, reveal in zip(self.ids, text_fields, self.reveals, strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

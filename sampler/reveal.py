@@ -80,12 +80,13 @@ class RevealRule(ABC):
 
 
 def _above(scores: Sequence[float], bound: float) -> list[int]:
-    """All strictly above the bound, and always the best (ties: the lowest index)."""
+    """Indices of all scores strictly above the bound, and of the best one in any case (ties: the lowest index)."""
     best = max(range(len(scores)), key=scores.__getitem__)
     return [i for i, score in enumerate(scores) if score > bound or i == best]
 
 
 def _by_probability(traces: Sequence[Trace]) -> list[int]:
+    """Indices of the positions by descending probability of their current prediction."""
     return sorted(range(len(traces)), key=lambda i: -traces[i][-1].probability)
 
 
@@ -202,6 +203,7 @@ REVEAL_GRAMMAR = (
 
 
 def parse_reveal(name: str) -> RevealRule:
+    """The reveal rule with this name; InputError if there is none."""
     word, equals, value = name.partition("=")
     if word not in REVEAL_RULES or not equals:
         raise InputError(f"unknown reveal rule {name!r}: {REVEAL_GRAMMAR}")

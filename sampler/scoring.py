@@ -43,7 +43,7 @@ def score_pairs(
 
     Consecutive pairs with the same prefix form one question: what they share is forwarded once and counted for the
     first of them. Leading blocks that questions share are prefilled once. A question for which the model computes NaN
-    or infinity raises NonFiniteError. With `on_failure`, this function gets the error for each of its pairs instead.
+    or infinity raises NonFiniteError. With `on_failure`, that callback gets the error for each of its pairs instead.
     """
     config = model.config
     bound = policy.bind(config.num_layers, subset_size)
@@ -71,18 +71,25 @@ def score_pairs(
         on_failure=None if on_failure is None else fail_pairs,
     )
     rows = (
-        _Question(i[0], pairs[i[0]].prefix, [pairs[n].target for n in i], config, bound, method == "chain").score()
-        for i in questions
+        _Question(
+            document=indices[0],
+            prefix=pairs[indices[0]].prefix,
+            targets=[pairs[index].target for index in indices],
+            config=config,
+            policy=bound,
+            chain=method == "chain",
+        ).score()
+        for indices in questions
     )
     for done in engine.run(rows):
-        for place, (index, target) in enumerate(zip(questions[done.index], done.result, strict=True)):
+        for number, (index, target) in enumerate(zip(questions[done.index], done.result, strict=True)):
             scored = Scored(
                 score=target.score,
                 greedy=target.greedy,
                 rewound=target.rewound,
-                counters=done.counters if place == 0 else Counters(),
+                counters=done.counters if number == 0 else Counters(),
                 started=done.started,
-                seconds=done.seconds if place == 0 else 0.0,
+                seconds=done.seconds if number == 0 else 0.0,
             )
             yield index, scored
 
@@ -91,7 +98,7 @@ def check_pairs(pairs: Sequence[Pair], config: ModelConfig) -> None:
     for pair in pairs:
         check_ids(pair.prefix, config, "prefix")
         check_ids(pair.target, config, "target")
-        check_length(len(pair.prefix) + len(pair.target), config)
+        check_length(len(pair.prefix) + len(pair.target), config, "prefix and target")
 
 
 def _questions(pairs: Sequence[Pair]) -> list[list[int]]:
@@ -120,9 +127,9 @@ class LogProbabilities:
 
     mask_token_id: int
 
-    def pack(self, queries: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[int]:
+    def pack(self, queries: Sequence[tuple[int, ...]], block_rows: Sequence[int]) -> Sequence[int]:
         """The row of each queried token, then the tokens."""
-        del places
+        del block_rows
         rows = [row for row, tokens in enumerate(queries) for _ in tokens]
         return [*rows, *(token for tokens in queries for token in tokens)]
 
@@ -138,7 +145,7 @@ class LogProbabilities:
         return [({token: next(logs) for token in tokens}, int(b)) for tokens, b in zip(queries, best, strict=False)]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Question:
     """One prefix and its targets, scored as a tree: targets that reach the same state share its forward."""
 
@@ -220,14 +227,15 @@ class _Question:
             if branch.saved is not None:
                 yield RestoreBlock(position // self.size * self.size, branch.saved)
             queried = tuple(sorted({self.targets[index][branch.token] for index in branch.members}))
-            answers, step, place = [], branch.step, "commit pass"
+            answers, step, source = [], branch.step, "commit pass"
             if branch.token and position % self.size == 0:  # the target enters a new block
                 answers = yield self._commit(branch.tokens, position - self.size, queried)
                 step = 0
             if not answers:
                 answers = yield self._pass(branch.tokens, position, step, queried)
-                step, place = step + 1, f"step {step} (full pass)"
-            self._record(branch.members, branch.token, answers[0], place)
+                source = f"step {step} (full pass)"
+                step += 1
+            self._record(branch.members, branch.token, answers[0], source)
             forks = self._branches(branch.members, branch.tokens, branch.token, step)
             if len(forks) > 1 and self.policy.cache_spec != CacheSpec() and (position + 1) % self.size and step:
                 saved = yield SaveBlock(position // self.size * self.size)
@@ -243,11 +251,12 @@ class _Question:
             by_value.setdefault(self.targets[index][token], []).append(index)
         position = len(self.prefix) + token
         return [
-            _Branch(alike, [*tokens[:position], value, *tokens[position + 1 :]], token + 1, step)
-            for value, alike in by_value.items()
+            _Branch(indices, [*tokens[:position], value, *tokens[position + 1 :]], token + 1, step)
+            for value, indices in by_value.items()
         ]
 
     def _plan(self, tokens: list[int], position: int, step: int) -> tuple[LayerPlan, LayerPlan]:
+        """The plan that the policy requests for the block of `position`, and the plan to execute."""
         start = position // self.size * self.size
         masked = [token == self.config.mask_token_id for token in tokens[start : start + self.size]]
         context = StepContext(
@@ -286,16 +295,17 @@ class _Question:
             queries=(queried,) * predictions,
         )
 
-    def _record(self, members: Sequence[int], token: int, answer: Answer, place: str) -> None:
+    def _record(self, members: Sequence[int], token: int, answer: Answer, source: str) -> None:
+        """Adds the log-probability of token `token` to the scores; `source` is the pass that predicted it."""
         logs, best = answer
         for value in logs.values():
             if not math.isfinite(value):
                 block = self.config.predicted_at(len(self.prefix) + token) // self.size
-                raise NonFiniteError(self.document, block, place, f"a log-likelihood of {value}")
+                raise NonFiniteError(self.document, block, source, f"a log-likelihood of {value}")
         for index in members:
-            wanted = self.targets[index][token]
-            self.scores[index].score += logs[wanted]
-            self.scores[index].greedy &= best == wanted
+            expected = self.targets[index][token]
+            self.scores[index].score += logs[expected]
+            self.scores[index].greedy &= best == expected
 
 
 @dataclass(frozen=True, slots=True)

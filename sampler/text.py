@@ -114,19 +114,20 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 def cut(text: str, stop: Sequence[str]) -> str:
     """The text before the first stop string in it."""
-    found = [at for at in (text.find(string) for string in stop) if at >= 0]
-    return text[: min(found)] if found else text
+    starts = [start for start in (text.find(string) for string in stop) if start >= 0]
+    return text[: min(starts)] if starts else text
 
 
 class StopStrings:
     """Finds where a growing answer completes a stop string.
 
-    Only the end of the answer is decoded each time: from token `start` on, which is longer than any stop string.
+    Only the tail of the answer is decoded each time: the tokens from `start` on, which are longer than any stop string.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self.tokenizer, self.stop = tokenizer, tuple(stop)
-        self.reach = max((len(string) for string in stop), default=0) + 4  # the first character may be incomplete
+        # The decoded tail may begin with a part of a character.
+        self.tail_length = max((len(string) for string in stop), default=0) + MAX_BYTES_PER_CHARACTER
         self.seen = self.start = 0
 
     def end(self, ids: Sequence[int]) -> int | None:
@@ -136,12 +137,12 @@ class StopStrings:
         if self._contains_stop(ids[self.start :]):
             return next(n for n in range(self.seen + 1, len(ids) + 1) if self._contains_stop(ids[self.start : n]))
         self.seen = len(ids)
-        while len(decode(self.tokenizer, ids[self.start + 1 :])) > self.reach:
+        while len(decode(self.tokenizer, ids[self.start + 1 :])) > self.tail_length:
             self.start += 1
         return None
 
     def _contains_stop(self, ids: Sequence[int]) -> bool:
-        text = decode(self.tokenizer, ids) if self.stop else ""
+        text = decode(self.tokenizer, ids)
         return any(string in text for string in self.stop)
 
 

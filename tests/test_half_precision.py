@@ -43,8 +43,8 @@ def load(folder: Path, dtype: torch.dtype, backend: Backend = Backend.VARLEN) ->
 class Logits:
     """A reader that returns the logits."""
 
-    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
-        del queries, places
+    def pack(self, queries: Sequence[Any], block_rows: Sequence[int]) -> Sequence[int]:
+        del queries, block_rows
         return ()
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class States:
     def __init__(self) -> None:
         self.forwards: list[int] = []
 
-    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:
-        del places
+    def pack(self, queries: Sequence[Any], block_rows: Sequence[int]) -> Sequence[int]:
+        del block_rows
         self.forwards.append(len(queries))
         return ()
 

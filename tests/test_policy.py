@@ -124,6 +124,8 @@ def test_output_mode_runs_no_layer() -> None:
         ("es=0.5_all.0", "the number of checkpoints must be at least 1 (got 0)"),
         ("focus=0.5", "needs layers"),
         ("skip_all.some", "skip takes .every"),
+        ("skip_all.every.every", "an option is repeated"),
+        ("trim=0.2_middle.random.fast", "unknown option .fast; trim takes .random"),
     ],
 )
 def test_invalid_names_are_explained(name: str, complaint: str) -> None:

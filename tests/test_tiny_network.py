@@ -46,7 +46,7 @@ def shard_of(*examples: Example, size: int = 24) -> Shard:
 class Everything:
     """Reads whole rows of logits."""
 
-    def pack(self, queries: Sequence[Any], places: Sequence[int]) -> Sequence[int]:  # noqa: ARG002
+    def pack(self, queries: Sequence[Any], block_rows: Sequence[int]) -> Sequence[int]:  # noqa: ARG002
         return ()
 
     def read(self, logits_PV: Tensor, packed: Tensor) -> Tensor:  # noqa: ARG002

@@ -364,6 +364,6 @@ def _check_first_documents(prepared: PreparedTask, config: ModelConfig, tokenize
                 check_prompts([to_prompt(request, tokenizer) for request in requests], ANY_BLOCK, config)
             for pair in to_pairs(requests, tokenizer) if task.kind != GENERATE else ():
                 check_ids(pair.prefix, config, "prompt")
-                check_length(len(pair.prefix) + len(pair.target), config)
+                check_length(len(pair.prefix) + len(pair.target), config, "prefix and target")
         except InputError as error:
             raise InputError(f"task {task.name}, document {document.doc_id}: {error}") from None

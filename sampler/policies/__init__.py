@@ -11,7 +11,7 @@ from sampler.policies.es import EarlySkipRule
 from sampler.policies.focus import FocusRule
 from sampler.policies.periodic import HalfRule, PeriodicRule, SkipRule, StaleRule
 
-RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # functions of the value and the options in the name
+RULES: dict[str, Callable[[str, list[str]], Rule]] = {  # each parses the value and the options of a name
     "k": PeriodicRule.parse,
     "adaptive": AdaptiveRule.parse,
     "trim": TrimRule.parse,

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from sampler.errors import InputError
 from sampler.plan import PARTIAL, REPLAY, LayerPlan, StepContext, compute_all, computed_at, in_layers, input_changes
 from sampler.policies.base import (
     PlanningRule,
     Rule,
+    check_options,
     count_of,
     count_options,
     format_decimal,
@@ -91,8 +91,7 @@ class TrimRule(PlanningRule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        if options not in ([], ["random"]):
-            raise InputError(f"unknown option .{options[0]}; trim takes .random")
+        check_options(options, ("random",), "trim")
         return cls(share=parse_share(value, "trim"), random=bool(options))
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ from sampler.plan import (
 
 
 class Rule(ABC):
-    """The first part of a policy name, such as `k2` or `adaptive=0.2`. `str` prints it without layers and options."""
+    """The rule of a policy, such as `k2` or `adaptive=0.2`, and its options. `str` prints it without the options."""
 
     takes_layers: ClassVar[bool] = True
     no_scoring_reason: ClassVar[str | None] = None  # why log-likelihoods cannot be scored under this rule
@@ -32,7 +32,7 @@ class Rule(ABC):
     @property
     @abstractmethod
     def mode(self) -> str:
-        """One word for how layers are reused; a column of the results."""
+        """One word for how layers are reused; the column `mode` of the results."""
 
     @property
     def needs_layers(self) -> bool:
@@ -45,6 +45,7 @@ class Rule(ABC):
 
     @property
     def options(self) -> tuple[str, ...]:
+        """The options of the name, without those that have their default."""
         return ()
 
     @abstractmethod
@@ -82,7 +83,7 @@ class NarrowingRule(PlanningRule):
 
     signal: ClassVar[CheckpointSignal]
     no_scoring_reason: ClassVar[str | None] = (
-        "it selects positions by how they changed since an earlier pass of the block, and a scored state has only one"
+        "it selects positions by what earlier steps of the block revealed or changed, and a scored state has only one"
     )
     share: float
 
@@ -99,9 +100,9 @@ class NarrowingRule(PlanningRule):
         return self.layers[:1]
 
     def narrow(self, context: StepContext, priors: Mapping[int, float], weight: float = 1.0) -> LayerPlan:
-        """Each checkpoint keeps the share of the positions that the one before kept; a missing prior is 0.
+        """The plan of a pass in which each checkpoint keeps the share of the positions that the previous one kept.
 
-        Layers before the first checkpoint are computed.
+        A missing prior is 0. Layers before the first checkpoint are computed.
         """
         kept, checkpoints = len(context.window), list[Checkpoint]()
         if self.share == 0:
@@ -133,7 +134,7 @@ def parse_share(text: str, word: str) -> float:
 
 
 def parse_count_option(options: list[str], default: int, *, name: str, example: str, minimum: int = 0) -> int:
-    """The only option of a rule, a whole number such as N in `adaptive=0.2_middle.N`; inverse of `count_options`."""
+    """Parses the only option of a rule, a whole number such as N in `adaptive=0.2_middle.N`; see `count_options`."""
     if len(options) > 1:
         raise InputError(f"{example.partition('=')[0]} takes one option, {name}, as in {example}")
     count = parse_integer(options[0], name) if options else default
@@ -143,12 +144,18 @@ def parse_count_option(options: list[str], default: int, *, name: str, example: 
 
 
 def count_options(count: int, default: int) -> tuple[str, ...]:
+    """The options that `parse_count_option` reads as `count`."""
     return () if count == default else (str(count),)
 
 
-def refuse_options(options: list[str]) -> None:
-    if options:
-        raise InputError(f"unknown option .{options[0]}; this rule takes no options")
+def check_options(options: Sequence[str], allowed: Sequence[str], word: str) -> None:
+    """Raises InputError if an option of the rule `word` is unknown or repeated."""
+    unknown = [option for option in options if option not in allowed]
+    if unknown:
+        known = " and ".join(f".{option}" for option in allowed) or "no options"
+        raise InputError(f"unknown option .{unknown[0]}; {word} takes {known}")
+    if len(set(options)) < len(options):
+        raise InputError("an option is repeated; give each option once")
 
 
 def parse_integer(text: str, name: str) -> int:

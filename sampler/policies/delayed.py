@@ -12,12 +12,13 @@ Limits: N = inf is k1. There is no budget: how many positions run follows from w
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from sampler.errors import InputError
 from sampler.plan import PARTIAL, REPLAY, LayerPlan, StepContext, compute_all, in_layers
-from sampler.policies.base import PlanningRule, Rule, format_decimal, parse_decimal, refuse_options
+from sampler.policies.base import PlanningRule, Rule, check_options, format_decimal, parse_decimal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +31,7 @@ class DelayedRule(PlanningRule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        refuse_options(options)
+        check_options(options, (), "delayed")
         refreshes = parse_decimal(value, "N in delayed=N")
         if not math.isinf(refreshes) and refreshes != int(refreshes):
             raise InputError(f"N in delayed=N must be a whole number or inf (got {value})")
@@ -41,17 +42,16 @@ class DelayedRule(PlanningRule):
 
     def plan(self, context: StepContext) -> LayerPlan:
         masked = {position for position, step in enumerate(context.revealed_at) if step is None}
-        chosen = [p for p in context.window if {p, p + 1} & masked or self._is_fresh(p, context)]
+        computed = [done.computed_positions for done in context.past]
+        chosen = [p for p in context.window if {p, p + 1} & masked or self._is_fresh(p, context, computed)]
         if not context.past or len(chosen) == len(context.window):
             return compute_all(self.depth)
         if not chosen:
             return in_layers(REPLAY, self.layers, self.depth)
         return in_layers(PARTIAL, self.layers, self.depth, tuple(chosen))
 
-    def _is_fresh(self, position: int, context: StepContext) -> bool:
+    def _is_fresh(self, position: int, context: StepContext, computed: Sequence[Sequence[int]]) -> bool:
+        """Whether fewer than `refreshes` passes computed this position since the step that revealed it."""
         revealed = context.revealed_at[position]
         assert revealed is not None
-        later = context.past[revealed + 1 :]
-        return sum(position in (done.plan.selected if done.plan.replays else done.window) for done in later) < (
-            self.refreshes
-        )
+        return sum(position in positions for positions in computed[revealed + 1 :]) < self.refreshes

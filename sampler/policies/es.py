@@ -53,6 +53,6 @@ class EarlySkipRule(NarrowingRule):
         masked = [p for p in confidence if context.revealed_at[p] is None]
         priors: dict[int, float] = {}
         for position in (near for p in masked for near in (p - 1, p)):
-            known = (confidence[p] for p in (position, position + 1) if p in masked)
-            priors[position] = CONFIDENCE_WEIGHT * max(known)
+            predictions = (confidence[p] for p in (position, position + 1) if p in masked)
+            priors[position] = CONFIDENCE_WEIGHT * max(predictions)
         return self.narrow(context, priors, weight=1 - CONFIDENCE_WEIGHT)

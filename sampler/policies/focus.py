@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sampler.plan import CheckpointSignal, LayerPlan, StepContext, compute_all
-from sampler.policies.base import NarrowingRule, Rule, parse_share, refuse_options
+from sampler.policies.base import NarrowingRule, Rule, check_options, parse_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,13 +26,13 @@ class FocusRule(NarrowingRule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        refuse_options(options)
+        check_options(options, (), "focus")
         return cls(share=parse_share(value, "focus"))
 
     def plan(self, context: StepContext) -> LayerPlan:
         if not context.past:
             return compute_all(self.depth)
         revealed_at = context.revealed_at
-        wanted = {p for p, at in enumerate(revealed_at) if at is None or at == context.step - 1}
-        wanted |= {p - 1 for p, at in enumerate(revealed_at) if at is None}
-        return self.narrow(context, {p: float("-inf") for p in context.window if p not in wanted})
+        candidates = {p for p, at in enumerate(revealed_at) if at is None or at == context.step - 1}
+        candidates |= {p - 1 for p, at in enumerate(revealed_at) if at is None}
+        return self.narrow(context, {p: float("-inf") for p in context.window if p not in candidates})

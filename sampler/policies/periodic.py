@@ -42,9 +42,8 @@ from sampler.plan import (
     compute_all,
     in_layers,
 )
-from sampler.policies.base import PlanningRule, Rule, parse_period, refuse_options
+from sampler.policies.base import PlanningRule, Rule, check_options, parse_period
 
-OPTIONS = ("output", "small")
 HALVES = {"mlp": (REPLAY_MLP, Unit.MLP), "attn": (REPLAY_ATTENTION, Unit.ATTENTION)}
 
 
@@ -82,11 +81,7 @@ class PeriodicRule(Rule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        unknown = [option for option in options if option not in OPTIONS]
-        if unknown:
-            raise InputError(f"unknown option .{unknown[0]}; kK takes .output and .small")
-        if len(set(options)) < len(options):
-            raise InputError("an option is repeated; give each option once")
+        check_options(options, ("output", "small"), "kK")
         return cls(k=int(value), output="output" in options, small_only="small" in options)
 
     def __str__(self) -> str:
@@ -126,7 +121,7 @@ class HalfRule(Rule):
     @classmethod
     def parser(cls, half: str) -> Callable[[str, list[str]], Rule]:
         def parse(value: str, options: list[str]) -> Rule:
-            refuse_options(options)
+            check_options(options, (), half)
             return cls(half=half, period=parse_period(value, half))
 
         return parse
@@ -154,7 +149,7 @@ class StaleRule(Rule):
 
     @classmethod
     def parse(cls, value: str, options: list[str]) -> Rule:
-        refuse_options(options)
+        check_options(options, (), "stale")
         return cls(period=parse_period(value, "stale"))
 
     def __str__(self) -> str:
@@ -167,6 +162,8 @@ class StaleRule(Rule):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkipRule(PlanningRule):
+    """skip"""
+
     mode: ClassVar[str] = "skip"
     period: ClassVar[int | None] = 2  # all passes after the first are alike, so scoring needs two passes at most
     every: bool = False
@@ -175,8 +172,7 @@ class SkipRule(PlanningRule):
     def parse(cls, value: str, options: list[str]) -> Rule:
         if value:
             raise InputError(f"skip takes no number (got {value!r}); write skip_middle")
-        if options not in ([], ["every"]):
-            raise InputError(f"unknown option .{options[0]}; skip takes .every")
+        check_options(options, ("every",), "skip")
         return cls(every=bool(options))
 
     def __str__(self) -> str:

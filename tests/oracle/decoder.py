@@ -31,7 +31,7 @@ from sampler.records import DecodeSettings
 
 __all__ = ["ReferenceGenerated", "ReferenceModel", "ReferenceScored", "reference_generate", "reference_score"]
 
-SCORE_DISTANCE = 10  # scores of checkpoints are more exact than probabilities
+SCORE_GAP_FACTOR = 10  # scores of checkpoints have smaller rounding errors than probabilities: their gaps count more
 REVEALED_PER_STEP = 2  # r in the definition of rewind and replay
 
 
@@ -87,8 +87,8 @@ class Passes:
             PastPass(window=context.window, plan=plan, measured=self._measured(before, deltas, plan, window))
         )
 
-    def read(self, guesses: Mapping[int, "Guess"]) -> None:
-        """Later plans of the block may depend on how confident the guesses at these positions were."""
+    def record_guesses(self, guesses: Mapping[int, "Guess"]) -> None:
+        """Records the confidence of the last pass's guesses, which later plans of the block may use."""
         start = min(self.state.final) // self.model.block * self.model.block
         confidence = {position - start: each.confidence for position, each in guesses.items()}
         self.past[-1] = replace(self.past[-1], confidence=confidence)
@@ -222,6 +222,7 @@ def credited(trace: list[Guess]) -> float:
 
 
 def stable(traces: list[list[Guess]], confidence: float, divergence: float = 0.01) -> Choice:
+    """Confident guesses whose distribution has moved little since the step before, and the most confident guess."""
     accepted, margins = above([trace[-1].confidence for trace in traces], 1.0)
     margins = margins or [1.0]
     for i, trace in enumerate(traces):
@@ -252,7 +253,7 @@ class ReferenceGenerated:
     passes: dict[str, int]
     layers: dict[str, int]
     trace: list[ReferenceStep]
-    margin: float  # the smallest of all steps and hand-over tokens
+    margin: float  # the smallest of all steps, and of the tokens that prefill and commit passes predict
     reveals: list[tuple[int, int, float]]  # of each id: block, step in it (-1: before it), confidence
 
 
@@ -281,13 +282,13 @@ def reference_generate(
         draws = torch.rand(len(logits), generator=generator, dtype=torch.float64).tolist()
         return [guess(logits_V, model.mask, settings, u) for logits_V, u in zip(logits, draws, strict=True)]
 
-    def hand_over(kind: PassKind) -> None:
-        """Passes over clean blocks; with token shift, their last position predicts the next block's first token."""
+    def finish_blocks(kind: PassKind) -> None:
+        """Prefill or commit; with token shift, the last position predicts the first token of the next block."""
         logits_V = passes.clean(kind, tokens)
-        for handed in read([logits_V] * model.shift):
-            revealed[len(tokens)] = len(tokens) // model.block, -1, handed.confidence
-            tokens.append(handed.token)
-            margins.append(handed.margin)
+        for first in read([logits_V] * model.shift):
+            revealed[len(tokens)] = len(tokens) // model.block, -1, first.confidence
+            tokens.append(first.token)
+            margins.append(first.margin)
 
     def end() -> int | None:
         """Position after a stop token with nothing masked before it, or the limit; None if decoding continues."""
@@ -299,7 +300,7 @@ def reference_generate(
 
     start = len(tokens) // model.block * model.block
     if start == len(tokens):
-        hand_over(PassKind.PREFILL)
+        finish_blocks(PassKind.PREFILL)
     elif start > 0:
         passes.clean(PassKind.PREFILL, tokens[:start])
     while end() is None:
@@ -312,9 +313,9 @@ def reference_generate(
                 kind, window = (PassKind.FULL, block) if full else (PassKind.SMALL, small)
                 passes.denoise(tokens, window, kind, step)
                 guesses = dict(zip(masked, read([passes.logits(p) for p in masked]), strict=True))
-                passes.read(guesses)
-                for position, one in guesses.items():
-                    history.setdefault(position, []).append(one)
+                passes.record_guesses(guesses)
+                for position, latest in guesses.items():
+                    history.setdefault(position, []).append(latest)
                 margin = reveal(tokens, masked, history, settings)
                 for p, each in guesses.items():
                     if tokens[p] != model.mask:
@@ -329,7 +330,7 @@ def reference_generate(
                 trace.append(done)
                 step += 1
         if end() is None:
-            hand_over(PassKind.COMMIT)
+            finish_blocks(PassKind.COMMIT)
             start += model.block
     ids = tuple(tokens[len(prompt_ids) : end()])
     return ReferenceGenerated(
@@ -338,7 +339,7 @@ def reference_generate(
         passes=passes.counts,
         layers=passes.layers,
         trace=trace,
-        margin=min([*margins, *(step.margin for step in trace), SCORE_DISTANCE * passes.gap]),
+        margin=min([*margins, *(step.margin for step in trace), SCORE_GAP_FACTOR * passes.gap]),
         reveals=[revealed[position] for position in range(len(prompt_ids), len(prompt_ids) + len(ids))],
     )
 
@@ -377,13 +378,13 @@ def reference_score(
         return [model.mask if position in masked else token for position, token in enumerate(text[:end])]
 
     if begin >= model.block:
-        handed_V = passes.clean(PassKind.PREFILL, text[: begin // model.block * model.block])
+        boundary_V = passes.clean(PassKind.PREFILL, text[: begin // model.block * model.block])
     for position in range(begin, stop if method == "chain" else begin + 1):
         start = position // model.block * model.block
         if position == start and position > begin:
-            step, handed_V = 0, passes.clean(PassKind.COMMIT, text[:start])
+            step, boundary_V = 0, passes.clean(PassKind.COMMIT, text[:start])
         if position == start and model.shift:
-            logits_V = handed_V
+            logits_V = boundary_V
         else:
             block = range(start, start + model.block)
             hidden = range(position, stop if method == "chain" else begin + 1)

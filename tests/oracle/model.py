@@ -41,7 +41,10 @@ class BlockState:
 
 
 class ReferenceModel:
-    """Weights under their checkpoint names, and the two halves of a layer. `shift` 1: position i predicts i + 1."""
+    """Weights under their checkpoint names, and the two halves of a layer.
+
+    `shift` is 1 if the logits at position i predict the token at i + 1 (token shift), and 0 if they predict that at i.
+    """
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
         self.weights = weights
@@ -134,24 +137,24 @@ def _fetch(cached: Cached, layer: int, positions: Sequence[int]) -> Tensor:
 def narrow(
     model: ReferenceModel, checkpoint: Checkpoint, h_WD: Tensor, window: range, live: list[int], state: BlockState
 ) -> list[int]:
-    """The positions of `live` that a checkpoint keeps: those with the highest scores, and of equals the lowest."""
+    """The positions of `live` that a checkpoint keeps: those with the highest scores (ties: the lowest positions)."""
     layer, signal = checkpoint.layer, {}
     q_WHE, k_WGE, v_WGE = model.projected(layer, h_WD, window)
     k_WHE = k_WGE.repeat_interleave(model.heads // model.kv_heads, dim=1)
     weights_HWW = (torch.einsum("nhe,the->hnt", q_WHE, k_WHE) / q_WHE.shape[-1] ** 0.5).softmax(-1)
     for row, position in enumerate(window):
         before_D = state.inputs[layer, position]
-        now, held = v_WGE[row].flatten(), state.values[layer, position].flatten()
+        now, cached = v_WGE[row].flatten(), state.values[layer, position].flatten()
         signal[position] = {
             CheckpointSignal.INPUT_CHANGE: (h_WD[row] - before_D).abs().sum() / before_D.abs().sum(),
-            CheckpointSignal.VALUE_CHANGE: -now @ held / (now.norm() * held.norm()),
+            CheckpointSignal.VALUE_CHANGE: -now @ cached / (now.norm() * cached.norm()),
             CheckpointSignal.ATTENTION: weights_HWW[:, :, row].mean(),
         }[checkpoint.signal]
     priors = dict(zip(window, checkpoint.priors, strict=True))
     score = {position: checkpoint.weight * float(signal[position]) + priors[position] for position in live}
     order = sorted(live, key=lambda position: (-score[position], position))
     kept, dropped = order[: checkpoint.keep], order[checkpoint.keep :]
-    if score[kept[-1]] != score[dropped[0]]:  # equal infinities, or exactly the same values: no rounding matters
+    if score[kept[-1]] != score[dropped[0]]:  # if they are equal, rounding does not decide, only the position
         state.gap = min(state.gap, score[kept[-1]] - score[dropped[0]])
     return sorted(kept)
 
