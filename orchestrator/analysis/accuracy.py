@@ -120,7 +120,7 @@ def mcnemar(lost: int, won: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the given order."""
+    """Holm's adjusted p-values, in the order of `p_values`."""
     order = np.argsort(p_values, kind="stable")
     raised = np.asarray(p_values, dtype=float)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
@@ -246,10 +246,10 @@ def answer_agreement(rows: TaskRuns) -> tuple[tuple[float | None, ...], ...]:
     """Configurations × configurations: share of identical answers on shared documents, in their first runs."""
     runs = [int(rows.runs_of(number)[0]) for number in range(len(rows.configurations))]
     cells = rows.cell[runs]
-    answers, found = rows.columns["answer"][cells], cells >= 0
+    answers, present = rows.columns["answer"][cells], cells >= 0
 
     def share(a: int, b: int) -> float | None:
-        both = found[a] & found[b]
+        both = present[a] & present[b]
         return float((answers[a][both] == answers[b][both]).mean()) if both.any() else None
 
     return tuple(tuple(share(a, b) for b in range(len(runs))) for a in range(len(runs)))

@@ -15,7 +15,7 @@ from scipy import special
 
 from orchestrator.analysis.accuracy import differing_answers
 from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy, varies_within
-from orchestrator.analysis.runs import TaskRuns
+from orchestrator.analysis.runs import IncompleteRun, TaskRuns
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED
 from orchestrator.analysis.trial_facts import (
     AttemptTimeline,
@@ -65,10 +65,17 @@ class Evidence:
         recorded = self.request.get("tasks", {}).get(rows.task, {}).get("kind")
         return str(recorded) if recorded else (GENERATE if rows.columns["tokens"].any() else LOGLIKELIHOOD)
 
-    def needed_documents(self, rows: TaskRuns, run: int) -> int:
-        """Number of documents that a run must have: all wanted, or fewer if a race has stopped its configuration."""
-        key, wanted = (rows.task, rows.configuration_of(run).configuration), self.wanted_documents(rows)
-        return wanted if self.race is None else min(wanted, self.race.needed_documents().get(key, wanted))
+    def incomplete_runs(self, rows: TaskRuns) -> list[IncompleteRun]:
+        """Runs that lack documents; they need all wanted ones, or fewer if a race has stopped the configuration."""
+        wanted = self.wanted_documents(rows)
+        by_race = {} if self.race is None else self.race.needed_documents()
+        result = []
+        for run, cells in enumerate(rows.cell):
+            present, key = int((cells >= 0).sum()), (rows.task, rows.configuration_of(run).configuration)
+            needed = min(wanted, by_race.get(key, wanted))
+            if present < needed:
+                result.append(IncompleteRun(run=run, present=present, needed=needed))
+        return result
 
     def wanted_documents(self, rows: TaskRuns) -> int:
         """Number of documents requested; if unknown, of those that the sweep describes, or that any run has."""
@@ -262,13 +269,13 @@ def every_document(evidence: Evidence) -> Iterator[Finding]:
             number = counted(len(np.unique(group[duplicates])), "document")
             text = f"{number} more than once in a run; the first row is used"
             yield _failed(rows, duplicates, text)
-        wanted = {run: evidence.needed_documents(rows, run) for run in rows.all_runs}
-        counts = {run: int((rows.cell[run] >= 0).sum()) for run in rows.all_runs}
-        short = [run for run, present in counts.items() if present < wanted[run]]
-        if short:
-            fewest, of = min((counts[run], wanted[run]) for run in short)
-            text = f"{len(short)} of {len(rows.owner)} runs lack documents (the shortest has {fewest} of {of})"
-            yield _failed(rows, rows.rows_of(short), text)
+        incomplete = evidence.incomplete_runs(rows)
+        if incomplete:
+            present, needed = min((one.present, one.needed) for one in incomplete)
+            text = (
+                f"{len(incomplete)} of {len(rows.owner)} runs lack documents (the shortest has {present} of {needed})"
+            )
+            yield _failed(rows, rows.rows_of([one.run for one in incomplete]), text)
         yield from _described_documents(rows, evidence)
 
 

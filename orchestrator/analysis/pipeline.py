@@ -99,7 +99,7 @@ def analyse(
         attempts=attempts,
     )
     _check_comparable(tasks, evidence)
-    unfinished = any((part.cell >= 0).sum(axis=1).min() < evidence.wanted_documents(part) for part in tasks)
+    unfinished = any(evidence.incomplete_runs(part) for part in tasks)
     race = replay_race(rows, documents, request, criteria) if unfinished or is_race(request) else None
     evidence = replace(evidence, race=race if is_race(request) else None)
     findings = check_gates(evidence)
@@ -382,15 +382,13 @@ class _TaskAnalysis:
 
     def _missing(self) -> Iterator[str]:
         """A sentence for each thing that has not run yet."""
-        rows, evidence = self.rows, self.evidence
+        rows = self.rows
         for configuration in rows.configurations:
             if not configuration.is_baseline and configuration.compared_with not in self.baselines:
                 yield f"{configuration.label} has no run at k=1 with the same settings to compare with."
-        for run in rows.all_runs:
-            present, wanted = int((rows.cell[run] >= 0).sum()), evidence.needed_documents(rows, run)
-            if present < wanted:
-                yield f"{rows.run_label(run)} has {present:,} of {counted(wanted, 'document')}."
-        requested = evidence.request.get("settings", {})
+        for one in self.evidence.incomplete_runs(rows):
+            yield f"{rows.run_label(one.run)} has {one.present:,} of {counted(one.needed, 'document')}."
+        requested = self.evidence.request.get("settings", {})
         policies = {*requested.get("policies", ()), *(one.policy for one in listed_configurations(requested))}
         absent = sorted(policies - {configuration.policy for configuration in rows.configurations})
         if absent:

@@ -101,8 +101,8 @@ class TaskRuns:
 
     def baseline_runs(self, settings: Settings) -> Array:
         """Runs at k=1 with these decode settings; may be empty."""
-        found = [self.is_baseline_run(run) and self.configuration_of(run).settings == settings for run in self.all_runs]
-        return np.flatnonzero(found)
+        runs = filter(self.is_baseline_run, self.all_runs)
+        return np.array([run for run in runs if self.configuration_of(run).settings == settings], dtype=int)
 
     def is_baseline_run(self, run: int) -> bool:
         return self.configuration_of(run).is_baseline
@@ -133,9 +133,9 @@ class TaskRuns:
     def mean(self, runs: Sequence[int] | Array, column: str, *, timed: bool = False) -> Array:
         """Per document, the mean over the runs that have it (`timed`: in a complete trial); NaN if none has."""
         cells = (self.timed if timed else self.cell)[np.asarray(runs, dtype=int)]
-        found = cells >= 0
-        total = np.where(found, self.columns[column][cells], 0).sum(axis=0, dtype=np.float64)
-        count = found.sum(axis=0)
+        present = cells >= 0
+        total = np.where(present, self.columns[column][cells], 0).sum(axis=0, dtype=np.float64)
+        count = present.sum(axis=0)
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def rows_of(self, runs: Sequence[int] | Array) -> Array:
@@ -153,6 +153,15 @@ class TaskRuns:
         """Sorted trial ids of these rows."""
         names = self.names["trial_id"]
         return tuple(sorted(str(names[code]) for code in np.unique(self.columns["trial_id"][rows])))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IncompleteRun:
+    """A run that has fewer documents than it needs."""
+
+    run: int
+    present: int
+    needed: int
 
 
 def split_by_task(
@@ -280,8 +289,8 @@ def _resolved(rows: pa.Table, first: Array, rule: BaselineRule) -> tuple[Resolve
     """The configurations of which `first` has a row each."""
     values = rows.select([*CONFIGURATION_KEYS, "k", "subset", "mode"]).take(pa.array(first)).to_pylist()
     layers = [rows["layers"][int(row)].as_py() for row in first]  # taking lists from the whole column is slow
-    found = [Configuration.from_mapping(row) for row in values]
-    shown = varying_settings(found)
+    configurations = [Configuration.from_mapping(row) for row in values]
+    shown = varying_settings(configurations)
     return tuple(
         ResolvedConfiguration(
             configuration=configuration,
@@ -292,7 +301,7 @@ def _resolved(rows: pa.Table, first: Array, rule: BaselineRule) -> tuple[Resolve
             label=configuration.label(shown),
             rule=rule,
         )
-        for configuration, row, indices in zip(found, values, layers, strict=True)
+        for configuration, row, indices in zip(configurations, values, layers, strict=True)
     )
 
 

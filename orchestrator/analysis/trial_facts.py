@@ -36,8 +36,14 @@ class CounterSums:
 
 
 def counter_sums(rows: pa.Table) -> dict[TaskConfiguration, CounterSums]:
-    wanted = [*((name, "sum") for name in COUNTERS), ("started_at", "min"), ("started_at", "max"), ([], "count_all")]
-    grouped = rows.select([*KEYS, *COUNTERS, "started_at"]).group_by(list(KEYS)).aggregate(wanted)
+    """By task and configuration."""
+    aggregations = [
+        *((name, "sum") for name in COUNTERS),
+        ("started_at", "min"),
+        ("started_at", "max"),
+        ([], "count_all"),
+    ]
+    grouped = rows.select([*KEYS, *COUNTERS, "started_at"]).group_by(list(KEYS)).aggregate(aggregations)
     return {
         task_configuration(row): CounterSums(
             rows=row["count_all"],
@@ -54,14 +60,14 @@ def task_configuration(row: Mapping[str, Any]) -> TaskConfiguration:
 
 
 def peak_memory(attempts: pa.Table) -> dict[TaskConfiguration, int]:
-    """The most bytes that any attempt at a configuration's trials used; on a CPU, by its whole process."""
+    """Peak memory in bytes over all attempts at a configuration's trials; on a CPU, that of the whole process."""
     most = attempts.group_by(list(KEYS)).aggregate([("peak_memory", "max")]).to_pylist()
-    return {task_configuration(row): int(found) for row in most if (found := row["peak_memory_max"]) is not None}
+    return {task_configuration(row): int(peak) for row in most if (peak := row["peak_memory_max"]) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorStartup:
-    """Times of an actor before its first row, in seconds since 1970."""
+    """When an actor began to start up, had loaded its model, and was warm; in seconds since 1970."""
 
     began: float
     loaded: float
@@ -69,19 +75,19 @@ class ActorStartup:
 
 
 def actor_startups(attempts: pa.Table) -> dict[str, ActorStartup]:
-    """By actor, if its first attempt records how long loading and warm-up took."""
+    """By actor, for those whose first attempt records how long loading and warm-up took."""
     known = attempts.filter(pc.field("load_seconds").is_valid() & pc.field("warm_up_seconds").is_valid())
     ordered = known.sort_by("started_at")  # ISO 8601, all of one machine's time zone
     first = ordered.group_by("actor", use_threads=False).aggregate([(name, "first") for name in STARTUP]).to_pylist()
-    found = {}
+    startups = {}
     for row in first:
         loading, warm_up, calibration, started_at = (row[f"{name}_first"] for name in STARTUP)
         at = _seconds(started_at)
         if at is not None:
             warm = at - (calibration or 0.0)  # an attempt starts when its calibration is done
             began = warm - warm_up - loading
-            found[str(row["actor"])] = ActorStartup(began=began, loaded=warm - warm_up, warm=warm)
-    return found
+            startups[str(row["actor"])] = ActorStartup(began=began, loaded=warm - warm_up, warm=warm)
+    return startups
 
 
 def _seconds(timestamp: object) -> float | None:
