@@ -56,7 +56,6 @@ def gain(
         seconds=between(*seconds),
         seconds_simultaneous=between(*seconds),
         seconds_bounds=bounds(*seconds),
-        length_ratio=middle,
         length=between(*length),
         length_changed=abs(middle - 1) > 0.1,
         noise_known=noise_known,
@@ -178,7 +177,8 @@ def test_the_hypothesis_needs_one_configuration(outcomes: tuple[str, ...], expec
 
 def test_a_failed_gate_takes_a_verdict_away() -> None:
     sure = judge(drop(-2, 1), gain(1.5, 1.6))
-    assert withhold(sure, []) == sure
-    gone = withhold(sure, ["replay"])
+    assert withhold("k2_last", sure, []) == sure
+    gone = withhold("k2_last", sure, ["replay"])
     assert gone.outcome == "undecided"
+    assert gone.sentence.startswith("k2_last is undecided, because ")
     assert "(replay); without it the verdict would be confirmed" in gone.sentence

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from scipy import special
 
-from orchestrator.analysis.columns import Array, to_numpy
+from orchestrator.analysis.columns import Array, group_codes, to_numpy, varies_within
 from orchestrator.analysis.intervals import (
     DRAWS,
     Bounds,
@@ -19,18 +19,21 @@ from orchestrator.analysis.intervals import (
     Levels,
     accuracy_interval,
     around,
+    one_sided,
     paired_bootstrap,
     tango_interval,
     tango_variance,
-    unbounded,
 )
 from orchestrator.analysis.runs import TaskRuns
+from orchestrator.core.configuration import DECODE_SETTINGS
 
 POWER = 0.8
 SIGNIFICANCE = 0.05
 TYPICAL_DISAGREEMENT = (0.05, 0.20)  # share of documents on which two configurations differ, low and high
-NEVER = 10_000_000  # documents; a larger requirement is not reported
+MAX_DOCUMENTS_NEEDED = 10_000_000  # a larger number is not reported
 MAX_LISTED_REGRESSIONS = 200  # per configuration
+# Rows at k=1 that agree in these have the same answer. In half precision, another batch size may round differently.
+SAME_ANSWER_KEYS = (*DECODE_SETTINGS, "device", "batch_size", "doc_id")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +43,14 @@ class PairedDifference:
     documents: int
     lost: int  # right at k=1, wrong here
     won: int
-    both_right: int  # scored above 0 on both sides and neither lost nor won
+    both_right: int  # the same score above 0 on both sides
     points: Estimate
-    simultaneous: Estimate  # at the level that holds for all compared configurations together
+    simultaneous: Estimate  # at the level at which the intervals of all compared configurations hold together
     bounds: Bounds  # what the verdict compares with the margin
     p_value: float
     p_holm: float
-    disagreement: float  # mean squared difference of scores: the share of documents lost or won, if binary
-    detectable: float  # smallest difference from 0, in points, found with 80 % power
+    disagreement: float  # mean squared difference of scores; for a binary metric the share of documents lost or won
+    detectable: float  # smallest difference from 0, in points, that is found with 80 % power
 
     @property
     def flips(self) -> int:
@@ -69,56 +72,38 @@ def paired_difference(
 ) -> PairedDifference:
     """Compares scores of the same documents: Tango's interval if all are 0 or 1, else the paired bootstrap."""
     levels = levels or Levels()
-    differences = scores - baseline
+    differences, documents = scores - baseline, len(scores)
     lost, won = int((differences < 0).sum()), int((differences > 0).sum())
-    intervals = [one.percent() for one in _intervals(baseline, scores, strata, lost, won, levels.all, rng, draws)]
-    disagreement = float(np.mean(differences**2)) if lost + won else 1 / (len(differences) + 2)
+    binary = documents > 1 and all(bool(np.isin(side, (0.0, 1.0)).all()) for side in (baseline, scores))
+    if binary:
+        shares = [tango_interval(lost, won, documents, level) for level in levels.all]
+    else:
+        shares = paired_bootstrap(differences, strata, rng, levels.all, draws)
+    intervals = [share.percent() for share in shares]
+    disagreement = float(np.mean(differences**2)) if lost + won else 1 / (documents + 2)
     p_value = mcnemar(lost, won)
     return PairedDifference(
-        documents=len(differences),
+        documents=documents,
         lost=lost,
         won=won,
         both_right=int(((differences == 0) & (scores > 0)).sum()),
         points=intervals[0],
         simultaneous=intervals[1],
-        bounds=_bounds(intervals, len(differences), lost, won, binary=_is_binary(baseline, scores)),
+        bounds=_binary_bounds(intervals, documents, lost, won) if binary and lost else Bounds.of(intervals),
         p_value=p_value,
         p_holm=p_value,
         disagreement=disagreement,
-        detectable=100 * detectable(len(differences), disagreement),
+        detectable=100 * detectable(documents, disagreement),
     )
 
 
-def _intervals(
-    baseline: Array,
-    scores: Array,
-    strata: Array,
-    lost: int,
-    won: int,
-    levels: Sequence[float],
-    rng: np.random.Generator,
-    draws: int,
-) -> list[Estimate]:
-    documents = len(scores)
-    if documents < 2:
-        return [unbounded(float((scores - baseline).mean()), level) for level in levels]
-    if _is_binary(baseline, scores):
-        return [tango_interval(lost, won, documents, level) for level in levels]
-    return paired_bootstrap(scores - baseline, strata, rng, levels, draws)
+def _binary_bounds(intervals: Sequence[Estimate], documents: int, lost: int, won: int) -> Bounds:
+    """Bounds of a binary metric: the upper ones, which reject, assume that half a document less is lost.
 
-
-def _is_binary(*scores: Array) -> bool:
-    return all(bool(np.isin(part, (0.0, 1.0)).all()) for part in scores) and len(scores[0]) > 1
-
-
-def _bounds(intervals: Sequence[Estimate], documents: int, lost: int, won: int, *, binary: bool) -> Bounds:
-    """The upper bounds, which reject, are corrected for continuity: half a document less is lost.
-
-    Without it, a true drop at the margin is rejected more often than stated, since lost documents are few and skewed.
+    Without this correction for continuity, a true drop at the margin is rejected more often than stated, because lost
+    documents are few and their distribution is skewed.
     """
     bounds = Bounds.of(intervals)
-    if not binary or not lost:
-        return bounds
     high, joint = (
         tango_interval(lost - 0.5, won + 0.5, documents, one.level).percent().high
         for one in (intervals[1], intervals[3])
@@ -135,7 +120,7 @@ def mcnemar(lost: int, won: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the given order."""
+    """Holm's adjusted p-values, in the order of `p_values`."""
     order = np.argsort(p_values, kind="stable")
     raised = np.asarray(p_values, dtype=float)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
@@ -150,14 +135,17 @@ def detectable(documents: int, disagreement: float) -> float:
 
 
 def documents_for_margin(margin: float, comparisons: int) -> int | None:
-    """Documents that show non-inferiority with 80 % power, if 10 % of the answers change and nothing is lost."""
+    """Documents needed to show non-inferiority with 80 % power if 10 % of the answers change, as many lost as won.
+
+    None if no reasonable number is enough.
+    """
     return documents_needed(0.1, 0.0, margin, Levels(comparisons=comparisons))
 
 
 def documents_needed(disagreement: float, points: float, margin: float, levels: Levels) -> int | None:
-    """Documents that show, with 80 % power, on which side of minus `margin` a true difference of `points` lies.
+    """Documents needed to show, with 80 % power, on which side of minus `margin` a true difference of `points` lies.
 
-    A non-inferiority test at the level of the verdict; None if the difference is too close to the margin.
+    The test is one of non-inferiority, at the level of the verdict. None if the difference is too close to the margin.
     """
     difference, edge = points / 100, -margin / 100
     if difference == edge:
@@ -165,10 +153,10 @@ def documents_needed(disagreement: float, points: float, margin: float, levels: 
     disagreement = max(disagreement, abs(difference), 1e-4)
     at_edge = tango_variance((disagreement - difference) / 2, (disagreement + difference) / 2, edge)
     level = levels.confirming if difference > edge else levels.joint
-    reach = float(special.ndtri((1 + level) / 2)) * math.sqrt(at_edge)
+    reach = float(special.ndtri(one_sided(level))) * math.sqrt(at_edge)
     reach += float(special.ndtri(POWER)) * math.sqrt(disagreement - difference**2)
     needed = (reach / (difference - edge)) ** 2
-    return math.ceil(needed) if needed <= NEVER else None
+    return math.ceil(needed) if needed <= MAX_DOCUMENTS_NEEDED else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +197,7 @@ def document_levels(rows: TaskRuns, documents: pa.Table | None) -> tuple[Array, 
 
 
 def breakdown(rows: TaskRuns, runs: Array, baseline: Array, level: Array, levels: Sequence[str]) -> Breakdown:
+    """Compares two groups of runs within each subject and level; `level` is each document's code into `levels`."""
     base, ours = rows.mean(baseline, "score"), rows.mean(runs, "score")
     return Breakdown(
         by_subject=_subgroups(base, ours, rows.strata, rows.subtasks) if len(rows.subtasks) > 1 else (),
@@ -219,7 +208,10 @@ def breakdown(rows: TaskRuns, runs: Array, baseline: Array, level: Array, levels
 
 
 def heterogeneity(differences: Array, code: Array) -> float | None:
-    """P-value of equal mean differences in all groups: squares between groups ÷ total variance, chi-squared."""
+    """P-value of the hypothesis that the mean difference is the same in all groups; None if nothing can differ.
+
+    The sum of squares between groups ÷ the total variance is compared with the chi-squared distribution.
+    """
     known = ~np.isnan(differences) & (code >= 0)
     values, (_, group) = differences[known], np.unique(code[known], return_inverse=True)
     sizes = np.bincount(group.reshape(-1))
@@ -254,18 +246,31 @@ def answer_agreement(rows: TaskRuns) -> tuple[tuple[float | None, ...], ...]:
     """Configurations × configurations: share of identical answers on shared documents, in their first runs."""
     runs = [int(rows.runs_of(number)[0]) for number in range(len(rows.configurations))]
     cells = rows.cell[runs]
-    answers, found = rows.columns["answer"][cells], cells >= 0
+    answers, present = rows.columns["answer"][cells], cells >= 0
 
     def share(a: int, b: int) -> float | None:
-        both = found[a] & found[b]
+        both = present[a] & present[b]
         return float((answers[a][both] == answers[b][both]).mean()) if both.any() else None
 
     return tuple(tuple(share(a, b) for b in range(len(runs))) for a in range(len(runs)))
 
 
+def differing_answers(rows: TaskRuns, indices: Array, *keys: Array) -> tuple[Array, int]:
+    """Which of these rows have different answers although they should agree, and how many groups they form.
+
+    Rows should agree if they have the same SAME_ANSWER_KEYS and the same values of `keys` (one value per row).
+    """
+    if not len(indices):
+        return indices, 0
+    columns = (*keys, *(rows.columns[name] for name in SAME_ANSWER_KEYS))
+    group, count = group_codes(*(column[indices] for column in columns))
+    differs = varies_within(rows.columns["answer"][indices], group, count)
+    return indices[differs[group]], int(differs.sum())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regression:
-    """A document that k=1 got right and a configuration got wrong, and the trials that hold the two answers."""
+    """A document that k=1 got right and a configuration got wrong, and the trials that produced the two answers."""
 
     doc_id: str
     subtask: str
@@ -274,7 +279,10 @@ class Regression:
 
 
 def find_regressions(rows: TaskRuns, runs: Array, baseline: Array) -> tuple[Regression, ...]:
-    """In document order, with the first baseline run that has the document and the run that scored lowest."""
+    """Documents on which these runs scored lower than the baseline, in document order; at most MAX_LISTED_REGRESSIONS.
+
+    Each names the trials of the first baseline run that has the document and of the run that scored lowest.
+    """
     with np.errstate(invalid="ignore"):
         lost = np.flatnonzero(rows.mean(runs, "score") < rows.mean(baseline, "score"))
     shown = lost[:MAX_LISTED_REGRESSIONS]

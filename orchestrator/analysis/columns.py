@@ -53,7 +53,7 @@ def check_columns(rows: pa.Table) -> None:
 
 
 def to_numpy(column: pa.ChunkedArray) -> Array:
-    """A column of numbers or booleans; null becomes NaN."""
+    """A column of numbers or booleans as an array; null becomes NaN."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if column.null_count:
@@ -75,63 +75,74 @@ def encode(column: pa.ChunkedArray) -> tuple[Array, tuple[Any, ...]]:
 
 
 def without_unused(code: Array, values: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
-    """The same values, of which only those that occur are kept."""
+    """Codes and values without the values that no code refers to."""
     used = np.bincount(code, minlength=len(values)) > 0
     if used.all():
         return code, values
-    place = (np.cumsum(used) - 1).astype(np.int32)
-    return place[code], tuple(values[number] for number in np.flatnonzero(used))
+    new_code = (np.cumsum(used) - 1).astype(np.int32)
+    return new_code[code], tuple(values[number] for number in np.flatnonzero(used))
 
 
-def first_places(group: Array, groups: int) -> Array:
-    """Where each group occurs first."""
+def first_indices(group: Array, groups: int) -> Array:
+    """By group: the index at which it occurs first."""
     first = np.zeros(groups, dtype=np.int64)
     first[group[::-1]] = np.arange(len(group))[::-1]
     return first
+
+
+def varies_within(values: Array, group: Array, groups: int) -> Array:
+    """By group: whether it has more than one value."""
+    result = np.zeros(groups, dtype=bool)
+    result[group[values != values[first_indices(group, groups)][group]]] = True
+    return result
 
 
 def group_codes(*keys: Array) -> tuple[Array, int]:
     """A code for each distinct combination of the keys, in their sorted order, and how many there are."""
     combined, span = np.zeros(len(keys[0]), dtype=np.int64), 1
     for key in keys:
-        place, values = _ranked(key)
+        rank, values = _ranked(key)
         if span * values > 2**62:
             combined, span = _without_gaps(combined, span)
-        combined, span = combined * values + place, span * values
+        combined, span = combined * values + rank, span * values
     return _without_gaps(combined, span)
 
 
 def _ranked(key: Array) -> tuple[Array, int]:
-    """A key as small integers in the same order, and an upper bound of how many there are."""
+    """A key as small integers in the same order, and a number that is larger than all of them."""
     if key.dtype.kind in "iub" and len(key) and key.min() >= 0 and key.max() < 2**31:
         return key.astype(np.int64), int(key.max()) + 1
-    values, place = np.unique(key, return_inverse=True)
-    return place.reshape(-1), max(1, len(values))
+    values, rank = np.unique(key, return_inverse=True)
+    return rank.reshape(-1), max(1, len(values))
 
 
 def _without_gaps(combined: Array, span: int) -> tuple[Array, int]:
-    """Consecutive codes; by counting where the span is small, else by sorting."""
+    """The same groups as consecutive codes, and how many there are; `span` is larger than all values of `combined`.
+
+    Counts the values if the span is small, else sorts them.
+    """
     if span <= 8 * len(combined) + 1024:
         used = np.bincount(combined, minlength=span) > 0
         return (np.cumsum(used) - 1)[combined], int(used.sum())
-    values, place = np.unique(combined, return_inverse=True)
-    return place.reshape(-1), len(values)
+    values, code = np.unique(combined, return_inverse=True)
+    return code.reshape(-1), len(values)
 
 
-def primary_scores(correct: Array, metrics: pa.ChunkedArray, places: Array, primary: str) -> Array:
+def primary_scores(correct: Array, metrics: pa.ChunkedArray, row: Array, primary: str) -> Array:
     """Each row's primary metric: 0 or 1 from `correct`, else the number in `metrics`, NaN if there is none.
 
-    `metrics` is the column of all tasks, `places` are those of the rows.
+    `metrics` is the column of all tasks, and `row` the indices of the task's rows in it.
     """
     values = correct.astype(np.float64)
     unclear = np.flatnonzero(np.isnan(values))
     if len(unclear):
-        code, texts = encode(metrics.take(pa.array(places[unclear])))
+        code, texts = encode(metrics.take(pa.array(row[unclear])))
         values[unclear] = np.array([metric_value(text, primary) for text in texts])[code]
     return values
 
 
 def has_nonfinite_metric(rows: pa.Table) -> Array:
+    """By row: whether a metric is NaN or infinite, or no metrics are recorded."""
     code, texts = encode(rows["metrics"])
     wrong = np.array([text is None or "NaN" in text or "Infinity" in text for text in texts])
     result: Array = wrong[code]
@@ -152,15 +163,15 @@ def apportioned_wall_time(trial: Array, attempt: Array, batch: Array, batch_seco
 
 
 def condense(rows: pa.Table) -> pa.Table:
-    """Replaces tokens, scores and text by fingerprints and encodes strings as dictionaries, but those of many values.
+    """Replaces tokens, scores and text by fingerprints, and encodes strings (except MANY_VALUES) as dictionaries.
 
     A million condensed rows fit into memory: condense batch by batch, concatenate, then analyse.
     """
     kept = [name for name in rows.column_names if name not in ("token_ids", "scores", "text")]
     small = rows.select(kept).append_column(FINGERPRINT, pa.array(fingerprints(rows)))
-    for place, field in enumerate(small.schema):
+    for index, field in enumerate(small.schema):
         if pa.types.is_string(field.type) and field.name not in MANY_VALUES:
-            small = small.set_column(place, field.name, small.column(place).dictionary_encode())
+            small = small.set_column(index, field.name, small.column(index).dictionary_encode())
     return small
 
 
@@ -193,11 +204,11 @@ def _hash_lists(lists: pa.Array) -> Array:
     if not len(filled):
         return hashes
     starts = np.concatenate(([0], np.cumsum(lengths[filled])[:-1]))
-    place = np.arange(len(flat)) - np.repeat(starts, lengths[filled])
+    position = np.arange(len(flat)) - np.repeat(starts, lengths[filled])
     powers = np.cumprod(np.full(int(lengths.max()), HASH_MULTIPLIER, dtype=np.uint64), dtype=np.uint64)
     mixed = flat + np.uint64(1)
     mixed ^= mixed << np.uint64(21)
-    mixed *= powers[place]
+    mixed *= powers[position]
     total = np.add.reduceat(mixed, starts)
     total ^= total >> np.uint64(31)
     hashes[filled] = total * HASH_MULTIPLIER + lengths[filled].astype(np.uint64)
@@ -215,6 +226,6 @@ def _best_option(lists: pa.Array) -> Array:
     starts = np.concatenate(([0], np.cumsum(lengths[filled])[:-1]))
     owner = np.repeat(np.arange(len(filled)), lengths[filled])
     best = np.maximum.reduceat(flat, starts)
-    places = np.where(flat == best[owner], np.arange(len(flat)) - starts[owner], len(flat))
-    result[filled] = np.minimum.reduceat(places, starts).astype(np.uint64)
+    positions = np.where(flat == best[owner], np.arange(len(flat)) - starts[owner], len(flat))
+    result[filled] = np.minimum.reduceat(positions, starts).astype(np.uint64)
     return result

@@ -53,15 +53,15 @@ FAMILIES = (REFERENCE, *SETTING_FAMILIES, SEVERAL_SETTINGS, GRID, OUTPUT, *RULES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """Ratios against k=1, above 1 is a gain. passes × layers × unexplained = measured."""
+    """Ratios against k=1; above 1 is a gain. passes × layers × unexplained = measured."""
 
-    ideal: float | None  # the policy's layers left out of all but every k-th denoising pass, nothing else changed
+    ideal: float | None  # if the policy's layers ran only in every k-th denoising pass and nothing else changed
     measured: float  # of tokens/s, calibrated
     passes: float  # passes per token: below 1 means more of them
     layers: float  # layers computed per pass
-    unexplained: float
-    from_executions: float  # what layer executions alone would give: passes × layers
-    from_positions: float  # what layer-positions alone would give
+    unexplained: float  # the rest
+    from_executions: float  # speed-up if time were proportional to layer executions: passes × layers
+    from_positions: float  # speed-up if time were proportional to layer-positions
     sentence: str
 
 
@@ -111,7 +111,7 @@ class CostModel:
 
     coefficients: Array
     covariance: Array
-    lack_of_fit: float | None  # p-value: small if configurations deviate from the model by more than their trials vary
+    lack_of_fit: float | None  # p-value; small if configurations deviate from the model by more than their trials vary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,10 @@ class ModelledSpeedup:
 
 
 def fit_cost_model(rows: TaskRuns) -> CostModel | None:
-    """Weighted least squares with errors proportional to the time; None with fewer than MIN_SPARE_TRIALS to spare."""
+    """Weighted least squares, with errors proportional to the time.
+
+    None with fewer than MIN_SPARE_TRIALS trials more than counters, or if a trial took no time.
+    """
     cells = rows.timed[rows.timed >= 0]
     trial, trials = group_codes(rows.columns["trial_id"][cells])
     counters = np.stack(
@@ -138,10 +141,10 @@ def fit_cost_model(rows: TaskRuns) -> CostModel | None:
         return None
     predicted = work
     for _ in range(2):
-        coefficients, squares, rank, inverse = _least_squares(counters / predicted[:, None], work / predicted)
+        coefficients, *_ = _least_squares(counters / predicted[:, None], work / predicted)
         predicted = np.maximum(counters @ coefficients, 0.1 * work)
-    names, group = np.unique(owner, return_inverse=True)
-    shifts = (group.reshape(-1)[:, None] == np.arange(len(names))).astype(float)
+    owners, group = np.unique(owner, return_inverse=True)
+    shifts = (group.reshape(-1)[:, None] == np.arange(len(owners))).astype(float)  # a constant per configuration
     design, target = counters / predicted[:, None], work / predicted
     _, squares, rank, inverse = _least_squares(design, target)
     _, left, full_rank, _ = _least_squares(np.concatenate((design, shifts), axis=1), target)
@@ -191,21 +194,24 @@ def _sums(rows: TaskRuns, runs: Array, documents: Array) -> dict[str, float]:
 
 
 def depth_of(model: Mapping[str, Any], base: Mapping[str, float] | None = None) -> int | None:
-    """The model's number of layers: as recorded, else as k=1 computed them in each pass."""
-    stated = model.get("depth", model.get("num_layers"))
-    if stated:
-        return int(stated)
+    """The model's number of layers: as recorded, else the number that k=1 computed per pass (from its sums `base`)."""
+    recorded = model.get("depth", model.get("num_layers"))
+    if recorded:
+        return int(recorded)
     return round(base["layers_computed"] / base["passes"]) if base and base["passes"] else None
 
 
 def flops_per_token(positions_per_token: float | None, model: Mapping[str, Any]) -> float | None:
-    """Two operations per weight of the layers that ran; excludes attention over the context and the head."""
+    """Two operations per weight of the layers that ran, without attention over the context and without the head.
+
+    None if a number is unknown.
+    """
     weights = _weights_per_layer(model)
     return None if weights is None or positions_per_token is None else 2 * weights * positions_per_token
 
 
 def _weights_per_layer(model: Mapping[str, Any]) -> float | None:
-    """Attention and MLP weights as recorded, else an even share of all parameters."""
+    """Attention and MLP weights of a layer as recorded, else an equal share of all parameters."""
     if model.get("layer_weights"):
         return float(sum(model["layer_weights"]))
     depth, parameters = depth_of(model), model.get("parameters")
@@ -214,14 +220,17 @@ def _weights_per_layer(model: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRatio:
-    """Speed-up in tokens/s (documents/s, if nothing is generated) on one shard, at the time its trial started."""
+    """Speed-up in tokens/s (documents/s if nothing is generated) on one shard."""
 
-    started_at: float  # seconds since 1970
+    started_at: float  # when the configuration's trial started, in seconds since 1970
     ratio: float
 
 
 def shard_ratios(rows: TaskRuns, runs: Array, baseline: Array) -> tuple[ShardRatio, ...]:
-    """A configuration against k=1 on each shard that both completed; at most MAX_SHARD_RATIOS, evenly chosen."""
+    """A configuration against k=1 on each shard that both completed, in order of time.
+
+    Of more than MAX_SHARD_RATIOS, that many are chosen at even distances.
+    """
     cells = rows.timed[runs]
     base = [np.broadcast_to(rows.mean(baseline, name, timed=True), cells.shape) for name in ("tokens", "work")]
     both = (cells >= 0) & ~np.isnan(base[1])
@@ -247,7 +256,7 @@ def family_order(family: str) -> tuple[int, str]:
 
 
 def family_of(resolved: ResolvedConfiguration, reference: Configuration) -> str:
-    """For k=1 the decode setting that it changes, for other policies their rule."""
+    """For k=1, the decode setting that differs from the reference; for other policies, their rule."""
     if resolved.k == 1:
         changed = [name.replace("_", " ") for name in resolved.configuration.changed_from(reference)]
         return REFERENCE if not changed else changed[0] if len(changed) == 1 else SEVERAL_SETTINGS
@@ -259,21 +268,22 @@ def family_of(resolved: ResolvedConfiguration, reference: Configuration) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """Ratios against k=1 at the first settings, per token and on the same documents: above 1 is a gain."""
+    """Gains over k=1 at the first decode settings, per token and on the same documents: above 1 is better."""
 
     name: str  # the policy and its decode settings that differ from the reference
     family: str
     points: Estimate  # paired accuracy difference; negative is worse
     speed: Estimate | None
-    executions: float | None  # half a layer counts by its share of the layer's weights
+    executions: float | None  # a half layer counts as its share of the layer's weights
     positions: float | None
-    beaten_by: tuple[str | None, ...] = (None,) * len(AXES)  # on each axis, a configuration that dominates this one
+    beaten_by: tuple[str | None, ...] = (None,) * len(AXES)  # by axis: name of a configuration that dominates this one
 
     def gain(self, axis: str) -> float | None:
         speed = None if self.speed is None else self.speed.value
         return {SPEED: speed, EXECUTIONS: self.executions, POSITIONS: self.positions}[axis]
 
     def on_front(self, axis: str) -> bool:
+        """Whether no other configuration dominates its accuracy and its gain on this axis."""
         return self.gain(axis) is not None and self.beaten_by[AXES.index(axis)] is None
 
 
@@ -316,7 +326,7 @@ def rank(
 
 
 def _executions(rows: TaskRuns, runs: Array, resolved: ResolvedConfiguration, model: Mapping[str, Any]) -> Array:
-    """Layers that ran; a replayed half layer is subtracted by its share of the layer's weights."""
+    """By document: layers that ran, less the share of a layer's weights for each half layer that was replayed."""
     weights = model.get("layer_weights") or (0, 0)
     halves = {"attn": weights[0], "mlp": weights[1]}
     share = halves.get(str(resolved.mode), 0) / max(1, sum(weights))
@@ -326,12 +336,12 @@ def _executions(rows: TaskRuns, runs: Array, resolved: ResolvedConfiguration, mo
 
 
 def dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """At least as good in both coordinates, and better in one."""
+    """Whether `one` is at least as good in both coordinates, and better in one of them."""
     return one[0] >= other[0] and one[1] >= other[1] and one != other
 
 
 def with_beaten_by(accuracies: Sequence[float], rankings: Sequence[Ranking | None]) -> list[Ranking | None]:
-    """Fills `beaten_by`. Decode settings of k=1 are named before policies: they cost nothing."""
+    """The rankings with `beaten_by` filled in; k=1 at other decode settings is named before policies."""
     pairs = list(zip(accuracies, rankings, strict=True))
     ranked = sorted(((a, one) for a, one in pairs if one is not None), key=lambda pair: family_order(pair[1].family))
     return [
@@ -361,6 +371,7 @@ class FastestOfFamily:
 def fastest_within_margin(
     rankings: Sequence[Ranking | None], margin: float, axis: str = SPEED
 ) -> list[FastestOfFamily]:
+    """By family, in the order of `family_order`; `axis` says what counts as fast."""
     result = []
     for family in sorted({one.family for one in rankings if one is not None}, key=family_order):
         members = {index: one for index, one in enumerate(rankings) if one is not None and one.family == family}

@@ -1,10 +1,10 @@
 """Validity gates: what must hold before the numbers of a sweep may be compared.
 
-A gate yields a failed finding for each violation. A finding that `withholds_verdict` makes the verdicts on the trials
-concerned undecided; the others are warnings.
+A gate is a function that yields a finding for each violation. A violation that `withholds_verdict` leaves the verdicts
+on the trials concerned undecided; the others are warnings.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,59 +13,72 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import special
 
-from orchestrator.analysis.columns import Array, first_places, group_codes, has_nonfinite_metric, to_numpy
-from orchestrator.analysis.runs import TaskRuns
+from orchestrator.analysis.accuracy import differing_answers
+from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy, varies_within
+from orchestrator.analysis.runs import IncompleteRun, TaskRuns
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED
-from orchestrator.analysis.trial_facts import AttemptTimeline, describe_code, overlapping_attempts, trials_by_code
+from orchestrator.analysis.trial_facts import (
+    AttemptTimeline,
+    describe_code,
+    first_attempt_slowness,
+    overlapping_attempts,
+    trials_by_code,
+)
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, listed_configurations
 from orchestrator.core.race import Race
 from orchestrator.core.speed import MAX_LENGTH_CHANGE
 from sampler.errors import counted
 
 GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"  # kinds of tasks, as sweep.json names them
-UNTIMED = "untimed"  # generates text, but there are no times to compare: of imported results
-IMPORTED = "imported"  # key of sweep.json: the results are of another program, so nothing is known about how it ran
-# Runs at k=1 that share these give the same answer. In half precision, another batch size may round differently.
-SAME_ANSWER_KEYS = (*DECODE_SETTINGS, "device", "batch_size", "doc_id")
-COLD_START_RATIO = 1.5  # of an actor's first trial to its peers
-MIN_PEERS = 2
+UNTIMED = "untimed"  # kind of an imported task that generates text, but has no times to compare
+IMPORTED = "imported"  # key of sweep.json: another program produced the results, and how it ran is unknown
+COLD_START_RATIO = 1.5  # tolerated ratio of the cost of an actor's first trial to that of its peers
 REPLICATE_P = 1e-3  # of the F test between runs at k=1, which are identical by definition
-REPLICATE_RATIO = 1.05  # smaller differences between them are no reason to withhold a verdict
+REPLICATE_RATIO = 1.05  # smaller ratios between their times do not withhold a verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
+    """What a gate found: a violation, or (`ok`) that there is none."""
+
     sentence: str
-    gate: str = ""  # its name in GATES, which check_gates adds
+    gate: str = ""  # its name in GATES; filled in by check_gates
     ok: bool = False
-    trials: tuple[str, ...] = ()  # empty: concerns all trials
+    trials: tuple[str, ...] = ()  # ids of the trials concerned; empty: all trials
     withholds_verdict: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evidence:
-    """All that gates look at. `request` is sweep.json, `attempts` what trial.json files say (store.schema.ATTEMPTS)."""
+    """The input of all gates. `request` is sweep.json, `attempts` the trial.json files (store.schema.ATTEMPTS)."""
 
     table: pa.Table
     tasks: Sequence[TaskRuns]
     timeline: AttemptTimeline
     documents: Mapping[str, pa.Table]
     request: Mapping[str, Any]
-    race: Race | None = None  # None: the sweep is none
+    race: Race | None = None  # None: the sweep is not a race
     attempts: pa.Table | None = None
 
     def kind(self, rows: TaskRuns) -> str:
-        """GENERATE, or LOGLIKELIHOOD for a task whose options are scored."""
-        stated = self.request.get("tasks", {}).get(rows.task, {}).get("kind")
-        return str(stated) if stated else (GENERATE if rows.columns["tokens"].any() else LOGLIKELIHOOD)
+        """The task's kind in sweep.json; if that is missing, inferred from whether the rows have tokens."""
+        recorded = self.request.get("tasks", {}).get(rows.task, {}).get("kind")
+        return str(recorded) if recorded else (GENERATE if rows.columns["tokens"].any() else LOGLIKELIHOOD)
 
-    def needed_documents(self, rows: TaskRuns, run: int) -> int:
-        """As many as wanted, or fewer if a race has stopped the configuration."""
-        key, wanted = (rows.task, rows.configuration_of(run).configuration), self.wanted_documents(rows)
-        return wanted if self.race is None else min(wanted, self.race.needed_documents().get(key, wanted))
+    def incomplete_runs(self, rows: TaskRuns) -> list[IncompleteRun]:
+        """Runs that lack documents; they need all wanted ones, or fewer if a race has stopped the configuration."""
+        wanted = self.wanted_documents(rows)
+        by_race = {} if self.race is None else self.race.needed_documents()
+        result = []
+        for run, cells in enumerate(rows.cell):
+            present, key = int((cells >= 0).sum()), (rows.task, rows.configuration_of(run).configuration)
+            needed = min(wanted, by_race.get(key, wanted))
+            if present < needed:
+                result.append(IncompleteRun(run=run, present=present, needed=needed))
+        return result
 
     def wanted_documents(self, rows: TaskRuns) -> int:
-        """As many as requested; if that is unknown, as the sweep describes, or as any run has."""
+        """Number of documents requested; if unknown, of those that the sweep describes, or that any run has."""
         requested = self.request.get("tasks", {}).get(rows.task, {}).get("documents")
         if isinstance(requested, int):
             return requested
@@ -74,19 +87,19 @@ class Evidence:
 
 
 def check_gates(evidence: Evidence) -> tuple[Finding, ...]:
-    """Findings of all gates, in the order of GATES; a gate without violations yields one that is ok."""
+    """Findings of all gates, in the order of GATES; for a gate without violations, a single finding that is ok."""
     result: list[Finding] = []
-    for name, (gate, held) in GATES.items():
+    for name, (gate, passed) in GATES.items():
         if IMPORTED in evidence.request and name not in GATES_OF_IMPORTED:
             continue
-        found = list(gate(evidence)) or [Finding(sentence=held, ok=True)]
-        result += [replace(one, gate=name) for one in found]
+        findings = list(gate(evidence)) or [Finding(sentence=passed, ok=True)]
+        result += [replace(finding, gate=name) for finding in findings]
     return tuple(result)
 
 
-def _failed(rows: TaskRuns, places: Array, text: str, *, withholds_verdict: bool = False) -> Finding:
+def _failed(rows: TaskRuns, indices: Array, text: str, *, withholds_verdict: bool = False) -> Finding:
     sentence = f"{rows.task}: {text}."
-    return Finding(sentence=sentence, trials=rows.trials_of(places), withholds_verdict=withholds_verdict)
+    return Finding(sentence=sentence, trials=rows.trials_of(indices), withholds_verdict=withholds_verdict)
 
 
 def replay(evidence: Evidence) -> Iterator[Finding]:
@@ -103,17 +116,17 @@ def replay(evidence: Evidence) -> Iterator[Finding]:
         if len(wrong):
             yield _failed(rows, wrong, "layers were replayed at k=1", withholds_verdict=True)
         for number, configuration in enumerate(rows.configurations):
-            places = rows.rows_of(rows.runs_of(number))
-            if configuration.k != 1 and not columns["eligible"][places].any():
+            indices = rows.rows_of(rows.runs_of(number))
+            if configuration.k != 1 and not columns["eligible"][indices].any():
                 text = f"{configuration.label} had no pass that could replay, so it is identical to k=1"
-                yield _failed(rows, places, text, withholds_verdict=True)
+                yield _failed(rows, indices, text, withholds_verdict=True)
 
 
 def baseline_agreement(evidence: Evidence) -> Iterator[Finding]:
-    """Runs at k=1 give the same tokens (or choose the same option) on the same type of device, at one batch size."""
+    """Runs at k=1 give the same tokens (or choose the same option) on the same type of device and batch size."""
     for rows in evidence.tasks:
-        places = np.flatnonzero(rows.columns["k"].astype(float) == 1)
-        differing, documents = _differing_answers(rows, [], places)
+        indices = np.flatnonzero(rows.columns["k"].astype(float) == 1)
+        differing, documents = differing_answers(rows, indices)
         if len(differing):
             number = counted(documents, "document")
             text = f"runs at k=1 gave different answers to {number}, with the same device and batch size"
@@ -121,14 +134,14 @@ def baseline_agreement(evidence: Evidence) -> Iterator[Finding]:
 
 
 def output_mode(evidence: Evidence) -> Iterator[Finding]:
-    """In output mode the subset of layers cannot matter: answers are identical by construction."""
+    """In output mode, policies that differ only in their layers give the same answers by construction."""
     for rows in evidence.tasks:
         columns, modes = rows.columns, rows.names["mode"]
         if "output" not in modes:
             continue
         rule = np.array([_without_layers(str(name)) for name in rows.names["policy"]])[columns["policy"]]
-        places = np.flatnonzero((columns["mode"] == modes.index("output")) & (columns["k"].astype(float) != 1))
-        differing, documents = _differing_answers(rows, [rule], places)
+        indices = np.flatnonzero((columns["mode"] == modes.index("output")) & (columns["k"].astype(float) != 1))
+        differing, documents = differing_answers(rows, indices, rule)
         if len(differing):
             number = counted(documents, "document")
             text = f"output mode gave different answers to {number} for different subsets of layers"
@@ -136,27 +149,9 @@ def output_mode(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _without_layers(policy: str) -> str:
-    """k3_last.output → k3.output."""
+    """The policy's name without its subset of layers: k3_last.output → k3.output."""
     rule, _, options = policy.partition(".")
     return rule.partition("_")[0] + "." + options
-
-
-def _differing_answers(rows: TaskRuns, keys: Sequence[Array], places: Array) -> tuple[Array, int]:
-    """Rows in groups (same keys, settings, device and document) with more than one answer, and how many groups."""
-    if not len(places):
-        return places, 0
-    answers = rows.columns["answer"][places]
-    all_keys = (*keys, *(rows.columns[name] for name in SAME_ANSWER_KEYS))
-    group, count = group_codes(*(key[places] for key in all_keys))
-    differs = _varies(answers, group, count)
-    return places[differs[group]], int(differs.sum())
-
-
-def _varies(values: Array, group: Array, groups: int) -> Array:
-    """Of each group, whether it has more than one value."""
-    result = np.zeros(groups, dtype=bool)
-    result[group[values != values[first_places(group, groups)][group]]] = True
-    return result
 
 
 def one_version(evidence: Evidence) -> Iterator[Finding]:
@@ -204,13 +199,13 @@ def settings(evidence: Evidence) -> Iterator[Finding]:
 
 def _requested_setting(rows: TaskRuns, name: str, requested: Any, listed: Sequence[Configuration]) -> Iterator[Finding]:
     values = [*(requested if isinstance(requested, list | tuple) else [requested])]
-    values += [getattr(one, name) for one in listed]
-    found = [one.configuration for one in rows.configurations]
-    other = [i for i, one in enumerate(found) if one.uses(name) and getattr(one, name) not in values]
+    values += [getattr(configuration, name) for configuration in listed]
+    used = [resolved.configuration for resolved in rows.configurations]
+    other = [i for i, one in enumerate(used) if one.uses(name) and getattr(one, name) not in values]
     if other:
-        text = f"rows ran with {found[other[0]].settings_label([name])}, not as requested"
-        places = np.flatnonzero(np.isin(rows.owner[rows.run], other))
-        yield _failed(rows, places, text, withholds_verdict=True)
+        text = f"rows ran with {used[other[0]].settings_label([name])}, not as requested"
+        indices = np.flatnonzero(np.isin(rows.owner[rows.run], other))
+        yield _failed(rows, indices, text, withholds_verdict=True)
 
 
 def _one_value(rows: TaskRuns, column: str, seen: Sequence[Any], identity: Mapping[str, Any]) -> Iterator[Finding]:
@@ -224,12 +219,13 @@ def _one_value(rows: TaskRuns, column: str, seen: Sequence[Any], identity: Mappi
 
 
 def _blank(rows: TaskRuns, name: str) -> Array:
+    """Rows that do not record this column."""
     empty = [code for code, value in enumerate(rows.names[name]) if value in (None, "", "auto")]
     return np.flatnonzero(np.isin(rows.columns[name], empty))
 
 
 def _changed_within_trials(rows: TaskRuns) -> Array:
-    """Rows of trials in which a setting, or within one attempt the device, is not constant."""
+    """Rows of trials in which a setting changes, or in which the device changes within an attempt."""
     columns = rows.columns
     result: list[Array] = []
     for keys, constant in (
@@ -237,7 +233,7 @@ def _changed_within_trials(rows: TaskRuns) -> Array:
         (("trial_id", "attempt", "actor"), ("device",)),
     ):
         group, count = group_codes(*(columns[key] for key in keys))
-        result += [np.flatnonzero(_varies(columns[name], group, count)[group]) for name in constant]
+        result += [np.flatnonzero(varies_within(columns[name], group, count)[group]) for name in constant]
     return np.unique(np.concatenate(result))
 
 
@@ -253,15 +249,15 @@ def output_length(evidence: Evidence) -> Iterator[Finding]:
             ours, base = rows.mean(runs, "tokens")[both].sum(), rows.mean(baseline, "tokens")[both].sum()
             if not base:
                 continue
-            places, change = rows.rows_of(runs), ours / base - 1
+            indices, change = rows.rows_of(runs), ours / base - 1
             if abs(change) > MAX_LENGTH_CHANGE:
                 text = f"answers of {configuration.label} are {abs(change):.0%} {'longer' if change > 0 else 'shorter'}"
                 text += " than those of k=1, so compare seconds per document as well as tokens per second"
-                yield _failed(rows, places, text)
-            more = truncated[places].mean() - truncated[rows.rows_of(baseline)].mean()
+                yield _failed(rows, indices, text)
+            more = truncated[indices].mean() - truncated[rows.rows_of(baseline)].mean()
             if more > MAX_EXTRA_TRUNCATED:
                 text = f"{configuration.label} hit the length limit {100 * more:.1f} points more often than k=1"
-                yield _failed(rows, places, text)
+                yield _failed(rows, indices, text)
 
 
 def every_document(evidence: Evidence) -> Iterator[Finding]:
@@ -273,13 +269,13 @@ def every_document(evidence: Evidence) -> Iterator[Finding]:
             number = counted(len(np.unique(group[duplicates])), "document")
             text = f"{number} more than once in a run; the first row is used"
             yield _failed(rows, duplicates, text)
-        wanted = {run: evidence.needed_documents(rows, run) for run in rows.all_runs}
-        counts = {run: int((rows.cell[run] >= 0).sum()) for run in rows.all_runs}
-        short = [run for run, present in counts.items() if present < wanted[run]]
-        if short:
-            fewest, of = min((counts[run], wanted[run]) for run in short)
-            text = f"{len(short)} of {len(rows.owner)} runs lack documents (the shortest has {fewest} of {of})"
-            yield _failed(rows, rows.rows_of(short), text)
+        incomplete = evidence.incomplete_runs(rows)
+        if incomplete:
+            present, needed = min((one.present, one.needed) for one in incomplete)
+            text = (
+                f"{len(incomplete)} of {len(rows.owner)} runs lack documents (the shortest has {present} of {needed})"
+            )
+            yield _failed(rows, rows.rows_of([one.run for one in incomplete]), text)
         yield from _described_documents(rows, evidence)
 
 
@@ -298,30 +294,9 @@ def _described_documents(rows: TaskRuns, evidence: Evidence) -> Iterator[Finding
 
 
 def cold_start(evidence: Evidence) -> Iterator[Finding]:
-    """An actor's first trial is as fast as its calibrated peers.
-
-    Peers of other policies leave out other layers, and in output mode most of a pass: a trial must deviate both per
-    pass and per layer that ran.
-    """
+    """An actor's first trial is as fast as its calibrated peers."""
     line = evidence.timeline
-    settings = _codes((one.task, one.resolved.settings) for one in line.runs)
-    same = _codes(
-        (one.task, one.resolved.settings, one.resolved.is_baseline or one.resolved.label) for one in line.runs
-    )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        costs = [line.work / np.maximum(1.0, counts) for counts in (line.passes, line.layers_computed)]
-    timed = line.work > 0
-    for first in np.sort(np.unique(line.actor.astype(str), return_index=True)[1]):
-        if not timed[first]:
-            continue
-        peers = timed & (same[line.run] == same[line.run[first]])
-        if peers.sum() <= MIN_PEERS:
-            peers = timed & (settings[line.run] == settings[line.run[first]])
-        peers[first] = False
-        if peers.sum() < MIN_PEERS:
-            continue
-        ratios = [float(cost[first] / np.median(cost[peers])) for cost in costs]
-        ratio = min(ratios) if min(ratios) > 1 else min(1.0, max(ratios))
+    for first, ratio in first_attempt_slowness(line):
         if ratio > COLD_START_RATIO or ratio < 1 / COLD_START_RATIO:
             change, cause = (
                 (f"{ratio:.1f} times slower", "it may have started cold")
@@ -334,14 +309,8 @@ def cold_start(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(sentence=sentence, trials=(str(line.trial_id[first]),))
 
 
-def _codes(keys: Iterable[object]) -> Array:
-    """A number for each key; equal keys get the same one."""
-    numbers: dict[object, int] = {}
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-
-
 def baseline_speed(evidence: Evidence) -> Iterator[Finding]:
-    """Runs at k=1 differ in speed no more than their trials vary: what slowed one of them may slow any other run."""
+    """Runs at k=1 differ in speed no more than their trials vary: what slowed one run may have slowed any other."""
     for rows in evidence.tasks:
         for settings in dict.fromkeys(one.compared_with for one in rows.configurations):
             runs = rows.baseline_runs(settings)
@@ -361,13 +330,11 @@ def baseline_speed(evidence: Evidence) -> Iterator[Finding]:
 
 def _trial_effects(rows: TaskRuns, runs: Array) -> Array | None:
     """Runs × shards: log calibrated time relative to the mean over runs, for shards that all runs completed."""
-    cells = rows.timed[runs]
-    everywhere = (cells >= 0).all(axis=0)
-    if not everywhere.any():
+    indices = rows.timed[runs][:, rows.timed_in_all(runs)]
+    if not indices.size:
         return None
-    places = cells[:, everywhere]
-    group = np.unique(rows.columns["trial_id"][places], axis=1, return_inverse=True)[1].reshape(-1)
-    work = np.stack([np.bincount(group, weights=rows.columns["work"][row]) for row in places])
+    group = np.unique(rows.columns["trial_id"][indices], axis=1, return_inverse=True)[1].reshape(-1)
+    work = np.stack([np.bincount(group, weights=rows.columns["work"][row]) for row in indices])
     if not (work > 0).all():
         return None
     result: Array = np.log(work) - np.log(work).mean(axis=0)
@@ -375,7 +342,7 @@ def _trial_effects(rows: TaskRuns, runs: Array) -> Array | None:
 
 
 def own_device(evidence: Evidence) -> Iterator[Finding]:
-    """No two actors share a GPU, neither by a fractional request nor by what the trials recorded."""
+    """No two actors share a GPU: no fraction of one was requested, and no trials on one GPU overlap in time."""
     share = evidence.request.get("settings", {}).get("gpus_per_actor")
     if isinstance(share, int | float) and 0 < share < 1:
         text = f"Each actor had {share:g} of a GPU and shared the device with others: speeds are not comparable."
@@ -402,11 +369,11 @@ def metrics(evidence: Evidence) -> Iterator[Finding]:
         if IMPORTED in evidence.request and evidence.kind(rows) != GENERATE:
             checks = {"score": checks["score"]}
         for column, (name, wrong) in checks.items():
-            places = np.flatnonzero(wrong | ~np.isfinite(columns[column]))
-            if len(places):
-                first = rows.doc_ids[columns["doc_id"][places[0]]]
-                text = f"{counted(len(places), 'row')} with no {name} (first: {first})"
-                yield _failed(rows, places, text, withholds_verdict=True)
+            indices = np.flatnonzero(wrong | ~np.isfinite(columns[column]))
+            if len(indices):
+                first = rows.doc_ids[columns["doc_id"][indices[0]]]
+                text = f"{counted(len(indices), 'row')} with no {name} (first: {first})"
+                yield _failed(rows, indices, text, withholds_verdict=True)
 
 
 GATES: dict[str, tuple[Callable[[Evidence], Iterator[Finding]], str]] = {

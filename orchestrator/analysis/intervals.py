@@ -19,12 +19,14 @@ from orchestrator.core.totals import wilson_interval
 CONFIDENCE = 0.95
 DRAWS = 10_000
 MIN_STRATUM = 5  # documents
-MAX_UNITS = 1_000  # more units are joined into so many random groups, which keeps the weight matrix small
+MAX_UNITS = 1_000  # more units are joined at random into about this many groups, which keeps the weight matrix small
 DRAWS_PER_CHUNK = 1_000
-LARGEST_LOG = 700.0  # whose exponential is a finite number
-MAX_DISTINCT_DIFFERENCES = 256  # with more, the paired bootstrap takes fewer draws
+LARGEST_LOG = 700.0  # its exponential is still finite
+MAX_DISTINCT_DIFFERENCES = 256  # with more distinct values, the paired bootstrap takes only FEWER_DRAWS
 FEWER_DRAWS = 2_000
 PSEUDO_DOCUMENTS = 0.5  # added as lost and as won before a paired bootstrap
+FREEDOM_DISCOUNT = 0.7  # sample fourth moments are too low, so degrees of freedom derived from them are too high
+UNDISCOUNTED_FREEDOM = 10.0  # up to here they are not discounted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +51,17 @@ class Estimate:
         return self.mapped(exp)
 
     def percent(self) -> "Estimate":
+        """From shares to percent (or percentage points)."""
         return self.mapped(lambda share: 100 * share)
 
 
 def exp(value: float) -> float:
+    """Infinity if the result is too large for a float."""
     return math.exp(value) if value < LARGEST_LOG else math.inf
 
 
 def log(value: float) -> float:
+    """Minus infinity for 0."""
     return math.log(value) if value > 0 else -math.inf
 
 
@@ -74,7 +79,8 @@ def unbounded(value: float, level: float) -> Estimate:
 class Levels:
     """Two-sided confidence levels of a task's intervals, for `comparisons` configurations and `looks` at the data.
 
-    The familywise error is divided by the looks. A bound is one-sided: of the error at a two-sided level, half counts.
+    The familywise error is divided by the looks. Verdicts use one end of an interval, which is a one-sided bound with
+    half of the error (see `one_sided`).
     """
 
     comparisons: int = 1
@@ -86,17 +92,17 @@ class Levels:
 
     @property
     def simultaneous(self) -> float:
-        """All intervals hold together; a single configuration is rejected at this level (two criteria share it)."""
+        """At this level all intervals hold together, and a single configuration is rejected (two criteria share it)."""
         return 1 - self.error / max(1, self.comparisons)
 
     @property
     def confirming(self) -> float:
-        """A configuration is confirmed if both criteria hold, so each may use the whole one-sided error."""
+        """At this level a configuration is confirmed: both criteria must hold, so each may use the whole error."""
         return 1 - 2 * self.error / max(1, self.comparisons)
 
     @property
     def joint(self) -> float:
-        """All configurations fail: an intersection-union test, whose parts need no correction."""
+        """At this level all configurations are rejected: an intersection-union test, whose parts need no correction."""
         return 1 - self.error
 
     @property
@@ -104,9 +110,14 @@ class Levels:
         return CONFIDENCE, self.simultaneous, self.confirming, self.joint
 
 
+def one_sided(level: float) -> float:
+    """The level of each end of a two-sided interval, taken as a one-sided bound."""
+    return (1 + level) / 2
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """One-sided bounds that decide: confirmed by `low`, rejected by `high`, or by `joint_high` if all are."""
+    """One-sided bounds that decide: `low` confirms, `high` rejects, `joint_high` rejects all configurations at once."""
 
     low: float
     low_level: float
@@ -117,15 +128,15 @@ class Bounds:
 
     @classmethod
     def of(cls, intervals: Sequence[Estimate]) -> "Bounds":
-        """From intervals at the levels of `Levels.all`; a two-sided level's end is a one-sided bound."""
+        """From intervals at the levels of `Levels.all`."""
         _, simultaneous, confirming, joint = intervals
         return cls(
             low=confirming.low,
-            low_level=(1 + confirming.level) / 2,
+            low_level=one_sided(confirming.level),
             high=simultaneous.high,
-            high_level=(1 + simultaneous.level) / 2,
+            high_level=one_sided(simultaneous.level),
             joint_high=joint.high,
-            joint_level=(1 + joint.level) / 2,
+            joint_level=one_sided(joint.level),
         )
 
     def mapped(self, function: Callable[[float], float]) -> "Bounds":
@@ -135,20 +146,20 @@ class Bounds:
 
 
 def accuracy_interval(scores: Array) -> Estimate:
-    """Mean score: Wilson's interval if (nearly) all scores are 0 or 1, else Student's t."""
+    """Mean score, with Wilson's interval if (nearly) all scores are 0 or 1, else with Student's t."""
     documents, value = len(scores), float(scores.mean())
     if ((scores >= 0) & (scores <= 1)).all() and np.isin(scores, (0.0, 1.0)).mean() > 0.9:
         return around(value, *wilson_interval(float(scores.sum()), documents))
     half = 0.0
     if documents > 1:
-        reach = special.stdtrit(documents - 1, (1 + CONFIDENCE) / 2)
+        reach = special.stdtrit(documents - 1, one_sided(CONFIDENCE))
         half = float(reach * scores.std(ddof=1) / math.sqrt(documents))
     return Estimate(value=value, low=value - half, high=value + half)
 
 
 def tango_interval(lost: float, won: float, documents: int, level: float = CONFIDENCE) -> Estimate:
     """Tango's score interval of a paired difference of shares, won minus lost (Statistics in Medicine 17, 1998)."""
-    reach = float(special.ndtri((1 + level) / 2))
+    reach = float(special.ndtri(one_sided(level)))
     value = (won - lost) / documents
     low = _tango_end(lost, won, documents, reach, -1.0, value)
     high = _tango_end(lost, won, documents, -reach, value, 1.0)
@@ -156,7 +167,10 @@ def tango_interval(lost: float, won: float, documents: int, level: float = CONFI
 
 
 def _tango_end(lost: float, won: float, documents: int, score: float, below: float, above: float) -> float:
-    """The difference at which the score, which falls as the difference grows, has this value; by bisection."""
+    """The difference between `below` and `above` at which Tango's score has this value.
+
+    Bisection: the score falls as the difference grows.
+    """
     while True:
         middle = (below + above) / 2
         if not below < middle < above:
@@ -175,7 +189,7 @@ def _tango_score(lost: float, won: float, n: int, difference: float) -> float:
 
 
 def tango_variance(lost: float, won: float, difference: float) -> float:
-    """Of a document's paired difference, given the shares lost and won, if the true difference is this one."""
+    """Variance of a document's paired difference, given the shares lost and won, if this is the true difference."""
     linear = (2 - won + lost) * difference - won - lost
     constant = -lost * difference * (1 - difference)
     likeliest = (math.sqrt(max(0.0, linear * linear - 8 * constant)) - linear) / 4  # share of lost documents
@@ -209,12 +223,12 @@ def difference_draws(differences: Array, strata: Array, draws: int, rng: np.rand
     total = len(differences)
     changed = differences[differences != 0]
     unit = math.sqrt(float(np.mean(changed**2))) if len(changed) else 1.0
-    values, place = np.unique(np.concatenate((differences, [-unit, 0.0, unit])), return_inverse=True)
-    place = place.reshape(-1)[:total]
+    values, value_code = np.unique(np.concatenate((differences, [-unit, 0.0, unit])), return_inverse=True)
+    value_code = value_code.reshape(-1)[:total]
     pseudo = np.isin(values, (-unit, unit)).astype(float)
     rounds = draws if len(values) <= MAX_DISTINCT_DIFFERENCES else min(draws, FEWER_DRAWS)
     result = np.zeros(rounds)
-    table = np.bincount(code * len(values) + place, minlength=len(sizes) * len(values)).reshape(len(sizes), -1)
+    table = np.bincount(code * len(values) + value_code, minlength=len(sizes) * len(values)).reshape(len(sizes), -1)
     for counts, size in zip(table, sizes, strict=True):
         chances = counts + PSEUDO_DOCUMENTS * pseudo * size / total
         picked = rng.multinomial(max(1, int(size) - 1), chances / chances.sum(), size=rounds)
@@ -223,7 +237,10 @@ def difference_draws(differences: Array, strata: Array, draws: int, rng: np.rand
 
 
 def join_small(strata: Array) -> tuple[Array, Array]:
-    """Stratum codes with small strata joined, and the size of each; a joined one still too small joins the largest."""
+    """Stratum codes after small strata are joined, and the size of each stratum.
+
+    If all small strata together are still too small, they join the largest stratum.
+    """
     _, code, sizes = np.unique(strata, return_inverse=True, return_counts=True)
     code = code.reshape(-1)
     if len(sizes) > 1 and (sizes < MIN_STRATUM).any():
@@ -236,16 +253,39 @@ def join_small(strata: Array) -> tuple[Array, Array]:
 
 
 def degrees_of_freedom(sizes: Array) -> int:
+    """Of a stratified sample, from the sizes of its strata."""
     return max(1, int(sizes.sum()) - len(sizes))
 
 
-def scaled_percentiles(draws: Array, level: float, freedom: float) -> tuple[float, float]:
-    """Ends whose distances from the median are those of the 95 % percentiles, scaled to `level` by Student's t.
+def effective_freedom(weights: Array, influence: Array | None = None) -> float:
+    """Degrees of freedom of a variance, from its units' weights in it; before strata are subtracted.
 
-    Far percentiles of a few thousand draws are their extremes, which few degrees of freedom would ask for.
+    With equal weights it is about the number of units. It is smaller if a few heavy units dominate the variance, or if
+    `influence` (each unit's part in the statistic) has heavy tails.
+    """
+    positive = weights > 0
+    kurtosis = 3 * _fourth_moment(weights[positive])
+    if influence is not None:
+        kurtosis = max(kurtosis, _fourth_moment(influence[positive]))
+    freedom = 2 * int(positive.sum()) / (kurtosis - 1)
+    return max(min(freedom, UNDISCOUNTED_FREEDOM), FREEDOM_DISCOUNT * freedom)
+
+
+def _fourth_moment(values: Array) -> float:
+    """Relative to the squared second moment; 1 if all values are equal or 0."""
+    squares = values**2
+    total = float(squares.sum())
+    return float(squares @ squares) * len(values) / total**2 if total > 0 else 1.0
+
+
+def scaled_percentiles(draws: Array, level: float, freedom: float) -> tuple[float, float]:
+    """Ends of an interval: the 95 % percentiles of the draws, with their distances from the median scaled to `level`.
+
+    The scale follows from Student's t. With few degrees of freedom, reading percentiles that far out would return the
+    extremes of the draws.
     """
     low, middle, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, 0.5, (1 + CONFIDENCE) / 2])
-    scale = float(special.stdtrit(freedom, (1 + level) / 2) / special.ndtri((1 + CONFIDENCE) / 2))
+    scale = float(special.stdtrit(freedom, one_sided(level)) / special.ndtri(one_sided(CONFIDENCE)))
     return float(middle - scale * (middle - low)), float(middle + scale * (high - middle))
 
 
@@ -275,26 +315,26 @@ class Units:
 
 
 def units_of(strata: Array, cluster: Array, rng: np.random.Generator) -> Units:
-    """Documents of one cluster (a batch) are one unit, in the stratum of its first document."""
+    """Makes each cluster (the documents of a batch) a unit, in the stratum of its first document."""
     _, first, unit = np.unique(cluster, return_index=True, return_inverse=True)
-    unit, home = unit.reshape(-1), strata[first]
+    unit, stratum = unit.reshape(-1), strata[first]
     if len(first) > MAX_UNITS:
-        group, home = _random_groups(home, rng)
+        group, stratum = _random_groups(stratum, rng)
         unit = group[unit]
-    code, sizes = join_small(home)
+    code, sizes = join_small(stratum)
     return Units(of=unit, stratum=code, sizes=sizes)
 
 
-def _random_groups(home: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Joins units at random within their stratum until about MAX_UNITS are left."""
-    group_of, homes, next_group = np.zeros(len(home), dtype=np.int64), [], 0
-    for stratum in np.unique(home):
-        members = rng.permutation(np.flatnonzero(home == stratum))
-        groups = min(len(members), max(2 * MIN_STRATUM, round(MAX_UNITS * len(members) / len(home))))
+def _random_groups(stratum_of: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Joins units of a stratum at random, into about MAX_UNITS groups: each unit's group, and each group's stratum."""
+    group_of, group_strata, next_group = np.zeros(len(stratum_of), dtype=np.int64), [], 0
+    for stratum in np.unique(stratum_of):
+        members = rng.permutation(np.flatnonzero(stratum_of == stratum))
+        groups = min(len(members), max(2 * MIN_STRATUM, round(MAX_UNITS * len(members) / len(stratum_of))))
         group_of[members] = next_group + np.arange(len(members)) % groups
-        homes += [stratum] * groups
+        group_strata += [stratum] * groups
         next_group += groups
-    return group_of, np.array(homes)
+    return group_of, np.array(group_strata)
 
 
 def bootstrap_weights(units: Units, draws: int, rng: np.random.Generator) -> Iterator[Array]:

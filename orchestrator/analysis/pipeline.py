@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from orchestrator.analysis.accuracy import (
     TYPICAL_DISAGREEMENT,
-    PairedDifference,
     answer_agreement,
     breakdown,
     detectable,
@@ -45,7 +44,6 @@ from orchestrator.analysis.runs import Settings, TaskRuns, histograms, split_by_
 from orchestrator.analysis.speedups import (
     BaselineRuns,
     SpeedNoise,
-    Speedup,
     TimeBootstrap,
     bootstrap_times,
     measure_baseline,
@@ -83,9 +81,9 @@ def analyse(
 ) -> Analysis:
     """Analyses the rows of one sweep, or of several comparable ones.
 
-    `request` is the content of sweep.json, `attempts` that of the trial.json files (store.schema.ATTEMPTS). A `margin`
-    or `speedup` other than declared in the request makes every verdict exploratory. The same rows and seed give the
-    same analysis.
+    `documents` describes each task's documents (store.schema.DOCUMENTS), `request` is the content of sweep.json,
+    `attempts` that of the trial.json files (store.schema.ATTEMPTS). A `margin` or `speedup` other than declared in the
+    request makes every verdict exploratory. The same rows and seed give the same analysis.
     """
     check_columns(rows)
     declared = Criteria.declared_in(request)
@@ -101,14 +99,14 @@ def analyse(
         attempts=attempts,
     )
     _check_comparable(tasks, evidence)
-    unfinished = any((part.cell >= 0).sum(axis=1).min() < evidence.wanted_documents(part) for part in tasks)
+    unfinished = any(evidence.incomplete_runs(part) for part in tasks)
     race = replay_race(rows, documents, request, criteria) if unfinished or is_race(request) else None
     evidence = replace(evidence, race=race if is_race(request) else None)
     findings = check_gates(evidence)
     shared: Any = {"evidence": evidence, "criteria": criteria, "findings": findings, "noise": speed_noise(tasks)}
-    looks = {} if race is None else race.tasks
+    sequential = {} if race is None else race.tasks
     results = [
-        _TaskAnalysis(rows=part, looks=looks.get(part.task), seed=seed, draws=draws, **shared).result()
+        _TaskAnalysis(rows=part, sequential=sequential.get(part.task), seed=seed, draws=draws, **shared).result()
         for part in tasks
     ]
     return Analysis(
@@ -119,7 +117,7 @@ def analyse(
         tasks=tuple(results),
         gates=findings,
         timeline=evidence.timeline,
-        pooled=None if is_race(request) else _pooled(results, criteria, request),  # its documents would be biased
+        pooled=None if is_race(request) else _pooled(results, criteria, request),  # estimates of a race are biased
     )
 
 
@@ -132,18 +130,19 @@ def _pooled(results: Sequence[TaskResult], criteria: Criteria, request: Mapping[
     return pool_tasks(
         by_task,
         replace(criteria, exploratory=criteria.exploratory or not declared),
-        looks=max(_looks(request, task.task) for task in results),
+        looks=max(_count_looks(request, task.task) for task in results),
         missing=[sentence for task in results for sentence in task.missing],
         declared=declared,
     )
 
 
-def _looks(request: Mapping[str, Any], task: str) -> int:
-    """How often the task had results that a verdict could be drawn from: each later extension is another look."""
-    return 1 + sum(task in one.get("documents", {}) for one in request.get("extensions", ()))
+def _count_looks(request: Mapping[str, Any], task: str) -> int:
+    """How often a verdict could be drawn from results of the task: once, and once more after each extension."""
+    return 1 + sum(task in extension.get("documents", {}) for extension in request.get("extensions", ()))
 
 
 def _check_comparable(tasks: Sequence[TaskRuns], evidence: Evidence) -> None:
+    """InputError if there is nothing to compare with k=1, or if a row has no finite score, time or calibration."""
     policies = ", ".join(sorted({configuration.policy for rows in tasks for configuration in rows.configurations}))
     with_baseline = [rows for rows in tasks if any(c.is_baseline for c in rows.configurations)]
     if not with_baseline:
@@ -156,7 +155,11 @@ def _check_comparable(tasks: Sequence[TaskRuns], evidence: Evidence) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _TaskAnalysis:
-    """One task: which runs are compared with which baseline, and in which order random numbers are drawn."""
+    """Computes the result of one task.
+
+    It decides which runs are compared with which baseline, and the order in which random numbers are drawn (another
+    order would give other intervals).
+    """
 
     rows: TaskRuns
     evidence: Evidence
@@ -165,7 +168,7 @@ class _TaskAnalysis:
     noise: SpeedNoise
     seed: int
     draws: int
-    looks: TaskRace | None  # what holds at any time, of a race or an unfinished sweep
+    sequential: TaskRace | None  # evidence that is valid at any time; only of a race or an unfinished sweep
 
     @cached_property
     def rng(self) -> np.random.Generator:
@@ -177,9 +180,9 @@ class _TaskAnalysis:
 
     @cached_property
     def baselines(self) -> Mapping[Settings, BaselineRuns]:
-        by_settings = dict.fromkeys(one.compared_with for one in self.rows.configurations)
-        runs = {settings: self.rows.baseline_runs(settings) for settings in by_settings}
-        return {key: measure_baseline(self.bootstrap, found) for key, found in runs.items() if len(found)}
+        all_settings = dict.fromkeys(one.compared_with for one in self.rows.configurations)
+        runs = {settings: self.rows.baseline_runs(settings) for settings in all_settings}
+        return {settings: measure_baseline(self.bootstrap, own) for settings, own in runs.items() if len(own)}
 
     def result(self) -> TaskResult:
         rows = self.rows
@@ -215,7 +218,8 @@ class _TaskAnalysis:
 
     @property
     def race(self) -> TaskRace | None:
-        return None if self.evidence.race is None else self.looks
+        """None if the sweep is not a race."""
+        return None if self.evidence.race is None else self.sequential
 
     @property
     def kind(self) -> str:
@@ -225,27 +229,24 @@ class _TaskAnalysis:
         return self.baselines[self.rows.configurations[number].compared_with]
 
     def _shared_documents(self, number: int) -> Array:
-        """Documents that a configuration and its baseline have."""
+        """Documents that both the configuration and its baseline have."""
         return self.rows.present(self.rows.runs_of(number)) & self.rows.present(self._baseline_of(number).runs)
 
     def _comparisons(self) -> dict[int, Comparison]:
-        """By configuration, for all but k=1 that share documents with a baseline."""
+        """By number of the configuration: all except k=1 that share documents with their baseline."""
         compared = [
             number
             for number, one in enumerate(self.rows.configurations)
             if not one.is_baseline and one.compared_with in self.baselines and self._shared_documents(number).any()
         ]
-        task_levels = Levels(comparisons=len(compared), looks=_looks(self.evidence.request, self.rows.task))
-        found = [self._difference(number, task_levels) for number in compared]
-        adjusted = holm([one.p_value for one in found])
-        differences = [replace(one, p_holm=p) for one, p in zip(found, adjusted, strict=True)]
-        speedups = [self._speedup(number, task_levels) for number in compared]
+        task_levels = Levels(comparisons=len(compared), looks=_count_looks(self.evidence.request, self.rows.task))
+        judged = [self._compare(number, task_levels) for number in compared]
+        adjusted = holm([one.difference.p_value for one in judged])
+        judged = [
+            replace(one, difference=replace(one.difference, p_holm=p)) for one, p in zip(judged, adjusted, strict=True)
+        ]
         gates = [self._failed_gates(number) for number in compared]
         resolved = [self.rows.configurations[number] for number in compared]
-        judged = [
-            Compared(label=one.label, difference=difference, speedup=speed)
-            for one, difference, speed in zip(resolved, differences, speedups, strict=True)
-        ]
         missing, generates = list(self._missing()), self.kind == GENERATE
         if self.race is not None:
             verdicts = [race_verdict(self.race, one, self.criteria) for one in resolved]
@@ -253,47 +254,47 @@ class _TaskAnalysis:
             verdicts = no_verdict_yet(judged, missing, self.criteria)
         else:
             verdicts = judge_all(judged, self.criteria, task_levels, generates=generates, valid=not any(gates))
-        if self.looks is not None and (missing or self.race is not None):
-            judged = [anytime(self.looks, *pair) for pair in zip(resolved, judged, strict=True)]
+        if self.sequential is not None and (missing or self.race is not None):
+            judged = [anytime(self.sequential, *pair) for pair in zip(resolved, judged, strict=True)]
         model = fit_cost_model(self.rows) if self.kind == GENERATE else None
-        subjects = document_levels(self.rows, self.evidence.documents.get(self.rows.task))
-        verdicts = [withhold(verdict, failed) for verdict, failed in zip(verdicts, gates, strict=True)]
+        levels = document_levels(self.rows, self.evidence.documents.get(self.rows.task))
         return {
-            number: self._comparison(number, one.difference, one.speedup, verdict, model, subjects)
-            for number, one, verdict in zip(compared, judged, verdicts, strict=True)
+            number: self._comparison(number, one, withhold(one.label, verdict, failed), failed, model, levels)
+            for number, one, verdict, failed in zip(compared, judged, verdicts, gates, strict=True)
         }
 
-    def _difference(self, number: int, levels: Levels) -> PairedDifference:
+    def _compare(self, number: int, levels: Levels) -> Compared:
         rows, both = self.rows, self._shared_documents(number)
-        baseline = self._baseline_of(number)
-        base, ours = rows.mean(baseline.runs, "score")[both], rows.mean(rows.runs_of(number), "score")[both]
-        return paired_difference(base, ours, rows.strata[both], rng=self.rng, levels=levels, draws=self.draws)
-
-    def _speedup(self, number: int, levels: Levels) -> Speedup | None:
-        return speedup(self.bootstrap, self._baseline_of(number), self.rows.runs_of(number), self.noise.work, levels)
+        baseline, runs = self._baseline_of(number), rows.runs_of(number)
+        base, ours = rows.mean(baseline.runs, "score")[both], rows.mean(runs, "score")[both]
+        return Compared(
+            label=rows.configurations[number].label,
+            difference=paired_difference(base, ours, rows.strata[both], rng=self.rng, levels=levels, draws=self.draws),
+            speedup=speedup(self.bootstrap, baseline, runs, self.noise.work, levels),
+        )
 
     def _comparison(
         self,
         number: int,
-        difference: PairedDifference,
-        found: Speedup | None,
+        compared: Compared,
         verdict: Verdict,
+        failed_gates: Sequence[str],
         model: CostModel | None,
         levels: tuple[Array, Sequence[str]],
     ) -> Comparison:
         rows = self.rows
         resolved, runs = rows.configurations[number], rows.runs_of(number)
         baseline = self._baseline_of(number)
-        explanation = None
-        if self.kind == GENERATE and found is not None and found.tokens is not None:
-            measured = found.tokens.value
+        explanation, speed = None, compared.speedup
+        if self.kind == GENERATE and speed is not None and speed.tokens is not None:
+            measured = speed.tokens.value
             explanation = explain(rows, runs, baseline.runs, resolved, measured, self._model)
         return Comparison(
-            documents=difference.documents,
-            difference=difference,
-            speedup=found,
+            documents=compared.difference.documents,
+            difference=compared.difference,
+            speedup=speed,
             verdict=verdict,
-            gates=tuple(self._failed_gates(number)),
+            gates=tuple(failed_gates),
             explanation=explanation,
             modelled=None if model is None else modelled_speedup(model, rows, runs, baseline.runs),
             shards=shard_ratios(rows, runs, baseline.runs),
@@ -303,7 +304,7 @@ class _TaskAnalysis:
         )
 
     def _failed_gates(self, number: int) -> list[str]:
-        """Gates that withhold a verdict on this configuration."""
+        """Names of the gates that withhold the verdict on this configuration."""
         runs = np.concatenate((self.rows.runs_of(number), self._baseline_of(number).runs))
         concerned = set(self.rows.trials_of(self.rows.rows_of(runs)))
         failed = [f for f in self.findings if not f.ok and f.withholds_verdict]
@@ -312,10 +313,10 @@ class _TaskAnalysis:
     def _configurations(self, comparisons: Mapping[int, Comparison]) -> tuple[ConfigurationResult, ...]:
         rows, reference = self.rows, self._reference()
         steps, lengths = histograms(rows, "steps"), histograms(rows, "tokens")
-        found = []
+        results = []
         for number, resolved in enumerate(rows.configurations):
             runs = rows.runs_of(number)
-            found.append(
+            results.append(
                 ConfigurationResult(
                     resolved=resolved,
                     repeats=len(runs),
@@ -329,7 +330,7 @@ class _TaskAnalysis:
                     comparison=comparisons.get(number),
                 )
             )
-        return tuple(found if reference is None else self._with_rankings(found, reference))
+        return tuple(results if reference is None else self._with_rankings(results, reference))
 
     def _accuracy(self, runs: Array) -> Estimate:
         scores = self.rows.mean(runs, "score")
@@ -350,23 +351,23 @@ class _TaskAnalysis:
         """k=1 at the settings requested first, or first in the rows; None if nothing is generated or k=1 is missing."""
         if not self.baselines or self.kind != GENERATE:
             return None
-        wanted = first_settings(self.evidence.request.get("settings", {})).settings
-        chosen = wanted if wanted in self.baselines else next(iter(self.baselines))
+        requested = first_settings(self.evidence.request.get("settings", {})).settings
+        chosen = requested if requested in self.baselines else next(iter(self.baselines))
         return self._configuration_of(self.baselines[chosen])
 
     def _configuration_of(self, baseline: BaselineRuns) -> Configuration:
         return self.rows.configuration_of(baseline.runs[0]).configuration
 
     def _relative_speed(self, number: int, result: ConfigurationResult, reference: Configuration) -> Estimate | None:
-        resolved, compared = result.resolved, result.comparison
-        if resolved.compared_with != reference.settings:
+        """Speed-up in tokens/s over k=1 at the settings of `reference`; None if they cannot be compared."""
+        if result.resolved.compared_with != reference.settings:
             base, runs = self.baselines[reference.settings], self.rows.runs_of(number)
-            found = speedup(self.bootstrap, base, runs, self.noise.work)
-        elif resolved.is_baseline:
+            speed = speedup(self.bootstrap, base, runs, self.noise.work)
+        elif result.resolved.is_baseline:
             return Estimate(value=1.0, low=1.0, high=1.0)
         else:
-            found = None if compared is None else compared.speedup
-        return None if found is None else found.tokens
+            speed = result.speedup
+        return None if speed is None else speed.tokens
 
     def _baseline(self, baseline: BaselineRuns) -> Baseline:
         rows = self.rows
@@ -380,15 +381,14 @@ class _TaskAnalysis:
         )
 
     def _missing(self) -> Iterator[str]:
-        rows, evidence = self.rows, self.evidence
+        """A sentence for each thing that has not run yet."""
+        rows = self.rows
         for configuration in rows.configurations:
             if not configuration.is_baseline and configuration.compared_with not in self.baselines:
                 yield f"{configuration.label} has no run at k=1 with the same settings to compare with."
-        for run in rows.all_runs:
-            present, wanted = int((rows.cell[run] >= 0).sum()), evidence.needed_documents(rows, run)
-            if present < wanted:
-                yield f"{rows.run_label(run)} has {present:,} of {counted(wanted, 'document')}."
-        requested = evidence.request.get("settings", {})
+        for one in self.evidence.incomplete_runs(rows):
+            yield f"{rows.run_label(one.run)} has {one.present:,} of {counted(one.needed, 'document')}."
+        requested = self.evidence.request.get("settings", {})
         policies = {*requested.get("policies", ()), *(one.policy for one in listed_configurations(requested))}
         absent = sorted(policies - {configuration.policy for configuration in rows.configurations})
         if absent:

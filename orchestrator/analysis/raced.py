@@ -1,4 +1,4 @@
-"""Verdicts of a race, and estimates of a sweep that is not finished: they hold however often one looks at them."""
+"""Verdicts of a race, and intervals of an unfinished sweep: they are valid however often one looks at them."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,6 @@ from orchestrator.analysis.speedups import Speedup
 from orchestrator.analysis.verdicts import (
     ACCURACY_ONLY,
     CONFIRMED,
-    REJECTED,
     SPEED_AND_ACCURACY,
     UNDECIDED,
     Compared,
@@ -28,12 +27,12 @@ from orchestrator.core.race import DECISIONS_KEY, SPEED, Look, Race, Standing, T
 from orchestrator.core.trial import WantedDocuments, shards_of_table
 from sampler.errors import InputError
 
-DEFAULT_ALPHA = 0.05  # of a sweep that is no race
+DEFAULT_ALPHA = 0.05  # of a sweep that is not a race
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaceResult:
-    """A configuration in a race. If it was stopped early, its estimates are biased: what they showed stopped it."""
+    """A configuration in a race. If it was stopped early, its estimates are biased, because they are why it stopped."""
 
     standing: Standing
     path: tuple[Look, ...]  # the evidence after each shard
@@ -41,7 +40,7 @@ class RaceResult:
 
     @property
     def note(self) -> str:
-        """A mark for estimates that were stopped early; empty if they were not."""
+        """A warning to show next to the estimates; empty if the configuration was not stopped early."""
         used = f"{self.standing.documents:,} of {self.standing.planned:,} documents"
         return f"stopped early: {used}, estimates are biased" if self.stopped_early else ""
 
@@ -57,8 +56,8 @@ def replay_race(
 ) -> Race | None:
     """The evidence of a sweep in the order of its shards, whether it is a race or not.
 
-    None for several sweeps together and for imported results, whose documents have no order. With other criteria than
-    the declared ones, the decisions that were stored do not count.
+    None for several sweeps together and for imported results, whose documents have no order. With criteria other than
+    the declared ones, stored decisions are ignored.
     """
     declared = all(name in request for name in ("identity", "settings", "tasks"))
     if IMPORTED in request or not declared or len(rows["sweep"].unique()) != 1:
@@ -73,17 +72,19 @@ def replay_race(
     except InputError:
         if is_race(request):
             raise
-        return None  # an older sweep, which lacks what a race declares
+        return None  # an older sweep, whose sweep.json lacks what a race needs
     assert race is not None
     race.add_rows(rows, look=is_race(request))
     return race
 
 
 def is_race(request: Mapping[str, Any]) -> bool:
+    """Whether this sweep.json is that of a race."""
     return bool(request.get("settings", {}).get("race"))
 
 
 def race_verdict(race: TaskRace, resolved: ResolvedConfiguration, criteria: Criteria) -> Verdict:
+    """The decision of the race on a configuration, as a verdict; undecided if there is none."""
     lane, rules, label = race.lanes[resolved.configuration], race.rules, resolved.label
     error = f"race: valid at every look, with an error of {100 * rules.alpha:g} % on this task"
     if lane.decision is None:
@@ -101,7 +102,6 @@ def race_verdict(race: TaskRace, resolved: ResolvedConfiguration, criteria: Crit
             f"{race.population:,} documents{_shown([look])}."
         )
         level = 1 - rules.alpha / rules.comparisons
-    assert outcome in (CONFIRMED, REJECTED, UNDECIDED)
     return Verdict(
         outcome=outcome,
         sentence=sentence,
@@ -112,6 +112,7 @@ def race_verdict(race: TaskRace, resolved: ResolvedConfiguration, criteria: Crit
 
 
 def _shown(path: list[Look]) -> str:
+    """The evidence at the last look, in parentheses; empty if there was no look."""
     if not path:
         return ""
     look = path[-1]
@@ -125,7 +126,7 @@ def _e_value(log_e: float) -> str:
 
 
 def anytime(race: TaskRace, resolved: ResolvedConfiguration, fixed: Compared) -> Compared:
-    """The same estimates with intervals and bounds that hold at all times, from the shards completed in order."""
+    """The same estimates with intervals and bounds that are valid at any time, from the shards completed in order."""
     if resolved.configuration not in race.lanes:
         return fixed
     difference = _difference(race, resolved.configuration, fixed.difference)
@@ -151,7 +152,7 @@ def _difference(race: TaskRace, configuration: Configuration, fixed: PairedDiffe
 
 
 def _speedup(race: TaskRace, configuration: Configuration, fixed: Speedup | None) -> Speedup | None:
-    """Without bounds before the burn-in."""
+    """The speed-up with the ends of its confidence sequences; unbounded before the burn-in."""
     if fixed is None or fixed.tokens is None or fixed.tokens_bounds is None:
         return fixed
     speed = race.speed(*race.pairs(configuration))

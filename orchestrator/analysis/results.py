@@ -1,4 +1,4 @@
-"""The result of an analysis, as values: everything that a report shows, also pooled over all tasks."""
+"""The result of an analysis: everything that a report shows about its tasks, and about all tasks pooled."""
 
 import dataclasses
 import math
@@ -49,10 +49,10 @@ class Comparison:
     gates: tuple[str, ...]  # that failed and withhold the verdict
     explanation: Explanation | None
     modelled: ModelledSpeedup | None  # a second estimate of the speed-up, from counters; decides nothing
-    shards: tuple[ShardRatio, ...]  # speed-up of each shard, in order of time
+    shards: tuple[ShardRatio, ...]  # speed-up on each shard, in order of time
     regressions: tuple[Regression, ...]  # the first ones; `difference.lost` counts all
     breakdown: Breakdown
-    race: RaceResult | None = None  # None: the sweep is no race
+    race: RaceResult | None = None  # None: the sweep is not a race
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,23 +113,27 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
+    """All results of one task."""
+
     task: str
     kind: str  # generate or loglikelihood
     primary: str
     wanted: int
     documents: int  # answered by at least one run
     comparisons: int  # configurations judged together
-    detectable: tuple[float, float]  # points that so many documents can show, if 5 % or 20 % of them change
+    detectable: tuple[float, float]  # points that this number of documents can show if 5 % or 20 % of answers change
     baselines: tuple[Baseline, ...]
     configurations: tuple[ConfigurationResult, ...]
     verdict: Verdict
     agreement: tuple[tuple[float | None, ...], ...]  # share of identical answers, in the order of configurations
     missing: tuple[str, ...]  # sentences about what has not run yet
-    race: tuple[Standing, ...] = ()  # all configurations of a race, with k=1 and what each has saved
+    race: tuple[Standing, ...] = ()  # of all configurations, k=1 included; empty if the sweep is not a race
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PooledComparison:
+    """A configuration against k=1 over all tasks."""
+
     label: str
     difference: PairedDifference
     speedup: Speedup | None  # None if no task generates
@@ -138,20 +142,22 @@ class PooledComparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PooledResult:
-    """`declared` False: the sweep was made before pooling was declared, so its verdict is exploratory."""
+    """Verdicts over all tasks together."""
 
     tasks: tuple[str, ...]
     comparisons: tuple[PooledComparison, ...]
     verdict: Verdict
-    declared: bool
+    declared: bool  # False: the sweep did not declare pooling before its run, so the verdicts are exploratory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
+    """All results of a sweep, or of several sweeps that were analysed together."""
+
     sweeps: tuple[str, ...]
     rows: int
-    criteria: Criteria
-    declared: Criteria
+    criteria: Criteria  # that the verdicts apply
+    declared: Criteria  # that sweep.json declares
     tasks: tuple[TaskResult, ...]
     gates: tuple[Finding, ...]
     timeline: AttemptTimeline
@@ -177,7 +183,7 @@ def as_json(value: object) -> object:
 
 
 def sort_configurations(task: TaskResult) -> TaskResult:
-    """The same result with configurations by settings, k, mode and subset, as tables list them."""
+    """The same result with its configurations sorted as tables list them: by settings, k, mode and subset."""
     order = sorted(range(len(task.configurations)), key=lambda index: _sort_key(task.configurations[index].resolved))
     return replace(
         task,
@@ -194,7 +200,7 @@ def _sort_key(own: ResolvedConfiguration) -> tuple[object, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The most accurate configuration and the fastest one; ties are broken by the other quality."""
+    """The most accurate configuration and the fastest one; a tie goes to the faster or the more accurate one."""
 
     accurate: ConfigurationResult
     fast: ConfigurationResult | None  # None if nothing is generated
@@ -219,7 +225,7 @@ class FamilyParallelism:
 
 
 def family_parallelism(task: TaskResult) -> list[FamilyParallelism]:
-    """Each policy family together with k=1 at the first decode settings, which every curve starts from."""
+    """By policy family; k=1, where every curve starts, counts in each of them."""
     points: dict[str, list[tuple[float, float]]] = {}
     for result in task.configurations:
         rate = result.throughput.tokens_per_pass
@@ -251,7 +257,7 @@ def area_under_parallelism(points: Sequence[tuple[float, float]]) -> float:
 
 
 def best_by_k(task: TaskResult) -> list[tuple[int | None, Best]]:
-    """k=1 first; policies without a period last."""
+    """The best configurations of each period k, k=1 first; policies without a period (None) last."""
     periods = sorted({r.resolved.k for r in task.configurations}, key=lambda k: (k is None, k or 0))
     return [(k, best([r for r in task.configurations if r.resolved.k == k])) for k in periods]
 
@@ -271,7 +277,10 @@ def pool_tasks(
     missing: Sequence[str],
     declared: bool,
 ) -> PooledResult | None:
-    """`tasks` maps task → configuration label → comparison; None unless several tasks share a configuration."""
+    """The pooled verdicts on the configurations that all tasks have; None with a single task or without any of these.
+
+    `tasks` maps task → configuration label → comparison.
+    """
     first = next(iter(tasks.values()), {})
     labels = [label for label in first if all(label in other for other in tasks.values())]
     if len(tasks) < 2 or not labels:
@@ -292,7 +301,9 @@ def pool_tasks(
     else:
         levels = Levels(comparisons=len(labels), looks=looks)
         verdicts = judge_all(compared, criteria, levels, generates=generates, valid=not any(gates))
-        verdicts = [withhold(verdict, failed) for verdict, failed in zip(verdicts, gates, strict=True)]
+        verdicts = [
+            withhold(label, verdict, failed) for label, verdict, failed in zip(labels, verdicts, gates, strict=True)
+        ]
     results = [
         PooledComparison(label=one.label, difference=one.difference, speedup=one.speedup, verdict=verdict)
         for one, verdict in zip(compared, verdicts, strict=True)
@@ -306,7 +317,7 @@ def pool_tasks(
 
 
 def _end(values: Sequence[float], ends: Sequence[float], side: int) -> float:
-    """The end of the mean's interval, from the ends of its parts."""
+    """The lower (`side` −1) or upper (1) end of a mean's interval, from the ends of its parts' intervals."""
     mean = sum(values) / len(values)
     return mean + side * math.hypot(*(end - value for value, end in zip(values, ends, strict=True))) / len(values)
 
@@ -352,16 +363,16 @@ def _pooled_difference(parts: Sequence[PairedDifference]) -> PairedDifference:
 
 
 def _pooled_speedup(parts: Sequence[Speedup]) -> Speedup | None:
-    """Of the tasks that generate; ratios are pooled on the log scale."""
+    """The geometric mean of the speed-ups of the tasks that generate; None if none does."""
     if not parts:
         return None
 
     def estimate(of: Callable[[Speedup], Estimate | None]) -> Estimate:
-        return _pooled_estimate([found.mapped(log) for one in parts if (found := of(one)) is not None]).exp()
+        return _pooled_estimate([own.mapped(log) for part in parts if (own := of(part)) is not None]).exp()
 
     def bounds(of: Callable[[Speedup], Estimate | None], at: Callable[[Speedup], Bounds | None]) -> Bounds:
-        values = [log(found.value) for one in parts if (found := of(one)) is not None]
-        logs = [own.mapped(log) for one in parts if (own := at(one)) is not None]
+        values = [log(own.value) for part in parts if (own := of(part)) is not None]
+        logs = [ends.mapped(log) for part in parts if (ends := at(part)) is not None]
         return _pooled_bounds(values, logs).mapped(exp)
 
     length = estimate(lambda one: one.length)
@@ -374,7 +385,6 @@ def _pooled_speedup(parts: Sequence[Speedup]) -> Speedup | None:
         seconds=estimate(lambda one: one.seconds),
         seconds_simultaneous=estimate(lambda one: one.seconds_simultaneous),
         seconds_bounds=bounds(lambda one: one.seconds, lambda one: one.seconds_bounds),
-        length_ratio=length.value,
         length=length,
         length_changed=abs(length.value - 1) > MAX_LENGTH_CHANGE or any(one.length_changed for one in parts),
         noise_known=all(one.noise_known for one in parts),

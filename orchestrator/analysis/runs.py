@@ -18,7 +18,7 @@ from orchestrator.analysis.columns import (
     Array,
     apportioned_wall_time,
     encode,
-    first_places,
+    first_indices,
     group_codes,
     primary_scores,
     to_numpy,
@@ -42,14 +42,14 @@ HISTOGRAM_BINS = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedConfiguration:
-    """A configuration with what its rows say about its policy; `layers` are indices into this model."""
+    """A configuration, and what its rows record about its policy; `layers` are layer indices of the sweep's model."""
 
     configuration: Configuration
     k: int | None
     subset: str | None
     mode: str | None
     layers: tuple[int, ...]
-    label: str  # with the settings that vary in this table
+    label: str  # shows the decode settings that vary in this table
     rule: BaselineRule = OWN_BASELINE
 
     @property
@@ -79,7 +79,7 @@ class TaskRuns:
     owner: Array  # run → configuration
     repeat: Array  # run → repeat
     cell: Array
-    timed: Array  # as `cell`, but −1 where the run's trial is incomplete: only complete shards are compared in speed
+    timed: Array  # as `cell`, but −1 also where the run's trial is incomplete: speed is compared on complete shards
     doc_ids: Array
     strata: Array  # document → subtask
     subtasks: tuple[str, ...]
@@ -101,8 +101,8 @@ class TaskRuns:
 
     def baseline_runs(self, settings: Settings) -> Array:
         """Runs at k=1 with these decode settings; may be empty."""
-        found = [self.is_baseline_run(run) and self.configuration_of(run).settings == settings for run in self.all_runs]
-        return np.flatnonzero(found)
+        runs = filter(self.is_baseline_run, self.all_runs)
+        return np.array([run for run in runs if self.configuration_of(run).settings == settings], dtype=int)
 
     def is_baseline_run(self, run: int) -> bool:
         return self.configuration_of(run).is_baseline
@@ -125,12 +125,17 @@ class TaskRuns:
         cells = self.cell[np.asarray(runs, dtype=int)]
         return np.where(cells >= 0, self.columns[column][cells], np.nan)
 
+    def timed_in_all(self, runs: Sequence[int] | Array) -> Array:
+        """Documents that every one of the runs has in a complete trial."""
+        result: Array = (self.timed[np.asarray(runs, dtype=int)] >= 0).all(axis=0)
+        return result
+
     def mean(self, runs: Sequence[int] | Array, column: str, *, timed: bool = False) -> Array:
         """Per document, the mean over the runs that have it (`timed`: in a complete trial); NaN if none has."""
         cells = (self.timed if timed else self.cell)[np.asarray(runs, dtype=int)]
-        found = cells >= 0
-        total = np.where(found, self.columns[column][cells], 0).sum(axis=0, dtype=np.float64)
-        count = found.sum(axis=0)
+        present = cells >= 0
+        total = np.where(present, self.columns[column][cells], 0).sum(axis=0, dtype=np.float64)
+        count = present.sum(axis=0)
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def rows_of(self, runs: Sequence[int] | Array) -> Array:
@@ -141,13 +146,22 @@ class TaskRuns:
 
     def described(self, documents: pa.Table, column: str) -> pa.Array:
         """A column of the task's documents, in the order of `doc_ids`; null for documents that are not described."""
-        place = pc.index_in(pa.array(self.doc_ids, pa.string()), value_set=documents["doc_id"].combine_chunks())
-        return documents[column].combine_chunks().take(place)
+        index = pc.index_in(pa.array(self.doc_ids, pa.string()), value_set=documents["doc_id"].combine_chunks())
+        return documents[column].combine_chunks().take(index)
 
     def trials_of(self, rows: Array) -> tuple[str, ...]:
         """Sorted trial ids of these rows."""
         names = self.names["trial_id"]
         return tuple(sorted(str(names[code]) for code in np.unique(self.columns["trial_id"][rows])))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IncompleteRun:
+    """A run that has fewer documents than it needs."""
+
+    run: int
+    present: int
+    needed: int
 
 
 def split_by_task(
@@ -156,7 +170,7 @@ def split_by_task(
     primary: Mapping[str, str],
     baselines: Mapping[str, BaselineRule] | None = None,
 ) -> list[TaskRuns]:
-    """One TaskRuns per task, tasks of `primary` (task → metric) first. `baselines`: by task, what is compared."""
+    """One TaskRuns per task, those in `primary` (task → metric) first; `baselines` has a rule for each task."""
     columns: dict[str, Array] = {name: to_numpy(rows[name]) for name in (*NUMBERS, "shard", "correct")}
     names: dict[str, tuple[Any, ...]] = {}
     for name in (*NAMES, *DECODE_SETTINGS, "sweep", "task"):
@@ -169,22 +183,22 @@ def split_by_task(
     columns["truncated"] = columns["finish"] == (finish.index("length") if "length" in finish else -1)
     tasks = names["task"]
     ordered = [*(task for task in primary if task in tasks), *(task for task in tasks if task not in primary)]
-    places = [np.flatnonzero(columns["task"] == tasks.index(task)) for task in ordered]
+    task_rows = [np.flatnonzero(columns["task"] == tasks.index(task)) for task in ordered]
     parts: list[dict[str, Array]] = [{} for _ in ordered]
     for name in list(columns):
         column = columns.pop(name)  # so that only one column is in memory twice
-        for part, own in zip(parts, places, strict=True):
-            part[name] = _at(column, own)
+        for part, indices in zip(parts, task_rows, strict=True):
+            part[name] = _at(column, indices)
     return [
-        _task_runs(task, rows, own, part, dict(names), primary.get(task, ""), (baselines or {}).get(task, OWN_BASELINE))
-        for task, own, part in zip(ordered, places, parts, strict=True)
+        _task_runs(task, rows, row, part, dict(names), primary.get(task, ""), (baselines or {}).get(task, OWN_BASELINE))
+        for task, row, part in zip(ordered, task_rows, parts, strict=True)
     ]
 
 
-def _at(column: Array, places: Array) -> Array:
-    """These values; a view if they are next to each other."""
-    start, end = int(places[0]), int(places[-1]) + 1
-    return column[start:end] if end - start == len(places) else column[places]
+def _at(column: Array, indices: Array) -> Array:
+    """The values at these increasing indices; a view of the column if the indices are consecutive."""
+    start, end = int(indices[0]), int(indices[-1]) + 1
+    return column[start:end] if end - start == len(indices) else column[indices]
 
 
 def _calibrated_times(columns: Mapping[str, Array], trials: int) -> dict[str, Array]:
@@ -225,27 +239,27 @@ def _calibrated_times(columns: Mapping[str, Array], trials: int) -> dict[str, Ar
 def _task_runs(
     task: str,
     rows: pa.Table,
-    places: Array,
+    row: Array,
     columns: dict[str, Array],
     names: dict[str, tuple[Any, ...]],
     primary: str,
     baseline: BaselineRule,
 ) -> TaskRuns:
-    """`rows` is the table of all tasks, `places` this task's rows in it; `columns` are already its own."""
+    """`rows` is the table of all tasks, `row` the indices of this task's rows in it; `columns` has only its values."""
     for name in NAMES:
         columns[name], names[name] = without_unused(columns[name], names[name])
-    columns["score"] = primary_scores(columns["correct"], rows["metrics"], places, primary)
+    columns["score"] = primary_scores(columns["correct"], rows["metrics"], row, primary)
     configuration, first = _configuration_codes(columns, names)
     run, runs = group_codes(configuration, columns["repeat"])
     cell = np.full((runs, len(names["doc_id"])), -1, dtype=np.int64)
-    backwards = np.arange(len(places))[::-1]  # so that of two rows of one document the first one stays
+    backwards = np.arange(len(row))[::-1]  # so that of two rows of one document the first one stays
     cell[run[backwards], columns["doc_id"][backwards]] = backwards
-    example = first_places(run, runs)
+    example = first_indices(run, runs)
     strata = np.zeros(len(names["doc_id"]), dtype=np.int64)
     strata[columns["doc_id"]] = columns["subtask"]
     return TaskRuns(
         task=task,
-        configurations=_resolved(rows, places[first], baseline),
+        configurations=_resolved(rows, row[first], baseline),
         owner=configuration[example],
         repeat=columns["repeat"][example],
         cell=cell,
@@ -256,27 +270,27 @@ def _task_runs(
         columns=columns,
         names=names,
         run=run,
-        row=places,
+        row=row,
     )
 
 
 def _configuration_codes(
     columns: Mapping[str, Array], names: Mapping[str, tuple[str | None, ...]]
 ) -> tuple[Array, Array]:
-    """Each row's configuration, ordered by settings, k and subset, and the first row of each configuration."""
+    """Each row's configuration (numbered by settings, k and subset), and the first row of each configuration."""
     k = np.nan_to_num(columns["k"].astype(np.float64), nan=np.inf)
     rank = np.array([SUBSETS.index(name) if name in SUBSETS else len(SUBSETS) for name in names["subset"]])
     settings = (columns[name] for name in DECODE_SETTINGS)
     key, count = group_codes(*settings, k, rank[columns["subset"]], columns["policy"])
-    return key, first_places(key, count)
+    return key, first_indices(key, count)
 
 
 def _resolved(rows: pa.Table, first: Array, rule: BaselineRule) -> tuple[ResolvedConfiguration, ...]:
-    """`first` has a row of each configuration."""
+    """The configurations of which `first` has a row each."""
     values = rows.select([*CONFIGURATION_KEYS, "k", "subset", "mode"]).take(pa.array(first)).to_pylist()
     layers = [rows["layers"][int(row)].as_py() for row in first]  # taking lists from the whole column is slow
-    found = [Configuration.from_mapping(row) for row in values]
-    shown = varying_settings(found)
+    configurations = [Configuration.from_mapping(row) for row in values]
+    shown = varying_settings(configurations)
     return tuple(
         ResolvedConfiguration(
             configuration=configuration,
@@ -287,13 +301,13 @@ def _resolved(rows: pa.Table, first: Array, rule: BaselineRule) -> tuple[Resolve
             label=configuration.label(shown),
             rule=rule,
         )
-        for configuration, row, indices in zip(found, values, layers, strict=True)
+        for configuration, row, indices in zip(configurations, values, layers, strict=True)
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histogram:
-    """Counts between edges; all configurations of a task share the edges."""
+    """Number of documents between edges, which all configurations of a task share."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -303,7 +317,7 @@ class Histogram:
 
 
 def histograms(rows: TaskRuns, column: str) -> tuple[Histogram, ...]:
-    """One per configuration."""
+    """The distribution of a column's values, by configuration."""
     values = rows.columns[column].astype(float)
     low, high = float(values.min()), float(values.max())
     width = max(1.0, np.ceil((high - low + 1) / HISTOGRAM_BINS))
@@ -325,7 +339,10 @@ def histograms(rows: TaskRuns, column: str) -> tuple[Histogram, ...]:
 
 
 def document_clusters(rows: TaskRuns) -> Array:
-    """Documents that shared a batch in the first run at k=1 that has them; with batch size 1 each is alone."""
+    """Each document's cluster: documents that shared a batch in the first run (at k=1, if possible) that has them.
+
+    With batch size 1, each document is a cluster.
+    """
     columns = rows.columns
     if columns["batch_size"].max() <= 1:
         return np.arange(rows.documents)

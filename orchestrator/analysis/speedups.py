@@ -30,6 +30,8 @@ from orchestrator.analysis.intervals import (
     around,
     bootstrap_weights,
     degrees_of_freedom,
+    effective_freedom,
+    one_sided,
     scaled_percentiles,
     unbounded,
     units_of,
@@ -37,10 +39,8 @@ from orchestrator.analysis.intervals import (
 from orchestrator.analysis.runs import TaskRuns, document_clusters
 from orchestrator.core.speed import MAX_LENGTH_CHANGE, PRIOR_WEIGHT
 
-FREEDOM_DISCOUNT = 0.7  # fourth moments come out too low, and degrees of freedom too high
-UNDISCOUNTED_FREEDOM = 10.0  # fewer are small enough as they are
-DRAWS_PER_PRODUCT = 32  # small enough for one thread: the threads of a BLAS would take ten times as long, waiting
-MAX_EXTRA_TRUNCATED = 0.01  # share of documents that hit the length limit, more than at k=1
+DRAWS_PER_PRODUCT = 32  # so small that BLAS uses one thread; with more, waiting makes it ten times slower
+MAX_EXTRA_TRUNCATED = 0.01  # tolerated increase, over k=1, in the share of documents that hit the length limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +79,18 @@ class Speedup:
     seconds: Estimate  # of documents per second, whatever their length
     seconds_simultaneous: Estimate
     seconds_bounds: Bounds
-    length_ratio: float | None  # mean tokens per document ÷ those at k=1
-    length: Estimate | None  # the same with its interval, at the level at which a configuration is rejected
+    length: (
+        Estimate | None
+    )  # mean tokens per document ÷ those at k=1, at the level at which a configuration is rejected
     length_changed: bool
     noise_known: bool  # False: nothing shows how much trials vary, because k=1 ran once, in one trial
 
     @property
-    def surely_other_length(self) -> bool:
+    def length_ratio(self) -> float | None:
+        return None if self.length is None else self.length.value
+
+    @property
+    def length_certainly_changed(self) -> bool:
         """The whole interval of the length ratio lies more than MAX_LENGTH_CHANGE away from 1."""
         ends = self.length
         return ends is not None and (ends.low > 1 + MAX_LENGTH_CHANGE or ends.high < 1 - MAX_LENGTH_CHANGE)
@@ -93,23 +98,23 @@ class Speedup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialNoise:
-    """Variance of a trial's log time beyond what its documents explain; None: unknown."""
+    """How much the log time of a trial varies."""
 
-    variance: float | None
-    total: float = 0.0  # with what its documents explain: what was observed, with so many degrees of freedom
-    freedom: float = 1.0
+    variance: float | None  # beyond what its documents explain; None: unknown
+    total: float = 0.0  # as observed, including what its documents explain
+    freedom: float = 1.0  # degrees of freedom of `total`
 
     @property
     def deviation(self) -> float:
         return math.sqrt(self.variance or 0.0)
 
     def added_to(self, estimate: Estimate, share: float, freedom: float) -> Estimate:
-        """A log interval with the noise of trials added; `share` is the sum of squared weights that it gets.
+        """The estimate, on a log scale, with trial noise added to its interval; see `noise_share` for `share`.
 
-        Each half of the interval becomes a standard error, whose `freedom` is that of the documents; the sum of both
-        variances has Satterthwaite's degrees of freedom.
+        Each half of the interval is converted to a standard error over documents, with these degrees of `freedom`. The
+        sum of the variances over documents and trials has Satterthwaite's degrees of freedom.
         """
-        added, level = (self.variance or 0.0) * share, (1 + estimate.level) / 2
+        added, level = (self.variance or 0.0) * share, one_sided(estimate.level)
         if share <= 0 or self.total <= 0 or not math.isfinite(estimate.low + estimate.high):
             return estimate
         reach = float(special.stdtrit(freedom, level))
@@ -153,7 +158,7 @@ class BaselineRuns:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TimeBootstrap:
-    """Bootstrap of one task's sums, shared by all its configurations. Row 0 of `sums` is the data itself."""
+    """Bootstrap of one task's sums; all configurations share its draws, so that they are compared on the same ones."""
 
     rows: TaskRuns
     clusters: Array  # document → cluster; times of one cluster belong together
@@ -161,9 +166,12 @@ class TimeBootstrap:
     weights: tuple[Array, ...]
 
     def sums(self, values: Array) -> Array:
-        """Draws × columns of summed document values; `values` is columns × documents, 0 where absent."""
+        """Draws × columns of summed document values; row 0 has the sums of the data itself.
+
+        `values` is columns × documents, 0 where a document is missing.
+        """
         by_unit = self.units.sums(values).T
-        single = by_unit.astype(np.float32)  # as the weights: mixed types would convert them in each product
+        single = by_unit.astype(np.float32)  # the type of the weights, which each product would convert otherwise
         products = (
             weight[start : start + DRAWS_PER_PRODUCT] @ single
             for weight in self.weights
@@ -173,34 +181,19 @@ class TimeBootstrap:
         return result
 
     def freedom(self, times: Array, influence: Array | None = None) -> float:
-        """Degrees of freedom of a variance over documents that take these times: long ones weigh more than others.
-
-        With equal times it is their number, minus the strata; a variance that a few long documents dominate has fewer,
-        and so has one whose `influence` (each document's part in the statistic) has heavy tails.
-        """
+        """Degrees of freedom of a variance over documents that take these times: long ones weigh more than others."""
         weights = np.bincount(self.clusters, weights=times)
-        some = weights > 0
-        kurtosis = 3 * _fourth_moment(weights[some])
-        if influence is not None:
-            kurtosis = max(kurtosis, _fourth_moment(np.bincount(self.clusters, weights=influence)[some]))
-        effective = 2 * int(some.sum()) / (kurtosis - 1)
-        effective = max(min(effective, UNDISCOUNTED_FREEDOM), FREEDOM_DISCOUNT * effective)
+        influences = None if influence is None else np.bincount(self.clusters, weights=influence)
+        effective = effective_freedom(weights, influences)
         return max(1.0, min(effective - len(self.units.sizes), degrees_of_freedom(self.units.sizes)))
 
     def estimate(self, draws: Array, level: float = CONFIDENCE, freedom: float | None = None) -> Estimate:
-        """A statistic's interval from its draws, the first of which is its value."""
+        """A statistic and its interval; `draws` are the statistic in each row of `sums`, so the first is its value."""
         value = float(draws[0])
         if self.units.count < 2:
             return unbounded(value, level)
         ends = scaled_percentiles(draws[1:], level, freedom or degrees_of_freedom(self.units.sizes))
         return around(value, *ends, level)
-
-
-def _fourth_moment(values: Array) -> float:
-    """Relative to the squared second one; 1 if all values are alike, or 0."""
-    squares = values**2
-    total = float(squares.sum())
-    return float(squares @ squares) * len(values) / total**2 if total > 0 else 1.0
 
 
 def bootstrap_times(rows: TaskRuns, rng: np.random.Generator, draws: int = DRAWS) -> TimeBootstrap:
@@ -213,8 +206,8 @@ def bootstrap_times(rows: TaskRuns, rng: np.random.Generator, draws: int = DRAWS
 def throughput(bootstrap: TimeBootstrap, runs: Array, noise: TrialNoise) -> Throughput:
     """`noise` is that of wall time."""
     rows = bootstrap.rows
-    places = rows.rows_of(runs)
-    column = {name: rows.columns[name][places] for name in ("tokens", "wall", "seconds", "passes", "steps")}
+    indices = rows.rows_of(runs)
+    column = {name: rows.columns[name][indices] for name in ("tokens", "wall", "seconds", "passes", "steps")}
     tokens, wall = int(column["tokens"].sum()), float(column["wall"].sum())
     count = (rows.cell[runs] >= 0).sum(axis=0)
     totals = [np.nan_to_num(rows.mean(runs, name)) * count for name in ("tokens", "wall")]
@@ -224,14 +217,14 @@ def throughput(bootstrap: TimeBootstrap, runs: Array, noise: TrialNoise) -> Thro
     freedom = bootstrap.freedom(totals[1]) if wall > 0 else 1.0
 
     def interval(numerator: Array, denominator: Array) -> Estimate:
-        some = (numerator > 0) & (denominator > 0)
-        if not some[0]:  # no time was measured
+        positive = (numerator > 0) & (denominator > 0)
+        if not positive[0]:  # no time was measured
             return unbounded(0.0, CONFIDENCE)
-        logs = bootstrap.estimate(np.log(numerator[some] / denominator[some]), freedom=freedom)
+        logs = bootstrap.estimate(np.log(numerator[positive] / denominator[positive]), freedom=freedom)
         return noise.added_to(logs, share, freedom).exp()
 
     def per_token(name: str) -> float | None:
-        return int(rows.columns[name][places].sum()) / tokens if tokens else None
+        return int(rows.columns[name][indices].sum()) / tokens if tokens else None
 
     return Throughput(
         documents=int(rows.present(runs).sum()),
@@ -242,12 +235,12 @@ def throughput(bootstrap: TimeBootstrap, runs: Array, noise: TrialNoise) -> Thro
         p50=p50,
         p90=p90,
         p99=p99,
-        tokens_per_document=tokens / len(places),
+        tokens_per_document=tokens / len(indices),
         passes_per_token=per_token("passes"),
         steps_per_document=float(column["steps"].mean()),
         layers_per_token=per_token("layers_computed"),
         positions_per_token=per_token("layer_positions"),
-        truncated=float(rows.columns["truncated"][places].mean()),
+        truncated=float(rows.columns["truncated"][indices].mean()),
     )
 
 
@@ -267,17 +260,17 @@ def speedup(
 
     def intervals(draws: Array, influence: Array) -> list[Estimate]:
         freedom = bootstrap.freedom(shares[3], influence)
-        found = (bootstrap.estimate(draws, level, freedom) for level in all_levels)
-        return [noise.added_to(one, own[0] + base[0], freedom).exp() for one in found]
+        estimates = (bootstrap.estimate(draws, level, freedom) for level in all_levels)
+        return [noise.added_to(estimate, own[0] + base[0], freedom).exp() for estimate in estimates]
 
     log_speedup = np.log(sums[:, 3] / sums[:, 1])
     seconds = intervals(log_speedup, shares[3] - shares[1])
     tokens: list[Estimate] | None = None
     length = None
     if sums[0, 0] > 0 and sums[0, 2] > 0:
-        some = (sums[:, 0] > 0) & (sums[:, 2] > 0)
-        log_length = np.log(sums[some, 0] / sums[some, 2])
-        tokens = intervals(log_speedup[some] + log_length, shares[3] - shares[1] + shares[0] - shares[2])
+        generated = (sums[:, 0] > 0) & (sums[:, 2] > 0)
+        log_length = np.log(sums[generated, 0] / sums[generated, 2])
+        tokens = intervals(log_speedup[generated] + log_length, shares[3] - shares[1] + shares[0] - shares[2])
         length = bootstrap.estimate(log_length, all_levels[1], bootstrap.freedom(shares[3])).exp()
     ours, theirs = (float(rows.mean(side, "truncated")[both].mean()) for side in (runs, baseline.runs))
     return Speedup(
@@ -289,7 +282,6 @@ def speedup(
         seconds=seconds[0],
         seconds_simultaneous=seconds[1],
         seconds_bounds=Bounds.of(seconds),
-        length_ratio=None if length is None else length.value,
         length=length,
         length_changed=length is not None
         and (abs(length.value - 1) > MAX_LENGTH_CHANGE or ours - theirs > MAX_EXTRA_TRUNCATED),
@@ -298,16 +290,17 @@ def speedup(
 
 
 def noise_share(bootstrap: TimeBootstrap, runs: Array, column: str, documents: Array) -> tuple[float, float]:
-    """The sum of squared weights that trial noise gets beyond what resampling documents contains, and 1 ÷ that sum.
+    """The factor of the trial noise that is added to an interval, and the effective number of trials.
 
-    A trial weighs as much as its share of the time. Resampled documents carry the noise of their trials with the
-    square of their own, smaller weights; that part is subtracted.
+    A trial weighs as much as its share of the time, and the effective number is 1 ÷ the sum of the squared weights.
+    That sum is also the factor, minus the part of the noise that resampling documents contains already: documents
+    carry the noise of their trials with the square of their own, smaller weights.
     """
     rows = bootstrap.rows
     cells = rows.timed[runs][:, documents]
-    found = cells >= 0
-    values, trial = rows.columns[column][cells[found]], rows.columns["trial_id"][cells[found]]
-    cluster = np.broadcast_to(bootstrap.clusters[documents], cells.shape)[found]
+    timed = cells >= 0
+    values, trial = rows.columns[column][cells[timed]], rows.columns["trial_id"][cells[timed]]
+    cluster = np.broadcast_to(bootstrap.clusters[documents], cells.shape)[timed]
     total = values.sum()
     if not total > 0:
         return 0.0, 0.0
@@ -322,11 +315,12 @@ def noise_share(bootstrap: TimeBootstrap, runs: Array, column: str, documents: A
 
 
 def measure_baseline(bootstrap: TimeBootstrap, runs: Array) -> BaselineRuns:
+    """The runs with their noise floor."""
     rows = bootstrap.rows
-    everywhere: Array = np.logical_and.reduce(rows.timed[runs] >= 0)
-    if len(runs) < 2 or not everywhere.any() or not (rows.columns["work"][rows.rows_of(runs)] > 0).all():
+    shared = rows.timed_in_all(runs)
+    if len(runs) < 2 or not shared.any() or not (rows.columns["work"][rows.rows_of(runs)] > 0).all():
         return BaselineRuns(runs=runs, noise_floor=None)
-    sums = bootstrap.sums(np.where(everywhere, rows.values(runs, "work"), 0.0))
+    sums = bootstrap.sums(np.where(shared, rows.values(runs, "work"), 0.0))
     sums = sums[(sums > 0).all(axis=1)]  # with few documents a draw may hold none that all runs have
     ratios = sums.max(axis=1) / sums.min(axis=1)
     low, high = np.quantile(ratios[1:], [0.025, 0.975])
@@ -339,7 +333,7 @@ def measure_baseline(bootstrap: TimeBootstrap, runs: Array) -> BaselineRuns:
 
 
 def speed_noise(tasks: Sequence[TaskRuns]) -> SpeedNoise:
-    """Pooled over all generating tasks and decode settings of a sweep, or over all tasks if none generates."""
+    """Noise of a sweep, pooled over the decode settings of all generating tasks, or of all tasks if none generates."""
     generating = [rows for rows in tasks if rows.columns["tokens"].any()] or list(tasks)
     clusters = [document_clusters(rows) for rows in generating]
     return SpeedNoise(
@@ -349,7 +343,7 @@ def speed_noise(tasks: Sequence[TaskRuns]) -> SpeedNoise:
 
 
 def _pooled_noise(tasks: Sequence[TaskRuns], clusters: Sequence[Array], column: str) -> TrialNoise:
-    """From k=1 replicates; without any, from what is left of all runs after their own and the documents' means."""
+    """From k=1 replicates; without any, from the residuals of all runs after their own and the documents' means."""
     for replicates in (True, False):
         parts = []
         for rows, cluster in zip(tasks, clusters, strict=True):
@@ -359,7 +353,7 @@ def _pooled_noise(tasks: Sequence[TaskRuns], clusters: Sequence[Array], column: 
                     runs = np.array([run for run in rows.all_runs if rows.configuration_of(run).settings == settings])
                 parts.append(_noise_sums(rows, runs, cluster, column, remove_run_means=not replicates))
         known = [part for part in parts if part is not None]
-        between, within, count = (sum(column) for column in zip(*known, strict=True)) if known else (0.0, 0.0, 0)
+        between, within, count = (sum(values) for values in zip(*known, strict=True)) if known else (0.0, 0.0, 0)
         freedom = count - count / (count + PRIOR_WEIGHT) * (column == "work")  # less the fitted calibration exponent
         if freedom > 0:
             return TrialNoise(variance=max(0.0, between - within) / freedom, total=between / freedom, freedom=freedom)
@@ -375,20 +369,19 @@ def _noise_sums(
     compared with the mean over runs. A trial's mean of these, weighted by the clusters' shares of its time, is its own
     error plus the average of its clusters' errors. None if nothing is repeated.
     """
-    cells = rows.timed[runs]
-    everywhere = (cells >= 0).all(axis=0) if len(runs) else np.zeros(rows.documents, dtype=bool)
-    _, first, cluster = np.unique(clusters[everywhere], return_index=True, return_inverse=True)
-    replicates, count = len(runs), len(first)
-    if replicates < 2 or count < 1:
+    shared = rows.timed_in_all(runs)
+    if len(runs) < 2 or not shared.any():
         return None
+    cells = rows.timed[runs][:, shared]
+    _, first, cluster = np.unique(clusters[shared], return_index=True, return_inverse=True)
     sums = [
-        np.stack([np.bincount(cluster.reshape(-1), weights=row) for row in rows.columns[name][cells[:, everywhere]]])
+        np.stack([np.bincount(cluster.reshape(-1), weights=row) for row in rows.columns[name][cells]])
         for name in (column, "tokens")
     ]
     work, tokens = np.maximum(sums[0], 1e-12), sums[1]
     deviations = np.log(work) - (np.log(tokens) if (tokens > 0).all() else 0.0)  # per token, as in a speed-up
     deviations = deviations - deviations.mean(axis=0)
-    trial = rows.columns["trial_id"][cells[:, everywhere][:, first]]
+    trial = rows.columns["trial_id"][cells[:, first]]
     group = np.unique(trial, axis=1, return_inverse=True)[1].reshape(-1)  # clusters that share their trials in all runs
     weight = work.mean(axis=0)
     if remove_run_means:
@@ -399,5 +392,5 @@ def _noise_sums(
     means = np.stack([np.bincount(group, weights=weight * row) for row in deviations])
     squares = ((weight * (deviations - means[:, group])) ** 2).sum(axis=0)
     explained = np.bincount(group, weights=squares)[several] / left[several]
-    freedom = (replicates - 1) * (int(several.sum()) - int(remove_run_means))
+    freedom = (len(runs) - 1) * (int(several.sum()) - int(remove_run_means))
     return (float((means[:, several] ** 2).sum()), float(explained.sum()), freedom) if freedom > 0 else None

@@ -1,7 +1,7 @@
 """Facts about the trials of a sweep: actor start-ups, memory, provenance, counters, and all attempts in order of time.
 
-They come from the rows and from the trial.json files. Attempts are a table (store.schema.ATTEMPTS), because a large
-sweep has hundreds of thousands of trials.
+They are computed from the rows and from the trial.json files. Attempts are a table (store.schema.ATTEMPTS), because a
+large sweep has hundreds of thousands of trials.
 """
 
 import json
@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.analysis.columns import COUNTERS, Array, first_places, group_codes
+from orchestrator.analysis.columns import COUNTERS, Array, first_indices, group_codes
 from orchestrator.analysis.runs import ResolvedConfiguration, TaskRuns
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import KEYS, TaskConfiguration
 
 STARTUP = ("load_seconds", "warm_up_seconds", "calibration_seconds", "started_at")
+MIN_PEERS = 2  # attempts that an actor's first one is compared with
 LAST = pc.ScalarAggregateOptions(skip_nulls=False)
 
 
@@ -35,8 +36,14 @@ class CounterSums:
 
 
 def counter_sums(rows: pa.Table) -> dict[TaskConfiguration, CounterSums]:
-    wanted = [*((name, "sum") for name in COUNTERS), ("started_at", "min"), ("started_at", "max"), ([], "count_all")]
-    grouped = rows.select([*KEYS, *COUNTERS, "started_at"]).group_by(list(KEYS)).aggregate(wanted)
+    """By task and configuration."""
+    aggregations = [
+        *((name, "sum") for name in COUNTERS),
+        ("started_at", "min"),
+        ("started_at", "max"),
+        ([], "count_all"),
+    ]
+    grouped = rows.select([*KEYS, *COUNTERS, "started_at"]).group_by(list(KEYS)).aggregate(aggregations)
     return {
         task_configuration(row): CounterSums(
             rows=row["count_all"],
@@ -53,14 +60,14 @@ def task_configuration(row: Mapping[str, Any]) -> TaskConfiguration:
 
 
 def peak_memory(attempts: pa.Table) -> dict[TaskConfiguration, int]:
-    """The most bytes that any attempt at a configuration's trials used; on a CPU, by its whole process."""
+    """Peak memory in bytes over all attempts at a configuration's trials; on a CPU, that of the whole process."""
     most = attempts.group_by(list(KEYS)).aggregate([("peak_memory", "max")]).to_pylist()
-    return {task_configuration(row): int(found) for row in most if (found := row["peak_memory_max"]) is not None}
+    return {task_configuration(row): int(peak) for row in most if (peak := row["peak_memory_max"]) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorStartup:
-    """Times of an actor before its first row, in seconds since 1970."""
+    """When an actor began to start up, had loaded its model, and was warm; in seconds since 1970."""
 
     began: float
     loaded: float
@@ -68,19 +75,19 @@ class ActorStartup:
 
 
 def actor_startups(attempts: pa.Table) -> dict[str, ActorStartup]:
-    """By actor, if its first attempt records how long loading and warm-up took."""
+    """By actor, for those whose first attempt records how long loading and warm-up took."""
     known = attempts.filter(pc.field("load_seconds").is_valid() & pc.field("warm_up_seconds").is_valid())
     ordered = known.sort_by("started_at")  # ISO 8601, all of one machine's time zone
     first = ordered.group_by("actor", use_threads=False).aggregate([(name, "first") for name in STARTUP]).to_pylist()
-    found = {}
+    startups = {}
     for row in first:
         loading, warm_up, calibration, started_at = (row[f"{name}_first"] for name in STARTUP)
         at = _seconds(started_at)
         if at is not None:
             warm = at - (calibration or 0.0)  # an attempt starts when its calibration is done
             began = warm - warm_up - loading
-            found[str(row["actor"])] = ActorStartup(began=began, loaded=warm - warm_up, warm=warm)
-    return found
+            startups[str(row["actor"])] = ActorStartup(began=began, loaded=warm - warm_up, warm=warm)
+    return startups
 
 
 def _seconds(timestamp: object) -> float | None:
@@ -118,7 +125,7 @@ def provenance_by_configuration(attempts: pa.Table) -> dict[TaskConfiguration | 
 
 
 def distinct(table: pa.Table | None, *columns: str) -> Iterator[dict[str, Any]]:
-    """Distinct values of these columns, in the order in which they occur; those stored as JSON are parsed."""
+    """Distinct combinations of these columns' values, in the order in which they occur; JSON columns are parsed."""
     parsed: dict[str, Any] = {}
     if table is None:
         return
@@ -154,6 +161,7 @@ def _provenance(rows: Iterable[Mapping[str, Any]]) -> TrialProvenance:
 
 
 def describe_code(code: object) -> str:
+    """A version of the code in words, from its record in sweep.json or trial.json."""
     if not isinstance(code, Mapping):
         return "unknown"
     if not code.get("commit"):
@@ -162,7 +170,7 @@ def describe_code(code: object) -> str:
 
 
 def trials_by_code(attempts: pa.Table) -> dict[str, list[str]]:
-    """Ids of the trials that each version of the code ran."""
+    """By version of the code (see `describe_code`): ids of the trials that it ran."""
     result: dict[str, list[str]] = {}
     for row in attempts.group_by("code").aggregate([("trial_id", "distinct")]).to_pylist():
         version = describe_code(row["code"] and json.loads(row["code"]))
@@ -183,7 +191,7 @@ def unfinished_trials(attempts: pa.Table) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOfTask:
-    """A run of one of several tasks, and its configuration."""
+    """A run on one of the tasks, and its configuration."""
 
     task: str
     label: str
@@ -192,7 +200,7 @@ class RunOfTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttemptTimeline:
-    """All attempts at trials in order of time: one entry per attempt in each array."""
+    """All attempts at trials, in the order in which they started: one entry per attempt in each array."""
 
     runs: tuple[RunOfTask, ...]
     run: Array  # attempt → run
@@ -208,7 +216,6 @@ class AttemptTimeline:
 
 
 def timeline(tasks: Sequence[TaskRuns]) -> AttemptTimeline:
-    """Every attempt of all tasks."""
     runs = [
         RunOfTask(task=rows.task, label=rows.run_label(run), resolved=rows.configuration_of(run))
         for rows in tasks
@@ -225,7 +232,7 @@ def _attempts(rows: TaskRuns, first_run: int) -> dict[str, Array]:
     """The arrays of an AttemptTimeline for one task."""
     columns = rows.columns
     group, count = group_codes(columns["trial_id"], columns["attempt"], columns["actor"])
-    first = first_places(group, count)
+    first = first_indices(group, count)
     began = np.full(count, np.inf)
     np.minimum.at(began, group, columns["started_at"])
     names = {name: np.array(rows.names[name], dtype=object)[columns[name][first]] for name in ("trial_id", "actor")}
@@ -235,6 +242,39 @@ def _attempts(rows: TaskRuns, first_run: int) -> dict[str, Array]:
     }
     run = rows.run[first] + first_run
     return {**names, **sums, "run": run, "started_at": began, "calibration": columns["calibration"][first]}
+
+
+def first_attempt_slowness(line: AttemptTimeline) -> Iterator[tuple[int, float]]:
+    """The first attempt of each actor, and how many times slower than its peers it was (below 1: faster).
+
+    Peers are attempts at the same configuration (for k=1: at any k=1 policy), or all attempts with the same decode
+    settings if these are too few. Other policies leave out other layers, and in output mode most of a pass. So the
+    ratio is that per pass or per layer computed, whichever is closer to 1; it is 1 if they lie on both sides of 1.
+    """
+    settings = _codes((run.task, run.resolved.settings) for run in line.runs)
+    same = _codes(
+        (run.task, run.resolved.settings, run.resolved.is_baseline or run.resolved.label) for run in line.runs
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        costs = [line.work / np.maximum(1.0, counts) for counts in (line.passes, line.layers_computed)]
+    timed = line.work > 0
+    for first in np.sort(np.unique(line.actor.astype(str), return_index=True)[1]):
+        if not timed[first]:
+            continue
+        peers = timed & (same[line.run] == same[line.run[first]])
+        if peers.sum() <= MIN_PEERS:
+            peers = timed & (settings[line.run] == settings[line.run[first]])
+        peers[first] = False
+        if peers.sum() < MIN_PEERS:
+            continue
+        ratios = [float(cost[first] / np.median(cost[peers])) for cost in costs]
+        yield int(first), min(ratios) if min(ratios) > 1 else min(1.0, max(ratios))
+
+
+def _codes(keys: Iterable[object]) -> Array:
+    """A number for each key; equal keys get the same one."""
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def overlapping_attempts(line: AttemptTimeline, attempts: pa.Table | None) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 confirmed   the lower bound of the speed-up lies above the declared one, and the lower bound of the accuracy difference
             above minus the margin; if answers changed in length, documents per second must reach the speed-up too
 rejected    the upper bound of the speed-up lies below the declared one, or that of the accuracy difference below minus
-            the margin; or answers surely changed in length and documents per second surely miss the speed-up
+            the margin; or answers certainly changed in length and documents per second certainly miss the speed-up
 undecided   otherwise
 
 With m compared configurations and a familywise error of 5 %:
@@ -26,34 +26,34 @@ from typing import Any
 from scipy import special
 
 from orchestrator.analysis.accuracy import POWER, PairedDifference, documents_needed
-from orchestrator.analysis.intervals import Bounds, Levels
+from orchestrator.analysis.intervals import Bounds, Levels, one_sided
 from orchestrator.analysis.speedups import Speedup
 from sampler.errors import InputError
 
-DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # of sweeps that declare none
+DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # for a sweep.json without criteria
 CONFIRMED, REJECTED, UNDECIDED = "confirmed", "rejected", "undecided"
 SPEED_AND_ACCURACY, ACCURACY_ONLY = "speed and accuracy", "accuracy only"
 UNFINISHED = "none: the sweep is not finished"
-MAX_TRIALS_NEEDED = 1_000_000  # per configuration; a need beyond this is not stated
+MAX_TRIALS_NEEDED = 1_000_000  # per configuration; a larger number is not reported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Criteria:
-    """A drop of less than `margin` points at more than `speedup` times the speed of k=1."""
+    """A configuration should lose less than `margin` points and reach more than `speedup` times the speed of k=1."""
 
     margin: float
     speedup: float
-    exploratory: bool = False  # not what was declared before the run
+    exploratory: bool = False  # True: not what was declared before the run
 
     @classmethod
     def declared_in(cls, request: Mapping[str, Any]) -> "Criteria":
-        """What sweep.json declares."""
+        """The criteria that sweep.json declares."""
         return cls(
             margin=_declared(request, "margin", DEFAULT_MARGIN), speedup=_declared(request, "speedup", DEFAULT_SPEEDUP)
         )
 
     def overridden(self, margin: float | None, speedup: float | None) -> "Criteria":
-        """With another margin or speed-up, which makes them exploratory; None keeps the declared one."""
+        """The criteria with another margin or speed-up, which makes them exploratory; None keeps a value."""
         for name, value in (("margin", margin), ("speed-up", speedup)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"the {name} must be a number above 0 (got {value})")
@@ -74,14 +74,14 @@ def _declared(request: Mapping[str, Any], name: str, default: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """On a configuration, a task or a sweep. summary.json contains these fields."""
+    """The verdict on a configuration, a task or a sweep. summary.json contains these fields."""
 
     outcome: str
     sentence: str
     basis: str = SPEED_AND_ACCURACY
     exploratory: bool = False
     level: float | None = None  # of the one-sided bounds that decided; None if undecided
-    documents_needed: int | None = None  # to decide it, if all estimates stay what they are; None if unknown or decided
+    documents_needed: int | None = None  # to decide, if no estimate changes; None if unknown or decided
 
     def __post_init__(self) -> None:
         assert self.outcome in (CONFIRMED, REJECTED, UNDECIDED), self.outcome
@@ -89,7 +89,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """What is judged: one configuration against k=1. `speedup` is None if no times can be compared."""
+    """A configuration against k=1, as it is judged. `speedup` is None if no times can be compared."""
 
     label: str
     difference: PairedDifference
@@ -101,12 +101,12 @@ def judge_all(
 ) -> list[Verdict]:
     """A verdict on each configuration of a task; if nothing is generated, accuracy alone is judged.
 
-    `valid` False: a gate failed for some configuration, so that nothing follows from all of them together.
+    If a gate failed for some configuration (`valid` False), they are not rejected all at once.
     """
     joint = [_failures(one, criteria, generates=generates, joint=True) for one in compared]
     if valid and compared and all(joint):
         together = f"all {len(compared)} configurations fail" if len(compared) > 1 else ""
-        level = (1 + levels.joint) / 2
+        level = one_sided(levels.joint)
         return [
             _verdict(one, REJECTED, [*reasons, *([together] if together else [])], criteria, levels, generates, level)
             for one, reasons in zip(compared, joint, strict=True)
@@ -117,7 +117,7 @@ def judge_all(
 def _judge(one: Compared, criteria: Criteria, levels: Levels, *, generates: bool) -> Verdict:
     failures = _failures(one, criteria, generates=generates, joint=False)
     if failures:
-        return _verdict(one, REJECTED, failures, criteria, levels, generates, (1 + levels.simultaneous) / 2)
+        return _verdict(one, REJECTED, failures, criteria, levels, generates, one_sided(levels.simultaneous))
     doubts = _doubts(one, criteria, levels, generates=generates)
     if doubts:
         verdict = _verdict(one, UNDECIDED, [doubt.reason for doubt in doubts], criteria, levels, generates, None)
@@ -129,17 +129,7 @@ def _judge(one: Compared, criteria: Criteria, levels: Levels, *, generates: bool
         assert speed.tokens_bounds is not None
         low = speed.tokens_bounds.low
         reasons.insert(0, f"at least {_times(low)} as fast, above the declared {_times(criteria.speedup)}")
-    return _verdict(one, CONFIRMED, reasons, criteria, levels, generates, (1 + levels.confirming) / 2)
-
-
-def basis_of(levels: Levels, *, generates: bool) -> str:
-    """What a verdict rests on: the criteria, and the number of looks if the sweep was extended after one."""
-    basis = SPEED_AND_ACCURACY if generates else ACCURACY_ONLY
-    return (
-        basis
-        if levels.looks == 1
-        else f"{basis}; look {levels.looks}, so the error of 5 % is divided by {levels.looks}"
-    )
+    return _verdict(one, CONFIRMED, reasons, criteria, levels, generates, one_sided(levels.confirming))
 
 
 def _verdict(
@@ -152,59 +142,65 @@ def _verdict(
     level: float | None,
 ) -> Verdict:
     shown = "" if level is None else f" ({_percent(level)} bounds)"
+    basis = SPEED_AND_ACCURACY if generates else ACCURACY_ONLY
+    if levels.looks > 1:
+        basis += f"; look {levels.looks}, so the error of 5 % is divided by {levels.looks}"
     return Verdict(
         outcome=outcome,
         sentence=f"{one.label} is {outcome}: {'; '.join(reasons)}{shown}.",
-        basis=basis_of(levels, generates=generates),
+        basis=basis,
         exploratory=criteria.exploratory,
         level=level,
     )
 
 
 def _failures(one: Compared, criteria: Criteria, *, generates: bool, joint: bool) -> list[str]:
-    """Criteria that the configuration surely misses; `joint`: at the level at which all must fail."""
+    """A reason for each criterion that the configuration certainly misses.
+
+    `joint`: at the level that applies if all configurations are rejected at once.
+    """
 
     def high(bounds: Bounds) -> float:
         return bounds.joint_high if joint else bounds.high
 
-    found = []
+    reasons = []
     speed, goal = one.speedup, criteria.speedup
     if generates and speed is not None and speed.noise_known and speed.tokens_bounds is not None:
         tokens, documents = high(speed.tokens_bounds), high(speed.seconds_bounds)
         if tokens < goal:
-            found.append(f"at most {_times(tokens)} as fast, below the declared {_times(goal)}")
-        elif documents < goal and speed.surely_other_length:
-            found.append(
+            reasons.append(f"at most {_times(tokens)} as fast, below the declared {_times(goal)}")
+        elif documents < goal and speed.length_certainly_changed:
+            reasons.append(
                 f"at most {_times(documents)} as fast in documents per second, below the declared {_times(goal)}: its "
                 f"answers changed in length (×{speed.length_ratio or 1:.2f})"
             )
     points = high(one.difference.bounds)
     if points < -criteria.margin:
-        found.append(f"at least {_drop(points)} points lost, beyond the margin of {criteria.margin:g}")
-    return found
+        reasons.append(f"at least {_drop(points)} points lost, beyond the margin of {criteria.margin:g}")
+    return reasons
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Doubt:
-    """A criterion that is neither surely met nor surely missed."""
+    """A criterion that is neither certainly met nor certainly missed."""
 
     reason: str
-    meets: bool = True  # by its estimate
-    documents: int | None = None  # needed to decide on it
+    meets: bool = True  # whether the estimate meets it
+    documents: int | None = None  # needed to decide on it; None if unknown
 
 
 def _needed(doubts: Sequence[_Doubt]) -> int | None:
-    """To confirm, every doubt must go; to reject, one criterion is enough."""
-    missing = [doubt.documents for doubt in doubts if not doubt.meets and doubt.documents is not None]
-    if any(not doubt.meets for doubt in doubts):
-        return min(missing) if missing else None
-    found = [doubt.documents for doubt in doubts if doubt.documents is not None]
-    return max(found) if len(found) == len(doubts) else None
+    """Documents needed to decide: to reject, on one criterion that is missed; to confirm, on all. None if unknown."""
+    missed = [doubt for doubt in doubts if not doubt.meets]
+    known = [doubt.documents for doubt in missed or doubts if doubt.documents is not None]
+    if missed:
+        return min(known, default=None)
+    return max(known) if len(known) == len(doubts) else None
 
 
 def _doubts(one: Compared, criteria: Criteria, levels: Levels, *, generates: bool) -> list[_Doubt]:
     """Why a configuration that is not rejected is not confirmed either, and what would settle it."""
-    found = [_speed_doubt(one.speedup, criteria.speedup, levels)] if generates else []
+    doubts = [_speed_doubt(one.speedup, criteria.speedup, levels)] if generates else []
     own, margin = one.difference, criteria.margin
     if own.bounds.low <= -margin:
         value = own.points.value
@@ -216,8 +212,8 @@ def _doubts(one: Compared, criteria: Criteria, levels: Levels, *, generates: boo
             more = f"if it stays at {_points(value)}, about {_rounded(needed)} documents would settle it"
         ends = f"the accuracy difference lies between {_points(own.bounds.low)} and {_points(own.bounds.high)} points"
         reason = f"{ends}, which is too wide to decide on a margin of {margin:g} ({more})"
-        found.append(_Doubt(reason=reason, meets=value > -margin, documents=needed))
-    return [doubt for doubt in found if doubt is not None]
+        doubts.append(_Doubt(reason=reason, meets=value > -margin, documents=needed))
+    return [doubt for doubt in doubts if doubt is not None]
 
 
 def _speed_doubt(speed: Speedup | None, goal: float, levels: Levels) -> _Doubt | None:
@@ -230,7 +226,8 @@ def _speed_doubt(speed: Speedup | None, goal: float, levels: Levels) -> _Doubt |
         return _Doubt(reason=f"{range_}, but {hint}")
     assert speed.tokens is not None
     if bounds.low <= goal:
-        return _wide(f"{range_}, which is too wide to decide on the declared {_times(goal)}", speed, goal, levels)
+        reason = f"{range_}, which is too wide to decide on the declared {_times(goal)}"
+        return _wide_interval(reason, speed, goal, levels)
     each = speed.seconds_bounds
     if speed.length_changed and each.low <= goal:
         # longer answers at more tokens per second are no gain: documents must be finished faster too
@@ -238,12 +235,15 @@ def _speed_doubt(speed: Speedup | None, goal: float, levels: Levels) -> _Doubt |
             f"{range_} in tokens per second, but its answers changed in length (×{speed.length_ratio or 1:.2f}) and "
             f"its speed-up in documents lies between {_times(each.low)} and {_times(each.high)}"
         )
-        return _wide(reason, speed, goal, levels, per_document=True)
+        return _wide_interval(reason, speed, goal, levels, per_document=True)
     return None
 
 
-def _wide(reason: str, speed: Speedup, goal: float, levels: Levels, *, per_document: bool = False) -> _Doubt:
-    """With the trials (of each configuration, of the same size) that would settle it, if the speed stays what it is."""
+def _wide_interval(reason: str, speed: Speedup, goal: float, levels: Levels, *, per_document: bool = False) -> _Doubt:
+    """A doubt about the speed-up, with the number of trials that would settle it if the estimate does not change.
+
+    These are trials of each configuration, of the same size as those so far.
+    """
     bounds = speed.seconds_bounds if per_document else speed.tokens_bounds
     estimate = speed.seconds if per_document else speed.tokens
     assert bounds is not None
@@ -251,7 +251,7 @@ def _wide(reason: str, speed: Speedup, goal: float, levels: Levels, *, per_docum
     meets, distance = estimate.value > goal, abs(math.log(estimate.value / goal))
     width = math.log(bounds.high / bounds.low) if bounds.low > 0 and math.isfinite(bounds.high) else math.inf
     deviation = width / float(special.ndtri(bounds.low_level) + special.ndtri(bounds.high_level))
-    level = (1 + (levels.confirming if meets else levels.joint)) / 2
+    level = one_sided(levels.confirming if meets else levels.joint)
     reach = float(special.ndtri(level) + special.ndtri(POWER))
     trials = (reach * deviation / distance) ** 2 * speed.trials if distance else math.inf
     if not trials <= MAX_TRIALS_NEEDED:
@@ -268,7 +268,7 @@ def _wide(reason: str, speed: Speedup, goal: float, levels: Levels, *, per_docum
 
 
 def no_verdict_yet(compared: Sequence[Compared], missing: Sequence[str], criteria: Criteria) -> list[Verdict]:
-    """For a task that is not complete: these verdicts hold for a fixed number of documents, at one look."""
+    """Undecided verdicts for a task that is not complete; `missing` has a sentence for each thing that has not run."""
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     reason = (
         f"the sweep is not finished: {missing[0].rstrip('.')}{more}; a verdict before all planned documents are in "
@@ -285,11 +285,10 @@ def no_verdict_yet(compared: Sequence[Compared], missing: Sequence[str], criteri
     ]
 
 
-def withhold(verdict: Verdict, gates: Sequence[str]) -> Verdict:
-    """Undecided if a validity gate found that the rows cannot be compared."""
+def withhold(label: str, verdict: Verdict, gates: Sequence[str]) -> Verdict:
+    """The verdict, or an undecided one if validity gates failed, so that the rows cannot be compared."""
     if verdict.outcome == UNDECIDED or not gates:
         return verdict
-    label = verdict.sentence.partition(" is ")[0]
     return replace(
         verdict,
         outcome=UNDECIDED,
@@ -300,7 +299,10 @@ def withhold(verdict: Verdict, gates: Sequence[str]) -> Verdict:
 
 
 def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Criteria) -> Verdict:
-    """Confirmed if some configuration is, rejected if all are, else undecided."""
+    """The verdict on a task, from its configurations' labels and verdicts.
+
+    Confirmed if at least one configuration is confirmed, rejected if all are rejected, else undecided.
+    """
     accuracy_only = bool(verdicts) and all(verdict.basis.startswith(ACCURACY_ONLY) for _, verdict in verdicts)
     goal = f"a drop of less than {criteria.margin:g} points"
     if not accuracy_only:
@@ -310,8 +312,8 @@ def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Cri
         for outcome in (CONFIRMED, REJECTED, UNDECIDED)
     }
     if verdicts and verdicts[0][1].basis == UNFINISHED:
-        reason = verdicts[0][1].sentence.partition(" has no verdict yet, because ")[2]
-        return replace(verdicts[0][1], sentence=f"{task} has no verdict yet, because {reason}")
+        label, unfinished = verdicts[0]
+        return replace(unfinished, sentence=task + unfinished.sentence.removeprefix(label))
     open_needs = [verdict.documents_needed for _, verdict in verdicts if verdict.outcome == UNDECIDED]
     needs = [count for count in open_needs if count is not None]
     needed = max(needs) if needs and len(needs) == len(open_needs) else None
