@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from made_rows import DEFAULTS
-from sweep_cases import trial
+from small_sweep import trial
+from synthetic_folder import DEFAULTS
 
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.run_plan import RunPlan
