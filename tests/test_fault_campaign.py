@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from crashing_disk import TRIAL, make_rows
+from crashing_disk import TRIAL, make_rows, trial_columns
 
 from orchestrator.store import Store, StoreWriter
 from sampler.errors import InputError
