@@ -10,18 +10,18 @@ ELSEWHERE = "# Elsewhere: "
 GOOGLE, MACHINES = "# Google.", "# Machines of your own"
 
 
-def as_it_is() -> dict[str, Any]:
+def shipped_config() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return loaded
 
 
-def elsewhere(beginning: str) -> dict[str, Any]:
+def variant_config(beginning: str) -> dict[str, Any]:
     """The file with the sections that follow the comment with this beginning in place of its own."""
     lines = FILE.read_text(encoding="utf-8").partition(ELSEWHERE)[2].splitlines()
     (first,) = (number for number, line in enumerate(lines) if line.startswith(beginning))
     end = next((n for n in range(first + 1, len(lines)) if lines[n].startswith((GOOGLE, MACHINES))), len(lines))
     parts = [line.removeprefix("#") for line in lines[first:end] if line.startswith("#     ")]
-    config = as_it_is() | yaml.safe_load("\n".join(parts))
+    config = shipped_config() | yaml.safe_load("\n".join(parts))
     if beginning == MACHINES:
         del config["available_node_types"], config["head_node_type"]
     return config

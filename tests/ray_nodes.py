@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from node_namespaces import Node
-from sweep_runs import SECRET, Run
+from sweep_process import SECRET, SweepProcess
 
 from orchestrator.store import Store
 
@@ -50,7 +50,7 @@ def _own_options(node: Node) -> tuple[str, ...]:
     return (f"--temp-dir={node.tmpdir}/ray", "--object-store-memory=100000000", "--disable-usage-stats")
 
 
-class NodeSweep(Run):
+class NodeSweep(SweepProcess):
     """One `python -m orchestrator.sweep` on a node, with its results in the home directory of that node."""
 
     def __init__(self, node: Node, logs: Path, *flags: str, **variables: str) -> None:

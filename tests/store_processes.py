@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.store import StoreWriter
 from orchestrator.store.lock import FolderInUse, FolderLock
-from tests.store_fakes import TRIAL, make_rows, spec
+from tests.crashing_disk import TRIAL, make_rows, trial_columns
 
 PROCESSES = multiprocessing.get_context("forkserver")  # no fork of a process with threads, and imports only once
 PROCESSES.set_forkserver_preload(["tests.store_processes"])
@@ -35,11 +35,11 @@ def append_for_ever(folder: Path, connection: Connection, first: int) -> None:
     """Sends each document's number once the store has acknowledged it; finishes and compacts the trial now and then."""
     writer = StoreWriter(folder)
     writer.write_sweep_record({"sweep": "killed"})
-    attempt = writer.begin(spec(), {})
+    attempt = writer.begin(trial_columns(), {})
     for number in range(first, first + 10_000):
         writer.append(TRIAL, attempt, make_rows([f"d{number}"], attempt=attempt, tokens=number))
         connection.send(number)
         if number % 7 == 6:
             writer.finish(TRIAL, {}, [f"d{number}"])
             writer.compact(minimum=1)
-            attempt = writer.begin(spec(), {})
+            attempt = writer.begin(trial_columns(), {})

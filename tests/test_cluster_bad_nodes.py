@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_hub import MODEL
+from fake_hub_program import MODEL
 from node_namespaces import Machines, Node, machines, reason_against_nodes
 from ray_nodes import NodeSweep, hosts_at_work, start_head, start_worker
-from sweep_cases import write_case
-from sweep_runs import grid_flags, outcome
+from small_sweep import write_model_and_data
+from sweep_process import grid_flags, stored_rows
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
@@ -26,7 +26,7 @@ Rows = dict[tuple[str, str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def give_files(node: Node, case: Path) -> None:
 
 
 def start_hub(node: Node, case: Path, *busy: str) -> None:
-    program = str(Path(__file__).with_name("node_hub.py"))
+    program = str(Path(__file__).with_name("fake_hub_program.py"))
     node.start(sys.executable, program, str(HUB_PORT), str(case / "model"), *busy, output=node.files.parent / "hub.log")
 
 
@@ -69,7 +69,7 @@ def has_other_documents(node: Node, case: Path) -> None:
 
 def has_a_busy_hub(node: Node, case: Path) -> None:
     give_files(node, case)
-    node.run("pkill", "-f", "node_hub.py")
+    node.run("pkill", "-f", "fake_hub_program.py")
     start_hub(node, case, "busy")
 
 
@@ -105,7 +105,7 @@ def test_one_bad_node_costs_a_warning(
     head = start_head(driver, **HUB)
     start_worker(bad, head, **HUB)  # alone at first, so that it gets the first trial
     sweep = NodeSweep(driver, tmp_path, *flags(model), "--address", head, "--actors", "1", **HUB)
-    sweep.until(lambda: "on 1 actor" in sweep.output.read_text(), "the plan")
+    sweep.wait_until(lambda: "on 1 actor" in sweep.output.read_text(), "the plan")
     start_worker(good, head, **HUB)
     check_good_end(sweep, reason)
 
@@ -117,7 +117,7 @@ def check_good_end(sweep: NodeSweep, reason: str, repeats: int = 1) -> None:
     assert reason in warnings[0]
     assert "Traceback" not in output
     assert hosts_at_work(sweep.folder) == {"good"}
-    assert len(outcome(sweep.folder)) == 12 * 3 * repeats
+    assert len(stored_rows(sweep.folder)) == 12 * 3 * repeats
 
 
 def test_a_node_without_the_project(cluster: Machines, case: Path, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_late_node_without_the_project(cluster: Machines, case: Path, tmp_path
     head = start_head(driver)
     start_worker(good, head)
     sweep = NodeSweep(driver, tmp_path, *flags(LOCAL), "--repeats", "6", "--address", head)
-    sweep.until_rows(1)
+    sweep.wait_for_rows(1)
     start_worker(cluster.add("bad", project=False), head)
     check_good_end(sweep, "No module named 'orchestrator'", repeats=6)
 

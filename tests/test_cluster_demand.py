@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_variants import as_it_is
+from cluster_variants import shipped_config
 from demand_provider import Cloud, DemandProvider
 from node_namespaces import ROOT, Machines, machines, reason_against_nodes
 from ray.autoscaler._private.util import prepare_config
 from ray_nodes import PORT, NodeSweep, attempts, hosts_at_work, model_loads, start_head
-from sweep_cases import write_case
-from sweep_runs import Run, grid_flags, outcome
+from small_sweep import write_model_and_data
+from sweep_process import SweepProcess, grid_flags, stored_rows
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
@@ -36,7 +36,7 @@ SWITCHES = {
 
 def description() -> dict[str, Any]:
     """cluster.yaml with another provider, smaller machines, and less patience with idle ones."""
-    config = prepare_config(as_it_is())
+    config = prepare_config(shipped_config())
     types = config["available_node_types"]
     types["ray.head.default"] = types.pop(config["head_node_type"]) | {"node_config": {}, "max_workers": 0}
     types["gpu"] |= {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "max_workers": 2}
@@ -48,7 +48,7 @@ def description() -> dict[str, Any]:
 
 @pytest.fixture
 def case(tmp_path: Path) -> Path:
-    return write_case(tmp_path / "case")
+    return write_model_and_data(tmp_path / "case")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def cluster(tmp_path: Path, case: Path) -> Iterator[Machines]:
 
 
 def test_machines_come_by_demand_and_go_when_idle(cluster: Machines, case: Path, tmp_path: Path) -> None:
-    plain = Run(case, tmp_path / "undisturbed", *FLAGS, "--actors", "2", "--no-dashboard")
+    plain = SweepProcess(case, tmp_path / "undisturbed", *FLAGS, "--actors", "2", "--no-dashboard")
     plain.wait()
     head = cluster.add("head")
     head.path("~/ray_bootstrap_config.yaml").write_text(json.dumps(description()), encoding="utf-8")
@@ -69,7 +69,7 @@ def test_machines_come_by_demand_and_go_when_idle(cluster: Machines, case: Path,
         output = sweep.wait()
         assert "on 2 actors" in output, "as many as may come, though none was there"
         assert "Traceback" not in output
-        assert outcome(sweep.folder) == outcome(plain.folder)
+        assert stored_rows(sweep.folder) == stored_rows(plain.folder)
         assert hosts_at_work(sweep.folder) == {"machine-1", "machine-2"}
         assert {attempt["actor"] for attempt in attempts(sweep.folder)} == {"worker-1", "worker-2"}
         assert model_loads(sweep.folder) == 2

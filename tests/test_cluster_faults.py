@@ -20,7 +20,7 @@ from ray_nodes import (
     start_worker,
     trial_in_progress,
 )
-from sweep_runs import outcome
+from sweep_process import stored_rows
 
 from orchestrator.store import Store
 
@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     with machines(folder / "nodes") as made:
         sweep = NodeSweep(made.add("alone"), folder, *MODEL, *GRID, "--actors", "2")
         sweep.wait()
-        return outcome(sweep.folder)
+        return stored_rows(sweep.folder)
 
 
 @pytest.fixture
@@ -54,15 +54,15 @@ def test_a_node_joins_late_and_another_dies(cluster: Machines, tmp_path: Path, u
     head = start_head(driver)
     start_worker(first, head)
     sweep = NodeSweep(driver, tmp_path, *MODEL, *GRID, "--address", head)
-    sweep.until_rows(1)
+    sweep.wait_for_rows(1)
     late = cluster.add("late")
     start_worker(late, head)
-    sweep.until(lambda: "late" in hosts_at_work(sweep.folder), "a trial on the late node")
-    interrupted = sweep.until(lambda: trial_in_progress(sweep.folder, "first", SHARD), "a trial in progress")
+    sweep.wait_until(lambda: "late" in hosts_at_work(sweep.folder), "a trial on the late node")
+    interrupted = sweep.wait_until(lambda: trial_in_progress(sweep.folder, "first", SHARD), "a trial in progress")
     first.kill()
     output = sweep.wait()
     assert "Traceback" not in output
-    assert outcome(sweep.folder) == undisturbed
+    assert stored_rows(sweep.folder) == undisturbed
     tried_on = [attempt["node"] for attempt in Store(sweep.folder).trials()[interrupted]["attempts"]]
     assert tried_on == ["first", "late"]
 
@@ -76,13 +76,13 @@ def test_a_node_loses_its_network(cluster: Machines, tmp_path: Path, undisturbed
     while ray_nodes_alive(driver, head) < 2:
         assert time.monotonic() < until, (tmp_path / "worker.out").read_text()
     sweep = NodeSweep(driver, tmp_path, *MODEL, *GRID, "--address", head)
-    sweep.until(lambda: trial_in_progress(sweep.folder, "worker", SHARD), "a trial in progress")
+    sweep.wait_until(lambda: trial_in_progress(sweep.folder, "worker", SHARD), "a trial in progress")
     worker.disconnect()
     time.sleep(SHORT_CUT_SECONDS)
     worker.reconnect()
     before = len(Store(sweep.folder).rows(columns=["doc_id"], verify=False))
-    sweep.until_rows(before + SHARD // 2)
-    sweep.until(lambda: trial_in_progress(sweep.folder, "worker", SHARD), "another trial in progress")
+    sweep.wait_for_rows(before + SHARD // 2)
+    sweep.wait_until(lambda: trial_in_progress(sweep.folder, "worker", SHARD), "another trial in progress")
     worker.disconnect()
     cut = time.monotonic()
     while ray_nodes_alive(driver, head) == 2 or time.monotonic() < cut + LONG_CUT_SECONDS:
@@ -92,5 +92,5 @@ def test_a_node_loses_its_network(cluster: Machines, tmp_path: Path, undisturbed
     output = sweep.wait()
     assert f"its node {worker.address} died or lost its network; trying again" in output
     assert "Traceback" not in output
-    assert outcome(sweep.folder) == undisturbed
+    assert stored_rows(sweep.folder) == undisturbed
     assert len({attempt["node_id"] for attempt in attempts(sweep.folder)}) > 1, "the node has not come back"

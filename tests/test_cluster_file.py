@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 import yaml
-from cluster_variants import GOOGLE, MACHINES, as_it_is, elsewhere
+from cluster_variants import GOOGLE, MACHINES, shipped_config, variant_config
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -26,7 +26,7 @@ GPU_IMAGE = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) "
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(ROOT)  # file_mounts are relative to it
-    return as_it_is()
+    return shipped_config()
 
 
 def test_rays_validator_accepts_it(config: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def test_rays_validator_accepts_it(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("beginning", [GOOGLE, MACHINES])
 def test_rays_validator_accepts_the_variants(beginning: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    variant = elsewhere(beginning)
+    variant = variant_config(beginning)
     assert variant["provider"]["type"] != "aws"
     assert "boto3" not in str(variant["head_setup_commands"])
     prepared = prepare_config(variant)
@@ -95,7 +95,7 @@ def test_the_autoscaler_reads_the_file_with_resolved_images(config: dict[str, An
 @pytest.mark.parametrize("beginning", [GOOGLE, MACHINES])
 def test_other_providers_need_no_lookup(beginning: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
-    prepared = prepare_config(elsewhere(beginning))
+    prepared = prepare_config(variant_config(beginning))
     source, target = tmp_path / "source.yaml", tmp_path / "target.yaml"
     source.write_text(yaml.safe_dump(prepared), encoding="utf-8")
     subprocess.run([sys.executable, str(RESOLVE), str(source), str(target)], check=True)

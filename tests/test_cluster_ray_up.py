@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_variants import MACHINES, elsewhere
+from cluster_variants import MACHINES, variant_config
 from node_namespaces import ROOT, Node, machines, reason_against_services
 from ray_nodes import RAY, attempts, hosts_at_work, model_loads
-from sweep_cases import write_case
-from sweep_runs import Run, grid_flags, outcome
+from small_sweep import write_model_and_data
+from sweep_process import SweepProcess, grid_flags, stored_rows
 
 REASON = reason_against_services(("sshd", "rsync", "ssh-keygen", "tmux"))
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
@@ -44,7 +44,7 @@ while len(ray.nodes()) < 2:
 
 @pytest.fixture
 def case(tmp_path: Path) -> Path:
-    return write_case(tmp_path / "case")
+    return write_model_and_data(tmp_path / "case")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def make_key(node: Node, path: str) -> None:
 
 def configuration(head: Node, worker: Node) -> dict[str, Any]:
     """cluster.yaml for these two machines: nothing is installed, and the worker offers one core."""
-    config = elsewhere(MACHINES)
+    config = variant_config(MACHINES)
     config["provider"] |= {"head_ip": head.address, "worker_ips": [worker.address]}
     config["auth"] |= {"ssh_user": "root", "ssh_private_key": "~/.ssh/id_ed25519"}
     config["max_workers"] = 1
@@ -99,7 +99,7 @@ def ray_processes(*nodes: Node) -> list[str]:
 
 def test_up_sweep_fetch_down(nodes: tuple[Node, Node, Node], case: Path, tmp_path: Path) -> None:
     laptop, head, worker = nodes
-    plain = Run(case, tmp_path / "undisturbed", *FLAGS, "--actors", "2", "--no-dashboard")
+    plain = SweepProcess(case, tmp_path / "undisturbed", *FLAGS, "--actors", "2", "--no-dashboard")
     plain.wait()
     laptop.path("~/cluster.yaml").write_text(yaml.safe_dump(configuration(head, worker)), encoding="utf-8")
     laptop.path("~/wait.py").write_text(WAIT_FOR_NODES, encoding="ascii")
@@ -124,7 +124,7 @@ def test_up_sweep_fetch_down(nodes: tuple[Node, Node, Node], case: Path, tmp_pat
         time.sleep(1)
     ray("rsync-down", file, "~/results/", f"{laptop.home}/fetched")
     fetched = laptop.path("~/fetched/s")
-    assert outcome(fetched) == outcome(plain.folder)
+    assert stored_rows(fetched) == stored_rows(plain.folder)
     assert hosts_at_work(fetched) == {"worker"}
     assert {attempt["actor"] for attempt in attempts(fetched)} == {"worker-1"}
     assert model_loads(fetched) == 1

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from node_namespaces import machines, reason_against_services
 from ray_nodes import attempts, hosts_at_work, model_loads
-from sweep_cases import write_case
-from sweep_runs import SECRET, Run, grid_flags, outcome, rows_there
+from small_sweep import write_model_and_data
+from sweep_process import SECRET, SweepProcess, count_rows, grid_flags, stored_rows
 from two_node_slurm import NODES, PROGRAMS, TwoNodeSlurm
 
 REASON = reason_against_services(PROGRAMS)
@@ -32,14 +32,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def case(shared: Path) -> Path:
-    return write_case(shared / "case")
+    return write_model_and_data(shared / "case")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(case: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    run = Run(case, tmp_path_factory.mktemp("undisturbed") / "results", *FLAGS, "--actors", "2", "--no-dashboard")
+    run = SweepProcess(
+        case, tmp_path_factory.mktemp("undisturbed") / "results", *FLAGS, "--actors", "2", "--no-dashboard"
+    )
     run.wait()
-    return outcome(run.folder)
+    return stored_rows(run.folder)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ class Sweep:
     def until_both_work(self, job: str, rows: int) -> None:
         """Until there are so many rows, and both nodes have begun a trial."""
         until = time.monotonic() + WAIT_SECONDS
-        while rows_there(self.folder) < rows or hosts_at_work(self.folder) != set(NODES):
+        while count_rows(self.folder) < rows or hosts_at_work(self.folder) != set(NODES):
             assert self._slurm.state(job) in ("PENDING", "CONFIGURING", "RUNNING"), self.log()
             assert time.monotonic() < until, self.log()
             time.sleep(0.2)
@@ -117,15 +119,15 @@ def test_a_cancelled_sweep_is_continued_by_the_next_job(
         assert any("ray::SweepWorker" in line for line in processes)
         assert not [line for line in processes if SECRET in line], "a command line holds the token"
         assert not files_with_secret(node.path("/tmp")), "a log of Ray holds the token"
-    before = outcome(sweep.folder)
+    before = stored_rows(sweep.folder)
     assert slurm.run("scancel", first).returncode == 0
     assert slurm.until_ended(first) == "CANCELLED"
-    kept = outcome(sweep.folder)
+    kept = stored_rows(sweep.folder)
     assert before.items() <= kept.items()
     assert len(kept) < len(undisturbed)
     second = sweep.submit("--nodes", "2", "--time", "30")
     assert slurm.until_ended(second) == "COMPLETED", sweep.log()
-    assert outcome(sweep.folder) == undisturbed
+    assert stored_rows(sweep.folder) == undisturbed
     assert hosts_at_work(sweep.folder) == set(NODES)
     assert sweep.log().count("Ray on 2 of 2 nodes") == 2
     assert len(ray_nodes_at_work(sweep.folder)) == 4, "both nodes work in both jobs"
@@ -152,12 +154,12 @@ def test_the_warning_before_the_time_limit_stops_and_requeues(
         assert time.monotonic() < until, sweep.log()
         time.sleep(0.5)
     assert "stopped; continue with" in sweep.log()
-    assert len(outcome(sweep.folder)) < len(undisturbed)
+    assert len(stored_rows(sweep.folder)) < len(undisturbed)
     # Slurm would wait for two minutes. In the second in which a job ends, nodes reject its next start.
     assert slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+5seconds").returncode == 0
     assert slurm.until_ended(job) == "COMPLETED", sweep.log()
     assert slurm.details(job)["Restarts"] == "1"
-    assert outcome(sweep.folder) == undisturbed
+    assert stored_rows(sweep.folder) == undisturbed
     assert not left_by_jobs(slurm)
 
 

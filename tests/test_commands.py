@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from folders import MASK, qwen2, tensors, tiny_folder, write_model
+from qwen2_folders import MASK, qwen2, tensors, tiny_folder, write_model
 
 from orchestrator.cli import sampling
 from orchestrator.cli.__main__ import dispatch

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sweep_runs import Run
+from sweep_process import SweepProcess
 
 from tools.browser import browse, find_browser, open_trials
 
@@ -21,22 +21,22 @@ TRIALS = 4 * 50  # configurations × shards
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path, tmp_path / "results", *FLAGS, "--limit", "250", "--shard-size", "5", "--actors", "2")
+def sweep(tmp_path: Path) -> Iterator[SweepProcess]:
+    run = SweepProcess(tmp_path, tmp_path / "results", *FLAGS, "--limit", "250", "--shard-size", "5", "--actors", "2")
     try:
-        run.until_rows(10)
+        run.wait_for_rows(10)
         yield run
     finally:
         run.process.send_signal(signal.SIGINT)
         run.process.wait(600)
 
 
-def dashboard(run: Run) -> str:
+def dashboard(run: SweepProcess) -> str:
     return re.search(r"dashboard: (http://\S+)", run.output.read_text())[1]  # type: ignore[index]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt install chromium")
-def test_the_dashboard_shows_trials_by_configuration(sweep: Run) -> None:
+def test_the_dashboard_shows_trials_by_configuration(sweep: SweepProcess) -> None:
     async def look() -> str:
         async with browse(str(CHROMIUM)) as page:
             await page.resize(1400, 1000)
@@ -50,7 +50,7 @@ def test_the_dashboard_shows_trials_by_configuration(sweep: Run) -> None:
     assert "SweepWorker" not in text.partition("Ray Core Overview")[2].partition("Logs")[0], "only trials are counted"
 
 
-def test_rays_commands_work_as_documented(sweep: Run) -> None:
+def test_rays_commands_work_as_documented(sweep: SweepProcess) -> None:
     def ray(*command: str) -> str:
         done = subprocess.run(
             [str(Path(sys.executable).parent / "ray"), *command, "--address", dashboard(sweep)],

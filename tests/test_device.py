@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import shallow, shallow_folder
-from sweep_cases import trial, worker_settings, write_case
+from small_sweep import trial, worker_settings, write_model_and_data
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.core import system
@@ -71,7 +71,7 @@ def test_a_driver_that_is_too_old_is_refused_in_planning_and_in_a_worker(tmp_pat
         with pytest.raises(InputError, match=SENTENCE):
             pick_device(name)
     with pytest.raises(InputError, match=SENTENCE):
-        Worker(worker_settings(write_case(tmp_path), device="auto"))
+        Worker(worker_settings(write_model_and_data(tmp_path), device="auto"))
     assert pick_device("cpu") == torch.device("cpu")
 
 
@@ -110,7 +110,7 @@ def machine(*capabilities: tuple[int, int] | None) -> Machine:
 def test_planning_refuses_bfloat16_if_no_gpu_supports_it(
     capabilities: tuple[tuple[int, int], ...], refused: bool, tmp_path: Path
 ) -> None:
-    case = write_case(tmp_path)
+    case = write_model_and_data(tmp_path)
     settings = SweepSettings(
         model=str(case / "model"), data=str(case / "data"), tasks=("gsm8k",), dtype="bfloat16", out=str(tmp_path)
     )
@@ -194,7 +194,7 @@ def test_the_flags_hold_during_passes_and_are_the_callers_again_with_each_result
 
 
 def test_a_trial_records_the_flags(tmp_path: Path) -> None:
-    worker = Worker(worker_settings(write_case(tmp_path)))
+    worker = Worker(worker_settings(write_model_and_data(tmp_path)))
     recorded = worker.facts(trial("k1"), worker.calibrate())["numeric_flags"]
     assert recorded["cuda_float32_matmul"] == recorded["cpu_float32_matmul"] == "ieee"
     assert recorded["float16_sums"][0] is recorded["bfloat16_sums"][0] is recorded["cudnn_attention"] is False

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from pages import ALL, OURS, PAGES, README, ROOT, programs, run_page_command
+from page_commands import ALL, OURS, PAGES, README, ROOT, programs, run_page_command
 from simulated_sweep import Simulation, write_sweep
 from tasks_fakes import canned_for, run
 

@@ -5,7 +5,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from pages import OURS, README, run_page_command
+from page_commands import OURS, README, run_page_command
 
 from orchestrator.store import Store
 

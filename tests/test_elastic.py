@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from ray_head import RayHead
 from ray_nodes import attempts
-from sweep_cases import write_case
-from sweep_runs import Run, grid_flags, outcome
+from small_sweep import write_model_and_data
+from sweep_process import SweepProcess, grid_flags, stored_rows
 
 pytestmark = pytest.mark.slow
 FLAGS = grid_flags(max_new_tokens=200, shard_size=2)
@@ -23,7 +23,7 @@ TYPES = {"gpu": {"resources": SMALL, "node_config": {}, "min_workers": 0, "max_w
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def head() -> Iterator[RayHead]:
         made.close()
 
 
-def sweep(head: RayHead, case: Path, out: Path, *flags: str) -> Run:
-    return Run(case, out, *FLAGS, "--address", head.address, *flags, HOME=head.environment["HOME"])
+def sweep(head: RayHead, case: Path, out: Path, *flags: str) -> SweepProcess:
+    return SweepProcess(case, out, *FLAGS, "--address", head.address, *flags, HOME=head.environment["HOME"])
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,15 @@ def test_resources_that_the_cluster_cannot_provide_are_refused(
 
 
 def test_nodes_are_added_for_waiting_actors(head: RayHead, case: Path, tmp_path: Path) -> None:
-    plain = Run(case, tmp_path / "plain", *FLAGS, "--actors", "2", "--no-dashboard")
+    plain = SweepProcess(case, tmp_path / "plain", *FLAGS, "--actors", "2", "--no-dashboard")
     plain.wait()
     run = sweep(head, case, tmp_path / "results", "--worker-timeout", "3600")
-    first = run.until(lambda: attempts(run.folder), "a trial")[0]
+    first = run.wait_until(lambda: attempts(run.folder), "a trial")[0]
     os.kill(first["process"], signal.SIGSTOP)  # it could finish all trials before the second node has started
-    run.until(lambda: len({attempt["node_id"] for attempt in attempts(run.folder)}) == 2, "a trial on a second node")
+    run.wait_until(
+        lambda: len({attempt["node_id"] for attempt in attempts(run.folder)}) == 2, "a trial on a second node"
+    )
     os.kill(first["process"], signal.SIGCONT)
     text = run.wait()
     assert "(1 GPU and 1 CPU each)" in text, "GPUs are requested before any node has one"
-    assert outcome(run.folder) == outcome(plain.folder)
+    assert stored_rows(run.folder) == stored_rows(plain.folder)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from oracle.decoder import ReferenceModel, reference_generate, reference_score
-from sweep_runs import Run
-from tasks_model import write_model
+from random_model import write_model
+from sweep_process import SweepProcess
 from test_loading import two_blocks
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -294,7 +294,7 @@ def test_a_sweep_over_a_model_without_token_shift(tmp_path: Path) -> None:
     write_model(tmp_path / "model", model_type="sdar", architectures=["SDARForCausalLM"], bd_size=None, block_size=4)
     policies = [f"k{k}_{subset}" for k in (1, 2) for subset in ("first", "middle", "last")]
     flags = ("--tasks", "gsm8k,mmlu", "--limit", "6", "--max-new-tokens", "24", "--policies", ",".join(policies))
-    run = Run(tmp_path, tmp_path / "out", *flags, "--data", "bundled", "--no-dashboard")
+    run = SweepProcess(tmp_path, tmp_path / "out", *flags, "--data", "bundled", "--no-dashboard")
     run.wait()
     rows = Store(run.folder).rows().to_pylist()
     assert {(row["task"], row["policy"]) for row in rows} == set(product(("gsm8k", "mmlu"), policies))

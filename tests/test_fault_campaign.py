@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from store_fakes import TRIAL, make_rows, spec
+from crashing_disk import TRIAL, make_rows, trial_columns
 
 from orchestrator.store import Store, StoreWriter
 from sampler.errors import InputError
@@ -38,7 +38,7 @@ def write(folder: Path, marks: dict[str, int], *, attempt: int = 0, finished: bo
     """A sweep of one trial whose rows say these numbers of tokens."""
     with StoreWriter(folder) as writer:
         writer.write_sweep_record({"sweep": "s"})
-        writer.begin(spec(), {})
+        writer.begin(trial_columns(), {})
         for doc_id, tokens in marks.items():
             writer.append(TRIAL, 0, make_rows([doc_id], tokens=tokens, attempt=attempt))
         if finished:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sweep_runs import grid_flags
+from sweep_process import grid_flags
 
 from orchestrator.progress.status import read_status
 from orchestrator.report.exports import export_lm_eval
@@ -24,7 +24,7 @@ from orchestrator.store.files import decode_json, encode_json, encode_table
 from orchestrator.store.schema import DOCUMENTS, ROWS
 from orchestrator.store.trial_files import encode_segment, read_segment
 from sampler.errors import InputError
-from tests.store_fakes import TRIAL, make_documents, make_rows, spec
+from tests.crashing_disk import TRIAL, make_documents, make_rows, trial_columns
 
 ROOT = Path(__file__).parents[1]
 FORMATS = ROOT / "tests" / "formats"
@@ -176,7 +176,7 @@ def test_an_old_sweep_grows_by_rows_with_a_new_column(tmp_path: Path, new_column
     finished = {path: path.read_bytes() for path in folder.glob("trials/*/rows.parquet")}
     with StoreWriter(folder) as writer:
         (trial_id,) = [name for name, record in writer.trials().items() if record["status"] == "running"]
-        for name, record in ((trial_id, writer.trials()[trial_id]["trial"]), (TRIAL, spec())):
+        for name, record in ((trial_id, writer.trials()[trial_id]["trial"]), (TRIAL, trial_columns())):
             attempt = writer.begin(record, {})
             batch = make_rows(["late"], trial_id=name, attempt=attempt)
             assert len(writer.append(name, attempt, with_entropy(batch, new_column))) == 1
@@ -203,7 +203,7 @@ def newer_sweep(folder: Path) -> dict[Key, dict[str, Any]]:
         writer.write_sweep_record({"sweep": "newer", "colour": "blue"})
         writer.write_documents("gsm8k", make_documents(["a", "b"]))
         for trial_id in ("aa", "bb"):
-            writer.append(trial_id, writer.begin(spec(trial_id), {}), make_rows(["a", "b"], trial_id=trial_id))
+            writer.append(trial_id, writer.begin(trial_columns(trial_id), {}), make_rows(["a", "b"], trial_id=trial_id))
         writer.finish("aa", {}, ["a", "b"])
     rows = rows_of(folder)
     path = folder / "trials" / "aa" / "rows.parquet"

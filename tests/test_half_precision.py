@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from folders import qwen2, tensors, write_model
+from emulated_gpu import Float32Sums, attention_kernels, with_execution, with_products
 from golden_cases import model_folder
-from gpu_kernels import Float32Sums, attention_kernels, with_execution, with_products
+from qwen2_folders import qwen2, tensors, write_model
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM

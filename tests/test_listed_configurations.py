@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from analysis_tables import Truth, World, asked, described, draw
-from made_rows import made_rows
+from synthetic_folder import rows_with_defaults
 from test_race_method import GOAL, SHARDS, trial
 from test_totals import row
 
@@ -131,14 +131,14 @@ def test_speedups_are_relative_to_the_first_settings() -> None:
     rules = BaselineRule.by_task(record)
     assert rules["mmlu"] == BaselineRule(), "options are scored without decode settings"
     running = RunningTotals(baselines=rules)
-    running.add_rows(made_rows(rows))
+    running.add_rows(rows_with_defaults(rows))
     totals = {one.configuration.policy: one for one in running.totals()}
     assert {name: one.speedup for name, one in totals.items()} == pytest.approx(
         {"k1_first": 1.0, "k1_last": 2.0, "k2_middle": 4.0}
     )
     assert [one.layer_positions for one in totals.values()] == pytest.approx([1.0, 0.5, 0.25])
     own = RunningTotals()
-    own.add_rows(made_rows(rows))
+    own.add_rows(rows_with_defaults(rows))
     assert {one.configuration.policy: one.speedup for one in own.totals()} == pytest.approx(
         {"k1_first": 1.0, "k1_last": 1.0, "k2_middle": 2.0}
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from folders import CONFIG, EOS, MASK, PAD, qwen2, tensors, tiny_folder, write_model, write_tokenizer
 from huggingface_hub.errors import (
     GatedRepoError,
     HTTPError,
@@ -16,6 +15,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from qwen2_folders import CONFIG, EOS, MASK, PAD, qwen2, tensors, tiny_folder, write_model, write_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2ForCausalLM

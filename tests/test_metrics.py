@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_rows import made_rows
-from sweep_runs import ROOT, Run
+from sweep_process import ROOT, SweepProcess
+from synthetic_folder import rows_with_defaults
 from test_totals import configuration, row
 
 from orchestrator.core.totals import totals_of
@@ -41,15 +41,15 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 def test_no_two_configurations_share_their_tags() -> None:
     rows = [row("a", "k1"), row("b", "k1", threshold=0.9), row("c", "k1", block_cache=False), row("d", "k2_last")]
-    tags = [gauge_tags("demo-01234567", line) for line in totals_of(made_rows(rows))]
+    tags = [gauge_tags("demo-01234567", line) for line in totals_of(rows_with_defaults(rows))]
     assert len({tuple(one.items()) for one in tags}) == 4
     assert all(tuple(one) == TAGS for one in tags)
     assert tags[0] | {"settings": ""} == {"sweep": "demo-01234567", "task": "gsm8k", "policy": "k1", "settings": ""}
 
 
 def test_what_is_not_known_has_no_value() -> None:
-    done, unscored = totals_of(made_rows([row("a", "k1"), row("b", "k2_last", correct=None, tokens=0)]))
-    (waiting,) = totals_of(made_rows([]), {configuration("gsm8k", "k3_last"): 10})
+    done, unscored = totals_of(rows_with_defaults([row("a", "k1"), row("b", "k2_last", correct=None, tokens=0)]))
+    (waiting,) = totals_of(rows_with_defaults([]), {configuration("gsm8k", "k3_last"): 10})
     assert gauge_values(done).keys() >= {DONE, WANTED, ACCURACY, SPEED}
     assert gauge_values(unscored).keys() == {DONE, WANTED}
     assert gauge_values(waiting) == {DONE: 0, WANTED: 10}
@@ -121,14 +121,14 @@ def test_the_dashboard_is_whole(dashboard: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Path]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepProcess, Path]]:
     """A race that lasts longer than the tests, and the directory in which its Ray keeps its sessions."""
     out = tmp_path_factory.mktemp("out")
     policies = ("--policies", "k1,k2_last,k2_first,k3_last", "--no-replicate", "--shard-size", "4", "--actors", "1")
     race = ("--race", "--speedup", "1.05", "--margin", "20")  # near what the policies reach: it is not soon decided
     flags = ("--model", "tiny", "--data", "bundled", "--tasks", "gsm8k", *policies, *race)
     with tempfile.TemporaryDirectory(prefix="m-", dir="/tmp") as temporary:  # Ray's sockets need a short path
-        run = Run(out, out, *flags, TMPDIR=temporary)
+        run = SweepProcess(out, out, *flags, TMPDIR=temporary)
         try:
             yield run, Path(temporary)
         finally:
@@ -145,7 +145,7 @@ def samples(address: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.slow
-def test_ray_exports_every_gauge_with_its_tags(running: tuple[Run, Path]) -> None:
+def test_ray_exports_every_gauge_with_its_tags(running: tuple[SweepProcess, Path]) -> None:
     """As Prometheus finds and reads them: through Ray's service discovery file."""
     run, temporary = running
 
@@ -159,7 +159,7 @@ def test_ray_exports_every_gauge_with_its_tags(running: tuple[Run, Path]) -> Non
             return None
         return found if len(found) == len(GAUGES) else None
 
-    found = run.until(exported, "all gauges were exported")
+    found = run.wait_until(exported, "all gauges were exported")
     assert found.keys() == {f"{PREFIX}{name}" for name in GAUGES}
     for name, (_, tags) in GAUGES.items():
         labels = found[f"{PREFIX}{name}"]
@@ -169,20 +169,20 @@ def test_ray_exports_every_gauge_with_its_tags(running: tuple[Run, Path]) -> Non
 
 
 @pytest.fixture
-def prometheus(running: tuple[Run, Path], tmp_path: Path) -> Iterator[str]:
+def prometheus(running: tuple[SweepProcess, Path], tmp_path: Path) -> Iterator[str]:
     """The address of a Prometheus that uses the configuration that Ray writes."""
     if shutil.which("prometheus") is None:
         pytest.skip("Prometheus is not installed (Debian: apt-get install prometheus)")
     run, temporary = running
     pattern = "reuse-*/r/session_[0-9]*/metrics/prometheus/prometheus.yml"
-    configuration = run.until(lambda: next(temporary.glob(pattern), None), "Ray wrote a configuration")
+    configuration = run.wait_until(lambda: next(temporary.glob(pattern), None), "Ray wrote a configuration")
     log = tmp_path / "log"
     command = ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={tmp_path / 'data'}"]
     with log.open("w") as errors:
         process = subprocess.Popen([*command, "--web.listen-address=127.0.0.1:0"], stderr=errors, cwd=tmp_path)
     try:
         listening = re.compile(r'msg="?Listening on"? address=(\S+)')
-        yield run.until(lambda: listening.search(log.read_text()), "Prometheus listened")[1]
+        yield run.wait_until(lambda: listening.search(log.read_text()), "Prometheus listened")[1]
     finally:
         process.terminate()
         process.wait()
@@ -190,7 +190,7 @@ def prometheus(running: tuple[Run, Path], tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_prometheus_answers_every_question_of_the_dashboard(
-    running: tuple[Run, Path], prometheus: str, dashboard: dict[str, Any]
+    running: tuple[SweepProcess, Path], prometheus: str, dashboard: dict[str, Any]
 ) -> None:
     def values(expression: str) -> list[Any]:
         asked = re.sub(r"\$(sweep|task)", ".+", expression)
@@ -201,6 +201,6 @@ def test_prometheus_answers_every_question_of_the_dashboard(
 
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
-            found = running[0].until(partial(values, target["expr"]), f"{panel['title']} had values")
+            found = running[0].wait_until(partial(values, target["expr"]), f"{panel['title']} had values")
             for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
                 assert all(one["metric"][label] for one in found), panel["title"]

@@ -7,8 +7,8 @@ from orchestrator.running.scheduling import MAX_FAILED_SETUPS, NodeHealth
 from orchestrator.running.stop import Aborted
 
 A, B, C = (Node(node_id=name * 3, host=f"node-{name}") for name in "abc")
-NONE = WorkerFailure(alive=0, set_up={})
-ONE_ALIVE = WorkerFailure(alive=1, set_up={B.node_id: 1})
+NONE = WorkerFailure(alive=0, successful_setups={})
+ONE_ALIVE = WorkerFailure(alive=1, successful_setups={B.node_id: 1})
 
 
 def failure(node: Node, reason: str = "OSError: disk full", *, is_input_error: bool = False) -> FailedSetup:
@@ -32,7 +32,7 @@ def test_a_successful_set_up_resets_the_count() -> None:
     health = NodeHealth()
     for _ in range(MAX_FAILED_SETUPS - 1):
         health.record(failure(A), ONE_ALIVE, ids(A, B))
-    set_up_since = WorkerFailure(alive=2, set_up={A.node_id: 1, B.node_id: 1})
+    set_up_since = WorkerFailure(alive=2, successful_setups={A.node_id: 1, B.node_id: 1})
     for _ in range(MAX_FAILED_SETUPS - 1):
         health.record(failure(A), set_up_since, ids(A, B))
         assert not health.excluded

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from safetensors.torch import load_file, save_file
 from small_models import shallow
-from sweep_cases import context, mmlu_row, trial, worker_settings, write_case
-from sweep_runs import Run, outcome
+from small_sweep import context, mmlu_row, trial, worker_settings, write_model_and_data
+from sweep_process import SweepProcess, stored_rows
 from test_tasks_sources import gsm8k_row, write_dataset
 
 from orchestrator.running.worker import Worker
@@ -126,7 +126,7 @@ def test_a_question_fails_with_all_its_options(policy: str) -> None:
 
 
 def write_broken_case(root: Path) -> Path:
-    write_case(root)
+    write_model_and_data(root)
     rows = [gsm8k_row(number) for number in range(6)]
     rows[BAD_GSM8K]["question"] += RARE
     write_dataset(root / "data", "openai/gsm8k", "main", {"train": rows, "test": rows})
@@ -175,12 +175,12 @@ def test_a_sweep_records_the_document_and_goes_on(case: Path, tmp_path: Path) ->
         "6",
     )
     here = ("--shard-size", "3", "--batch-size", "2", "--actors", "2", "--no-dashboard")
-    text = Run(case, tmp_path / "results", *flags, *here).wait(1)
+    text = SweepProcess(case, tmp_path / "results", *flags, *here).wait(1)
     folder = tmp_path / "results" / "s"
     bad = {f"gsm8k/{BAD_GSM8K}", f"mmlu_anatomy/{BAD_MMLU}"}
     wanted = {f"{task}/{n}" for task in ("gsm8k", "mmlu_anatomy") for n in range(6)}
-    assert {row["doc_id"] for row in outcome(folder).values()} == wanted - bad
-    assert len(outcome(folder)) == 2 * len(wanted - bad)
+    assert {row["doc_id"] for row in stored_rows(folder).values()} == wanted - bad
+    assert len(stored_rows(folder)) == 2 * len(wanted - bad)
     for doc_id in bad:
         assert f"failed: 1 of 3 documents failed: {doc_id} (block " in text
     assert "4 trials failed; retry with: " in text
@@ -192,7 +192,7 @@ def test_a_sweep_records_the_document_and_goes_on(case: Path, tmp_path: Path) ->
         assert f"failed, not finished: 1 of 3 documents failed: {doc_id} (block " in page
 
     rows = Store(folder).rows()
-    text = Run(case, tmp_path / "results", *flags, *here).wait(1)  # tries the failed documents, and only those
+    text = SweepProcess(case, tmp_path / "results", *flags, *here).wait(1)  # tries the failed documents, and only those
     assert "4 trials to run" in text
     assert Store(folder).rows().sort_by("doc_id").equals(rows.sort_by("doc_id"))
     assert [failure["attempts"] for failure in status(folder)["failures"]] == [2] * 4

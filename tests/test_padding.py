@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_kernels import SplitLinear, attention_kernels, with_execution, with_products
+from emulated_gpu import SplitLinear, attention_kernels, with_execution, with_products
 from small_models import shallow, shallow_folder
 
 from sampler import DecodeSettings, LoadedModel, Prompt, ReusePolicy, decode_prompts, load_model, score_pairs

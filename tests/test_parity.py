@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from golden_cases import GOLDEN
-from tasks_model import write_model
+from random_model import write_model
 
 from sampler import InputError, load_model
 from sampler.parity import (

@@ -43,7 +43,7 @@ def look(gpus):
 
 placement = Placement(actors=2, gpus_per_actor=share, cpus_per_actor=1, threads_per_actor=1)
 messages = []
-probe = probe_devices(placement, look=look)
+probe = probe_devices(placement, list_devices=look)
 try:
     check_device_memory(needed, probe, placement, remedy="buy more", note=messages.append)
 except InputError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_runs import BUNDLED, Run, grid_flags, rows_there
+from sweep_process import BUNDLED, SweepProcess, count_rows, grid_flags
 
 from orchestrator.core.race import DECISIONS_KEY
 from orchestrator.core.trial import Trial, WantedDocuments, shards_of_table
@@ -54,21 +54,21 @@ def test_kills_change_no_decision(tmp_path: Path, seed: int) -> None:
     watcher.start()
     for number in range(RUNS + 1):
         own = (*FLAGS, *DECLARED, "--seed", str(seed))
-        run = Run(tmp_path, tmp_path / "results", *BUNDLED, *own)
+        run = SweepProcess(tmp_path, tmp_path / "results", *BUNDLED, *own)
         for victim in ("worker", "driver") if number < RUNS else ():
             goal = rows + rng.randrange(1, 8)
-            while run.process.poll() is None and (not folder.exists() or rows_there(folder) < goal):
+            while run.process.poll() is None and (not folder.exists() or count_rows(folder) < goal):
                 time.sleep(0.1)
             workers = [pid for pid, name in run.descendants().items() if "SweepWorker" in name]
             if run.process.poll() is None and (workers or victim == "driver"):
                 os.kill(rng.choice(workers) if victim == "worker" else run.process.pid, signal.SIGKILL)
-                killed, rows = killed + 1, rows_there(folder)
+                killed, rows = killed + 1, count_rows(folder)
         run.wait(None)
         while active_writer(folder) is not None:  # Ray ends the processes of a killed driver after a moment
             time.sleep(0.2)
         now = decisions(folder)
         assert now[: len(decided)] == decided, "a decision is never changed"
-        decided, rows = now, rows_there(folder)
+        decided, rows = now, count_rows(folder)
     ended.set()
     watcher.join()
     print(f"seed {seed}: {killed} kills")

@@ -11,9 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from made_rows import DEFAULTS
-from made_sweep import MadeSweep
-from sweep_cases import write_case
+from small_sweep import write_model_and_data
+from synthetic_folder import DEFAULTS, SyntheticFolder
 from test_run_plan import ready
 from test_trackers import read_tensorboard
 
@@ -45,7 +44,7 @@ LOST = {"k2_middle": 0.5}  # share of documents that are right at k=1 and wrong 
 SPEED = {"k2_first": 1.6, "k2_middle": 1.5, "k3_last": 1.21}
 
 
-class RacedSweep(MadeSweep):
+class RacedSweep(SyntheticFolder):
     """A race whose rows follow from the trial and the document alone, so every run gets the same rows."""
 
     def __init__(self, folder: Path, *, documents: int = 150) -> None:
@@ -243,7 +242,7 @@ def test_a_worker_is_told_that_its_trial_is_not_needed(raced: RacedSweep) -> Non
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture
@@ -364,7 +363,7 @@ def test_hollow_markers_are_configurations_that_were_stopped_early(raced: RacedS
 
 def test_an_unfinished_sweep_shows_intervals_that_hold_at_any_time(tmp_path: Path) -> None:
     """Wider than those of a complete sweep, and without a verdict."""
-    sweep = MadeSweep(tmp_path / "sweep", documents=200, shard_size=10, policies=("k1", "k1_middle", "k2_middle"))
+    sweep = SyntheticFolder(tmp_path / "sweep", documents=200, shard_size=10, policies=("k1", "k1_middle", "k2_middle"))
     writer = sweep.begin()
     for trial in sweep.trials[:36]:
         sweep.run(writer, trial)

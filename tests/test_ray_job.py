@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from ray_head import RAY, SECONDS, RayHead
-from sweep_cases import write_case
-from sweep_runs import ROOT, Run, grid_flags, outcome
+from small_sweep import write_model_and_data
+from sweep_process import ROOT, SweepProcess, grid_flags, stored_rows
 
 pytestmark = pytest.mark.slow
 FLAGS = grid_flags("k1,k2_first", max_new_tokens=40, shard_size=6)
@@ -17,7 +17,7 @@ FLAGS = grid_flags("k1,k2_first", max_new_tokens=40, shard_size=6)
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture(scope="module", params=["token", "disabled"])
@@ -56,12 +56,14 @@ def submit(head: RayHead, case: Path, out: str, name: str) -> subprocess.Complet
 
 
 def test_a_submitted_sweep(head: RayHead, case: Path, tmp_path: Path) -> None:
-    plain = Run(case, tmp_path / "plain", *FLAGS, "--actors", "2", "--no-dashboard", HOME=head.environment["HOME"])
+    plain = SweepProcess(
+        case, tmp_path / "plain", *FLAGS, "--actors", "2", "--no-dashboard", HOME=head.environment["HOME"]
+    )
     plain.wait()
     out = tmp_path / "results"
     done = submit(head, case, str(out), "sweep")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert outcome(out / "s") == outcome(plain.folder)
+    assert stored_rows(out / "s") == stored_rows(plain.folder)
     log = job(head, "logs", "sweep").stdout
     assert "4 trials to run on 2 actors (1 CPU each)" in log
     assert str(out / "s" / "report.html") in log
@@ -79,6 +81,6 @@ def test_a_cluster_of_this_machine_is_joined_whether_it_asks_for_a_token_or_not(
     head: RayHead, case: Path, tmp_path: Path
 ) -> None:
     """RAY_AUTH_MODE is not set: the token is sent, and if the cluster has none of its own the command starts again."""
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", head.address, HOME=head.environment["HOME"])
+    run = SweepProcess(case, tmp_path / "results", *FLAGS, "--address", head.address, HOME=head.environment["HOME"])
     run.wait()
-    assert len(outcome(run.folder)) == 24
+    assert len(stored_rows(run.folder)) == 24

@@ -70,4 +70,4 @@ def test_processes_exit_with_their_parent(tmp_path: Path) -> None:
         helpers = list(descendants(started.pid))
         assert helpers
         os.kill(started.pid, signal.SIGKILL)
-    assert wait_until_gone(helpers, timeout_seconds=30)
+    assert wait_until_gone(helpers, timeout_seconds=900)

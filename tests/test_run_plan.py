@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from made_rows import DEFAULTS
-from sweep_cases import DOCUMENTS, write_case
+from small_sweep import DOCUMENTS, write_model_and_data
+from synthetic_folder import DEFAULTS
 
 from orchestrator.cli.sweep import parse_sweep
 from orchestrator.planning.machine import Machine, Nodes
@@ -23,7 +23,7 @@ MACHINE = Machine(nodes=(Nodes(resources={"CPU": 2}),))
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture

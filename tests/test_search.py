@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sweep_runs import ROOT, SECONDS
+from sweep_process import ROOT, SECONDS
 
 from orchestrator.cli.search import Proposal, Proposer, _measured, best_of, coordinates, search_space
 from orchestrator.cli.sweep import parse_sweep

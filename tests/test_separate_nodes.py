@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_namespaces import Machines, machines, reason_against_nodes
 from ray_nodes import NodeSweep, attempts, model_loads, start_head, start_worker
-from sweep_runs import BUNDLED, grid_flags, outcome
+from sweep_process import BUNDLED, grid_flags, stored_rows
 
 from orchestrator.store import Store
 
@@ -87,9 +87,9 @@ def test_a_sweep_needs_no_files_of_another_node(cluster: Machines, tmp_path: Pat
     output = sweep.wait()
     alone.wait()
     assert "Traceback" not in output
-    rows = outcome(sweep.folder)
+    rows = stored_rows(sweep.folder)
     assert len(rows) == 8
-    assert rows == outcome(alone.folder)
+    assert rows == stored_rows(alone.folder)
     assert set(Store(sweep.folder).rows(columns=["node"])["node"].to_pylist()) == {"worker"}
     assert len(attempts(sweep.folder)) == len(Store(sweep.folder).trials()) == 4
     assert model_loads(sweep.folder) == 1

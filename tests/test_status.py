@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_sweep import MadeSweep
+from synthetic_folder import SyntheticFolder
 
 from orchestrator.cli.sweep import parse_sweep
 from orchestrator.core.totals import totals_of
@@ -34,11 +34,11 @@ def as_json(folder: Path, *flags: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> MadeSweep:
-    return MadeSweep(tmp_path / "made")  # 2 policies × 2 shards of 10 documents
+def sweep(tmp_path: Path) -> SyntheticFolder:
+    return SyntheticFolder(tmp_path / "made")  # 2 policies × 2 shards of 10 documents
 
 
-def test_a_complete_sweep(sweep: MadeSweep) -> None:
+def test_a_complete_sweep(sweep: SyntheticFolder) -> None:
     with sweep.begin() as store:
         for trial in sweep.trials:
             sweep.run(store, trial)
@@ -74,8 +74,8 @@ def test_a_sweep_that_is_being_prepared(tmp_path: Path) -> None:
         read_status(tmp_path / "new")
 
 
-def test_sums_in_trial_json_and_rows_give_the_same(sweep: MadeSweep, tmp_path: Path) -> None:
-    other = MadeSweep(tmp_path / "other")
+def test_sums_in_trial_json_and_rows_give_the_same(sweep: SyntheticFolder, tmp_path: Path) -> None:
+    other = SyntheticFolder(tmp_path / "other")
     for one, tally in ((sweep, True), (other, False)):
         with one.begin() as store:
             for trial in one.trials:
@@ -84,7 +84,7 @@ def test_sums_in_trial_json_and_rows_give_the_same(sweep: MadeSweep, tmp_path: P
     assert all(ours.as_json() == pytest.approx(theirs.as_json()) for ours, theirs in pairs)
 
 
-def test_a_sweep_that_runs_and_then_was_stopped(sweep: MadeSweep) -> None:
+def test_a_sweep_that_runs_and_then_was_stopped(sweep: SyntheticFolder) -> None:
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0])
         sweep.run(store, sweep.trials[1], ["d0", "d1", "d2"])
@@ -122,7 +122,7 @@ def test_a_sweep_that_runs_and_then_was_stopped(sweep: MadeSweep) -> None:
     assert (again.tasks, Path(again.out) / str(again.name)) == (("task0",), sweep.folder.resolve())
 
 
-def test_nothing_has_begun(sweep: MadeSweep) -> None:
+def test_nothing_has_begun(sweep: SyntheticFolder) -> None:
     sweep.begin().close()
     found = as_json(sweep.folder)
     assert (found["state"], found["last_row"], found["trials"]["pending"]) == ("stopped", None, 4)
@@ -130,7 +130,7 @@ def test_nothing_has_begun(sweep: MadeSweep) -> None:
     assert "documents: 0 of 40, 40 missing" in status(sweep.folder).stdout
 
 
-def test_a_failed_trial_keeps_its_reason(sweep: MadeSweep) -> None:
+def test_a_failed_trial_keeps_its_reason(sweep: SyntheticFolder) -> None:
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0])
         sweep.run(store, sweep.trials[1], ["d0"])
@@ -145,11 +145,11 @@ def test_a_failed_trial_keeps_its_reason(sweep: MadeSweep) -> None:
 
 
 def test_a_larger_limit_leaves_finished_trials_unfinished(tmp_path: Path) -> None:
-    small = MadeSweep(tmp_path / "made", documents=15)
+    small = SyntheticFolder(tmp_path / "made", documents=15)
     with small.begin() as store:
         for trial in small.trials:
             small.run(store, trial)
-    MadeSweep(tmp_path / "made", documents=30).begin().close()
+    SyntheticFolder(tmp_path / "made", documents=30).begin().close()
     found = as_json(small.folder)
     assert found["trials"] == {
         "wanted": 6,
@@ -164,7 +164,7 @@ def test_a_larger_limit_leaves_finished_trials_unfinished(tmp_path: Path) -> Non
 
 
 def test_scored_tasks_have_no_decode_settings(tmp_path: Path) -> None:
-    made = MadeSweep(
+    made = SyntheticFolder(
         tmp_path / "made",
         kinds=("generate", "loglikelihood"),
         threshold=(0.9, 0.95),
@@ -183,7 +183,7 @@ def test_scored_tasks_have_no_decode_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "trial.json"])
-def test_corruption_is_reported(sweep: MadeSweep, name: str) -> None:
+def test_corruption_is_reported(sweep: SyntheticFolder, name: str) -> None:
     with sweep.begin() as store:
         for trial in sweep.trials:
             sweep.run(store, trial)
@@ -200,7 +200,7 @@ def test_corruption_is_reported(sweep: MadeSweep, name: str) -> None:
         assert any(str(path) in sentence for sentence in as_json(sweep.folder)["damage"])
 
 
-def test_lost_rows_are_reported_without_reading_all(sweep: MadeSweep) -> None:
+def test_lost_rows_are_reported_without_reading_all(sweep: SyntheticFolder) -> None:
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0])
     lost = sweep.folder / "trials" / sweep.trials[0].trial_id / "rows.parquet"
@@ -208,7 +208,7 @@ def test_lost_rows_are_reported_without_reading_all(sweep: MadeSweep) -> None:
     assert f"{lost} is missing" in as_json(sweep.folder)["damage"]
 
 
-def test_a_lost_table_of_documents_does_not_hide_the_rest(sweep: MadeSweep) -> None:
+def test_a_lost_table_of_documents_does_not_hide_the_rest(sweep: SyntheticFolder) -> None:
     with sweep.begin() as store:
         for trial in sweep.trials:
             sweep.run(store, trial)
@@ -219,7 +219,7 @@ def test_a_lost_table_of_documents_does_not_hide_the_rest(sweep: MadeSweep) -> N
     assert len(found["damage"]) == 1
 
 
-def test_a_folder_without_a_sweep_is_one_sentence(tmp_path: Path, sweep: MadeSweep) -> None:
+def test_a_folder_without_a_sweep_is_one_sentence(tmp_path: Path, sweep: SyntheticFolder) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine", encoding="utf-8")
     sweep.begin().close()
@@ -236,7 +236,7 @@ def test_a_folder_without_a_sweep_is_one_sentence(tmp_path: Path, sweep: MadeSwe
     assert status().stderr == "error: the following arguments are required: DIR (see --help)\n"
 
 
-def test_no_reader_changes_the_folder(sweep: MadeSweep) -> None:
+def test_no_reader_changes_the_folder(sweep: SyntheticFolder) -> None:
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0], ["d0"])
     before = {path: path.stat().st_mtime_ns for path in sweep.folder.rglob("*")}
@@ -244,7 +244,7 @@ def test_no_reader_changes_the_folder(sweep: MadeSweep) -> None:
     assert {path: path.stat().st_mtime_ns for path in sweep.folder.rglob("*")} == before
 
 
-def test_help_names_every_key_of_the_json(sweep: MadeSweep) -> None:
+def test_help_names_every_key_of_the_json(sweep: SyntheticFolder) -> None:
     with sweep.begin() as store:
         sweep.run(store, sweep.trials[0])
         store.fail(sweep.trials[0].trial_id, "for the sake of it")
@@ -273,7 +273,7 @@ def test_reading_waits_neither_for_torch_nor_for_ray() -> None:
 @pytest.mark.slow
 def test_status_of_a_million_rows_is_fast_and_needs_little_memory(tmp_path: Path) -> None:
     nine = tuple(f"k{k}_middle" for k in range(1, 10))
-    made = MadeSweep(tmp_path / "made", documents=11_150, shard_size=50, policies=nine, repeats=10)
+    made = SyntheticFolder(tmp_path / "made", documents=11_150, shard_size=50, policies=nine, repeats=10)
     with made.begin() as store:
         for trial in made.trials:
             made.run(store, trial)

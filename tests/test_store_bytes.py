@@ -22,7 +22,7 @@ from orchestrator.store.files import (
 from orchestrator.store.schema import ROWS
 from orchestrator.store.trial_files import decode_segment, encode_segment, new_trial_record
 from sampler.errors import InputError
-from tests.store_fakes import TRIAL, make_rows, spec
+from tests.crashing_disk import TRIAL, make_rows, trial_columns
 
 BATCHES = [make_rows([f"d{n}"], tokens=n, text="word " * n) for n in range(2)]
 TABLE = pa.Table.from_batches(BATCHES)
@@ -148,7 +148,12 @@ def test_a_truncated_table_is_detected(tmp_path: Path) -> None:
 
 def test_a_changed_byte_in_a_compacted_file_is_detected(tmp_path: Path) -> None:
     """Its table of trials has a checksum of its own, since it is read without the rest."""
-    record = {**new_trial_record(spec()), "status": "finished", "rows": 2, "attempts": [{"packages": {"torch": "2"}}]}
+    record = {
+        **new_trial_record(trial_columns()),
+        "status": "finished",
+        "rows": 2,
+        "attempts": [{"packages": {"torch": "2"}}],
+    }
     data = encode_compacted(TABLE, {TRIAL: record})
     path = tmp_path / "gsm8k-000001-00000000.parquet"
     path.write_bytes(data)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from made_sweep import MadeSweep
+from synthetic_folder import SyntheticFolder
 
 from orchestrator.progress.status import read_status
 from orchestrator.report.sweeps import read_sweeps
@@ -16,7 +16,7 @@ from orchestrator.store.compaction import COMPACTED_FOLDER, compaction_groups, e
 from orchestrator.store.files import CorruptedFile, Disk
 from orchestrator.store.schema import attempts_of
 from orchestrator.store.upload import open_remote_copy
-from tests.store_fakes import CrashingDisk, PowerCut, found, make_rows, spec
+from tests.crashing_disk import CrashingDisk, PowerCut, make_rows, tokens_by_key, trial_columns
 
 TRIALS = [f"trial{n}" for n in range(4)]
 DOCUMENTS = ["d0", "d1", "d2"]
@@ -25,7 +25,7 @@ ROWS = {(trial_id, doc_id): 1 for trial_id in TRIALS for doc_id in DOCUMENTS}
 
 def write_trials(writer: StoreWriter, trial_ids: list[str] = TRIALS) -> None:
     for trial_id in trial_ids:
-        attempt = writer.begin(spec(trial_id), {"actor": "worker-1", "packages": {"torch": "2"}})
+        attempt = writer.begin(trial_columns(trial_id), {"actor": "worker-1", "packages": {"torch": "2"}})
         writer.append(trial_id, attempt, make_rows(DOCUMENTS, trial_id=trial_id, tokens=1))
         writer.finish(trial_id, {"peak_memory": 1}, DOCUMENTS)
 
@@ -53,8 +53,8 @@ def test_compacted_trials_are_read_as_before(tmp_path: Path) -> None:
             assert store.trial_ids() == TRIALS
             assert store.trials() == before
             assert store.trial("trial2") == before["trial2"]
-            assert found(store.rows()) == ROWS
-            assert found(store.rows(["trial1"])) == {key: 1 for key in ROWS if key[0] == "trial1"}
+            assert tokens_by_key(store.rows()) == ROWS
+            assert tokens_by_key(store.rows(["trial1"])) == {key: 1 for key in ROWS if key[0] == "trial1"}
             assert store.rows(["trial3"], ["doc_id"])["doc_id"].to_pylist() == DOCUMENTS
             assert store.completed_documents("trial3") == set(DOCUMENTS)
             attempts = sorted(store.attempts().to_pylist(), key=str)
@@ -65,7 +65,7 @@ def test_compacted_trials_are_read_as_before(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "sweep.json").read_text())["schema"] == 2, "version 1 would not see the rows"
     with StoreWriter(tmp_path) as writer:
         writer.write_sweep_record({"sweep": "s"})
-        assert found(writer.rows()) == ROWS
+        assert tokens_by_key(writer.rows()) == ROWS
     assert Store(tmp_path).read_sweep_record() == {"schema": 2, "sweep": "s"}
 
 
@@ -87,7 +87,7 @@ def test_a_power_cut_at_every_call_of_a_compaction(tmp_path: Path) -> None:
         reader = Store(folder)
 
         def look(reader: Store = reader) -> None:
-            assert found(reader.rows()) == ROWS
+            assert tokens_by_key(reader.rows()) == ROWS
             assert sorted(reader.trials()) == TRIALS
 
         disk.watch, disk.calls_left = look, calls
@@ -103,9 +103,9 @@ def test_a_power_cut_at_every_call_of_a_compaction(tmp_path: Path) -> None:
             return
         with StoreWriter(folder) as writer:
             assert writer.corrupted == {}
-            assert found(writer.rows()) == ROWS
+            assert tokens_by_key(writer.rows()) == ROWS
             writer.compact(minimum=1)
-            assert found(Store(folder).rows()) == ROWS
+            assert tokens_by_key(Store(folder).rows()) == ROWS
             assert writer.check() == []
         assert list((folder / "trials").iterdir()) == []
     raise AssertionError("the compaction never ended")
@@ -128,7 +128,7 @@ def test_a_full_disk_leaves_the_rows_where_they_are(tmp_path: Path) -> None:
             writer.compact(minimum=1)
         disk.full = False
         assert names(tmp_path) == []
-        assert found(Store(tmp_path).rows()) == ROWS
+        assert tokens_by_key(Store(tmp_path).rows()) == ROWS
         assert writer.compact(minimum=1) == 1
 
 
@@ -136,18 +136,18 @@ def test_a_compacted_trial_goes_on(tmp_path: Path) -> None:
     with new_writer(tmp_path) as writer:
         write_trials(writer)
         writer.compact(minimum=1)
-        attempt = writer.begin(spec("trial0"), {"actor": "worker-2"})
+        attempt = writer.begin(trial_columns("trial0"), {"actor": "worker-2"})
         assert attempt == 1
         assert len(writer.append("trial0", attempt, make_rows(["d0", "d9"], trial_id="trial0", tokens=5))) == 1
         more = {**ROWS, ("trial0", "d9"): 5}
-        assert found(Store(tmp_path).rows()) == found(writer.rows()) == more
+        assert tokens_by_key(Store(tmp_path).rows()) == tokens_by_key(writer.rows()) == more
         assert Store(tmp_path).trials()["trial0"]["status"] == "running"
     with StoreWriter(tmp_path) as writer:
         assert writer.corrupted == {}
         writer.finish("trial0", {}, [*DOCUMENTS, "d9"])
         assert writer.compact(minimum=1) == 1
         assert Store(tmp_path).trials()["trial0"]["rows"] == 4
-        assert found(Store(tmp_path).rows()) == more
+        assert tokens_by_key(Store(tmp_path).rows()) == more
         assert len(Store(tmp_path).compacted_trials(without=())) == len(TRIALS)
     assert list((tmp_path / "trials").iterdir()) == []
 
@@ -171,10 +171,10 @@ def test_a_late_row_during_a_compaction_is_kept(tmp_path: Path) -> None:
         disk.writer = writer
         writer.compact(minimum=1)
         more = {**ROWS, ("trial1", "late"): 7}
-        assert found(Store(tmp_path).rows()) == found(writer.rows()) == more
+        assert tokens_by_key(Store(tmp_path).rows()) == tokens_by_key(writer.rows()) == more
         assert writer.check() == []
     with StoreWriter(tmp_path) as writer:
-        assert found(writer.rows()) == more
+        assert tokens_by_key(writer.rows()) == more
         assert Store(tmp_path).trials()["trial1"]["rows"] == 4
 
 
@@ -185,13 +185,13 @@ def test_forced_trials_leave_their_compacted_file(tmp_path: Path) -> None:
         old = names(tmp_path)
         writer.quarantine(["trial0", "trial3"])
         left = {key: mark for key, mark in ROWS.items() if key[0] in ("trial1", "trial2")}
-        assert found(Store(tmp_path).rows()) == found(writer.rows()) == left
+        assert tokens_by_key(Store(tmp_path).rows()) == tokens_by_key(writer.rows()) == left
         assert Store(tmp_path).trial_ids() == ["trial1", "trial2"]
         assert [path.name for path in (tmp_path / "quarantine" / COMPACTED_FOLDER).iterdir()] == old
-        assert writer.begin(spec("trial0"), {}) == 0
+        assert writer.begin(trial_columns("trial0"), {}) == 0
         writer.quarantine(["trial1", "trial2"])
         assert names(tmp_path) == []
-        assert found(Store(tmp_path).rows()) == {}
+        assert tokens_by_key(Store(tmp_path).rows()) == {}
 
 
 def test_a_corrupted_compacted_file_is_quarantined_and_only_its_trials_are_lost(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_a_corrupted_compacted_file_is_quarantined_and_only_its_trials_are_lost(
     assert first in sentence
     with StoreWriter(tmp_path) as writer:
         assert [path.name for path in writer.corrupted] == [first]
-        assert {trial_id for trial_id, _ in found(writer.rows())} == set(TRIALS[2:])
+        assert {trial_id for trial_id, _ in tokens_by_key(writer.rows())} == set(TRIALS[2:])
         assert (tmp_path / "quarantine" / COMPACTED_FOLDER / first).read_bytes() == data
         write_trials(writer, TRIALS[:2])
-        assert found(Store(tmp_path).rows()) == ROWS
+        assert tokens_by_key(Store(tmp_path).rows()) == ROWS
     assert names(tmp_path) == [second]
 
 
@@ -231,8 +231,8 @@ def test_records_that_no_sweep_writes_are_found(tmp_path: Path, value: object) -
             list(read_compacted(folder / "task-000001-00000000.parquet").parse())
 
 
-def made(folder: Path) -> MadeSweep:
-    return MadeSweep(folder, documents=40, kinds=("generate", "loglikelihood"), shard_size=4)
+def made(folder: Path) -> SyntheticFolder:
+    return SyntheticFolder(folder, documents=40, kinds=("generate", "loglikelihood"), shard_size=4)
 
 
 def test_status_and_report_see_the_same(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from orchestrator.store import Store, StoreWriter
 from orchestrator.store.files import encode_json
 from orchestrator.store.schema import ROWS
 from sampler.errors import InputError
-from tests.store_fakes import TRIAL, make_rows, spec
+from tests.crashing_disk import TRIAL, make_rows, trial_columns
 
 
 def contents(folder: Path) -> dict[Path, bytes | None]:
@@ -112,7 +112,7 @@ def test_reading_a_missing_folder(tmp_path: Path) -> None:
 def test_a_read_only_folder(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "sweep") as writer:
         writer.write_sweep_record({"sweep": "mine"})
-        writer.append(TRIAL, writer.begin(spec(), {}), make_rows(["d0"]))
+        writer.append(TRIAL, writer.begin(trial_columns(), {}), make_rows(["d0"]))
     bind = ["mount", "--bind", "-o", "ro", tmp_path, tmp_path]
     if subprocess.run(bind, capture_output=True).returncode:
         pytest.skip("a read-only file system cannot be mounted here")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store import Store
-from tests.store_fakes import TRIAL, found
+from tests.crashing_disk import TRIAL, tokens_by_key
 from tests.store_processes import PROCESSES, append_for_ever
 
 
@@ -36,7 +36,7 @@ def check_kills(folder: Path, kills: int) -> None:
         numbers = kill_after(folder, chance.uniform(0, 0.15), first)
         acknowledged |= {(TRIAL, f"d{number}"): number for number in numbers}
         first = numbers[-1] + 1
-        seen = found(Store(folder).rows())
+        seen = tokens_by_key(Store(folder).rows())
         assert acknowledged.items() <= seen.items()
         assert len(seen) <= len(acknowledged) + 1, "at most the row that was being written"
         acknowledged = seen

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.store import StoreError, StoreWriter
 from orchestrator.store.lock import FolderInUse, FolderLock, LockHolder, active_writer
-from tests.store_fakes import TRIAL, make_rows, spec
+from tests.crashing_disk import TRIAL, make_rows, trial_columns
 from tests.store_processes import PROCESSES, hold_lock, race_for_lock
 
 
@@ -121,7 +121,7 @@ def test_a_lock_that_could_not_be_written_does_not_block_the_folder(
 def test_a_writer_that_lost_its_lock_stops_writing(tmp_path: Path) -> None:
     writer = StoreWriter(tmp_path)
     writer.write_sweep_record({"sweep": "x"})
-    attempt = writer.begin(spec(), {})
+    attempt = writer.begin(trial_columns(), {})
     (path,) = (tmp_path / "lock").iterdir()
     path.write_text(json.dumps({**asdict(LockHolder.this_process()), "machine": "another"}))
     grow_old(path, 70)

@@ -16,13 +16,13 @@ import pytest
 from orchestrator.store import RowsLost, Store, StoreError, StoreWriter
 from orchestrator.store.files import Disk
 from sampler.errors import InputError
-from tests.store_fakes import TRIAL, CrashingDisk, PowerCut, found, make_documents, make_rows, spec
+from tests.crashing_disk import TRIAL, CrashingDisk, PowerCut, make_documents, make_rows, tokens_by_key, trial_columns
 
 DOCS = [f"d{n}" for n in range(4)]
 
 
 def fill(writer: StoreWriter, doc_ids: list[str], *, tokens: int = 7, trial_id: str = TRIAL) -> int:
-    attempt = writer.begin(spec(trial_id), {"actor": "worker-1", "settings": {"threshold": 0.95}})
+    attempt = writer.begin(trial_columns(trial_id), {"actor": "worker-1", "settings": {"threshold": 0.95}})
     for doc_id in doc_ids:
         writer.append(trial_id, attempt, make_rows([doc_id], trial_id=trial_id, attempt=attempt, tokens=tokens))
     return attempt
@@ -35,7 +35,7 @@ def new_sweep(folder: Path) -> StoreWriter:
 
 
 def marks(folder: Path) -> dict[str, int]:
-    return {doc_id: mark for (_, doc_id), mark in found(Store(folder).rows()).items()}
+    return {doc_id: mark for (_, doc_id), mark in tokens_by_key(Store(folder).rows()).items()}
 
 
 def test_rows_trial_records_and_documents_are_read_back(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_rows_trial_records_and_documents_are_read_back(tmp_path: Path) -> None:
         assert reader.documents("gsm8k").equals(documents, check_metadata=True)
         assert reader.read_sweep_record() == {"schema": 1, "sweep": "test"}
         facts = reader.trials()[TRIAL]
-        assert facts["trial"] == spec()
+        assert facts["trial"] == trial_columns()
         assert (facts["status"], facts["rows"]) == ("finished", 4)
         assert (facts["settings"], facts["tally"]) == ({"threshold": 0.95}, {"documents": 4})
         (attempt,) = facts["attempts"]
@@ -119,7 +119,7 @@ def run_scenario(writer: StoreWriter, acknowledged: dict[str, int], mark: int) -
     """A trial is begun, filled, finished, extended and finished again; a second time it changes nothing."""
     writer.write_sweep_record({"sweep": "test"})
     for wanted in (DOCS[:2], DOCS):
-        attempt = writer.begin(spec(), {})
+        attempt = writer.begin(trial_columns(), {})
         for doc_id in wanted:
             writer.append(TRIAL, attempt, make_rows([doc_id], attempt=attempt, tokens=mark))
             acknowledged.setdefault(doc_id, mark)
@@ -191,7 +191,7 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, cut_fai
     with pytest.raises(StoreError, match="No space left"):
         writer.finish(TRIAL, {}, DOCS[:2])
     with pytest.raises(StoreError, match="No space left"):
-        writer.begin(spec("other"), {})
+        writer.begin(trial_columns("other"), {})
     assert marks(tmp_path) == dict.fromkeys(DOCS[:2], 7)
     assert writer.completed_documents(TRIAL) == set(DOCS[:2])
     disk.full = False
@@ -273,9 +273,9 @@ def test_a_power_cut_at_every_call_of_a_recovery(tmp_path: Path) -> None:
             break
         except PowerCut:
             disk.lose()
-        assert found(Store(folder).rows()) == left, cut
+        assert tokens_by_key(Store(folder).rows()) == left, cut
         with StoreWriter(folder) as writer:
-            assert found(writer.rows()) == left, cut
+            assert tokens_by_key(writer.rows()) == left, cut
             assert set(writer.trials()) == {"aa", "bb"}
             assert writer.check() == []
         assert corrupted <= {path.read_bytes() for path in folder.rglob("*") if path.is_file()}, cut
@@ -300,9 +300,9 @@ def test_a_corrupted_file_is_named_quarantined_and_only_its_rows_are_lost(
     data = corrupted_sweep(tmp_path, name, at)
     left = {("aa", doc_id): 7 for doc_id in of_aa} | {("bb", doc_id): 7 for doc_id in of_bb}
     reader = Store(tmp_path)
-    assert found(reader.rows()) == left
+    assert tokens_by_key(reader.rows()) == left
     facts = reader.trials()
-    assert [facts[trial_id]["trial"] for trial_id in ("aa", "bb")] == [spec("aa"), spec("bb")]
+    assert [facts[trial_id]["trial"] for trial_id in ("aa", "bb")] == [trial_columns("aa"), trial_columns("bb")]
     assert list(reader.corrupted) == [tmp_path / name]
     (sentence,) = reader.check()
     assert sentence.startswith(str(tmp_path / name))
@@ -310,13 +310,13 @@ def test_a_corrupted_file_is_named_quarantined_and_only_its_rows_are_lost(
     with StoreWriter(tmp_path) as writer:
         assert list(writer.corrupted) == [tmp_path / name]
         assert [path.read_bytes() for path in tmp_path.glob("quarantine/*/*")] == [data]
-        assert found(writer.rows()) == left
+        assert tokens_by_key(writer.rows()) == left
         assert writer.check() == []
         for trial_id in ("aa", "bb"):
             fill(writer, DOCS, trial_id=trial_id, tokens=9)
             writer.finish(trial_id, {}, DOCS)
         again = {(trial_id, doc_id): left.get((trial_id, doc_id), 9) for trial_id in ("aa", "bb") for doc_id in DOCS}
-        assert found(Store(tmp_path).rows()) == again
+        assert tokens_by_key(Store(tmp_path).rows()) == again
 
 
 def test_a_rebuilt_trial_record_has_its_attempts(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_rebuilt_trial_record_has_its_attempts(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as writer:
         assert len(writer.trials()[TRIAL]["attempts"]) == 2
         assert len(writer.append(TRIAL, 3, make_rows(["d2"], attempt=3))) == 1  # begun, but not a row was there to tell
-        assert writer.begin(spec(), {}) == 4
+        assert writer.begin(trial_columns(), {}) == 4
 
 
 def test_a_missing_table_is_detected(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_readers_see_every_row_while_trials_are_merged(tmp_path: Path) -> None:
     while not ended.is_set():
         before = dict(acknowledged)
         reader = Store(tmp_path)
-        if not before.items() <= found(reader.rows()).items() or reader.corrupted:
+        if not before.items() <= tokens_by_key(reader.rows()).items() or reader.corrupted:
             problems.append((before, reader.corrupted))
     thread.join()
     assert problems == []
@@ -420,7 +420,7 @@ def test_threads_may_append_to_different_trials_at_once(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found(Store(tmp_path).rows()) == {(name, doc_id): 7 for name in names for doc_id in DOCS}
+        assert tokens_by_key(Store(tmp_path).rows()) == {(name, doc_id): 7 for name in names for doc_id in DOCS}
 
 
 def test_rows_that_come_while_their_trial_is_finished_are_kept(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 import pytest
-from sweep_cases import write_case
-from sweep_runs import SECRET, Run, is_loopback, listening, outcome
+from small_sweep import write_model_and_data
+from sweep_process import SECRET, SweepProcess, is_loopback, listening, stored_rows
 
 from orchestrator.running.driver import load_callback
 from orchestrator.store import Store
@@ -110,11 +110,11 @@ class Watched:
         self.home.mkdir(mode=0o755)
         environment["HOME"] = str(self.home)
         flags = (*FLAGS, "--limit", "5", *HERE, *callback)
-        self.run = Run(case, out, *flags, python=str(python), umask=0o002, **environment)
+        self.run = SweepProcess(case, out, *flags, python=str(python), umask=0o002, **environment)
         self.addresses: set[str] = set()
         self.commands: set[str] = set()
         self.answers: dict[int, set[str]] = {}
-        self.run.until(self._look, "the end of loading")
+        self.run.wait_until(self._look, "the end of loading")
         self.logs = dict(logs_of_sweeps())
         self.leaking = [path for path, data in self.logs.items() if SECRET.encode() in data]
         (private,) = {found[1] for command in self.commands if (found := PRIVATE.search(command))}
@@ -137,7 +137,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def trials(watched: Watched) -> dict[str, dict[str, Any]]:
 
 
 def test_every_document_has_one_row_in_every_configuration(watched: Watched) -> None:
-    found = outcome(watched.run.folder)
+    found = stored_rows(watched.run.folder)
     expected = {(policy, f"gsm8k/{n}") for policy in ("k1", "k1_first", "k2_middle") for n in range(5)}
     assert {(row["policy"], row["doc_id"]) for row in found.values()} == expected
     assert len(found) == len(expected)
@@ -216,7 +216,7 @@ def test_a_callback_that_cannot_be_used_is_refused(name: str, reason: str) -> No
 
 def test_configurations_that_are_the_same_give_the_same_tokens(watched: Watched) -> None:
     tokens: dict[str, dict[str, list[int]]] = {}
-    for row in outcome(watched.run.folder).values():
+    for row in stored_rows(watched.run.folder).values():
         tokens.setdefault(row["policy"], {})[row["doc_id"]] = row["token_ids"]
     assert tokens["k1"] == tokens["k1_first"] != tokens["k2_middle"]
 
@@ -282,14 +282,16 @@ def test_the_same_command_again_and_then_more(case: Path, watched: Watched) -> N
     """ "Nothing to do" is printed without starting Ray; a larger limit and a policy add rows and touch none."""
     out = watched.run.folder.parent
     before = {path: path.read_bytes() for path in watched.run.folder.rglob("rows.parquet")}
-    again = Run(case, out, *FLAGS, "--limit", "5", *HERE)
+    again = SweepProcess(case, out, *FLAGS, "--limit", "5", *HERE)
     text = again.wait()
     assert "nothing to do" in text
     assert text.splitlines()[-1] == str(watched.run.folder)
-    first = outcome(watched.run.folder)
-    more = Run(case, out, *FLAGS, "--policies", "k1,k3_last", "--limit", "7", "--actors", "1", "--no-dashboard")
+    first = stored_rows(watched.run.folder)
+    more = SweepProcess(
+        case, out, *FLAGS, "--policies", "k1,k3_last", "--limit", "7", "--actors", "1", "--no-dashboard"
+    )
     more.wait()
-    grown = outcome(watched.run.folder)
+    grown = stored_rows(watched.run.folder)
     assert {key: grown[key] for key in first} == first
     added = {(row["policy"], row["doc_id"]) for key, row in grown.items() if key not in first}
     assert added == {("k1", "gsm8k/5"), ("k1", "gsm8k/6"), *(("k3_last", f"gsm8k/{n}") for n in range(7))}

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from random_model import write_model
 from tasks_fakes import bench
-from tasks_model import write_model
 from test_timeline import attempt, trials
 
 from orchestrator.cli.bench import TIMELINE_PARTS, MeasuredSweep, sweep_figures, sweep_table

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sweep_cases import write_case
-from sweep_runs import Run, grid_flags
+from small_sweep import write_model_and_data
+from sweep_process import SweepProcess, grid_flags
 
 from orchestrator.core import system
 from orchestrator.store import Store
@@ -31,7 +31,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_actors_get_their_share_of_the_gpus(
     """torch finds no GPU, so the rows state that the actors ran on the CPU."""
     enough = ("--repeats", "8")  # that the last actor finds work left, however late it is ready
     where = ("--address", address, "--gpus-per-actor", share, "--actors", str(actors), *enough)
-    run = Run(case, tmp_path / "results", *FLAGS, *where)
+    run = SweepProcess(case, tmp_path / "results", *FLAGS, *where)
     run.wait()
     attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
     given = {attempt["actor"]: tuple(attempt["gpus"]) for attempt in attempts}
@@ -75,7 +75,7 @@ def test_actors_get_their_share_of_the_gpus(
 def test_actors_get_the_accelerator_and_the_resources_they_ask_for(case: Path, tmp_path: Path, address: str) -> None:
     """Of four GPUs two are used: each actor takes half of the node's custom resource."""
     asked = ("--accelerator-type", "T4", "--resources", "highmem=2")
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, *asked)
+    run = SweepProcess(case, tmp_path / "results", *FLAGS, "--address", address, *asked)
     text = run.wait()
     assert "on 2 actors (1 GPU (T4), 1 CPU and 2 highmem each)" in text
     attempts = [attempt for facts in Store(run.folder).trials().values() for attempt in facts["attempts"]]
@@ -83,7 +83,9 @@ def test_actors_get_the_accelerator_and_the_resources_they_ask_for(case: Path, t
 
 
 def test_a_fraction_of_a_gpu_is_in_the_report(case: Path, tmp_path: Path, address: str) -> None:
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "0.5", "--actors", "2")
+    run = SweepProcess(
+        case, tmp_path / "results", *FLAGS, "--address", address, "--gpus-per-actor", "0.5", "--actors", "2"
+    )
     run.wait()
     report = (run.folder / "results.md").read_text()
     assert "Each actor had 0.5 of a GPU and shared the device with others: speeds are not comparable." in report
@@ -101,7 +103,7 @@ def test_resources_that_the_cluster_lacks_are_refused_without_waiting(
     case: Path, tmp_path: Path, address: str, asked: tuple[str, ...], sentence: str
 ) -> None:
     """The cluster has no autoscaler, so the sweep does not wait for nodes."""
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", address, *asked)
+    run = SweepProcess(case, tmp_path / "results", *FLAGS, "--address", address, *asked)
     text = run.wait(2)
     assert sentence in text
     assert "waiting" not in text
@@ -109,7 +111,7 @@ def test_resources_that_the_cluster_lacks_are_refused_without_waiting(
 
 
 def test_ray_client_is_refused_before_ray_is_imported(case: Path, tmp_path: Path) -> None:
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", "ray://127.0.0.1:10001")
+    run = SweepProcess(case, tmp_path / "results", *FLAGS, "--address", "ray://127.0.0.1:10001")
     assert run.wait(2) == (
         "error: --address must be the address of the cluster's head, such as HOST:6379 (got ray://127.0.0.1:10001): "
         "Ray Client is not supported; `ray job submit` runs the sweep on the cluster\n"
@@ -117,6 +119,6 @@ def test_ray_client_is_refused_before_ray_is_imported(case: Path, tmp_path: Path
 
 
 def test_an_address_without_a_cluster_is_refused(case: Path, tmp_path: Path) -> None:
-    run = Run(case, tmp_path / "results", *FLAGS, "--address", "127.0.0.1:1")
+    run = SweepProcess(case, tmp_path / "results", *FLAGS, "--address", "127.0.0.1:1")
     text = run.wait(2)
     assert text == "error: --address 127.0.0.1:1: no Ray cluster can be joined there (Connection refused)\n"

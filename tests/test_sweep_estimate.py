@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from fake_cuda import SEVEN_B
-from tasks_model import write_model
+from random_model import write_model
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.system import ANY_GPU, CORE, GPU_PROFILES

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_variants import FILE, GOOGLE, MACHINES, elsewhere
+from cluster_variants import FILE, GOOGLE, MACHINES, variant_config
 from ray.autoscaler._private.util import prepare_config
 from ray.core.generated.autoscaler_pb2 import AutoscalingState, ClusterConfig
 
@@ -63,9 +63,9 @@ def test_our_own_file_brings_eight_gpus(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(FILE.parent)
     own = Machine(nodes=(), growth=growth_from_file(FILE))
     assert (own.most("GPU"), own.largest("GPU"), own.largest("CPU")) == (8, 1, 8)
-    google = grown(tmp_path / "google.yaml", yaml.safe_dump(prepare_config(elsewhere(GOOGLE))))
+    google = grown(tmp_path / "google.yaml", yaml.safe_dump(prepare_config(variant_config(GOOGLE))))
     assert google.most("GPU") == 8
-    machines = grown(tmp_path / "machines.yaml", yaml.safe_dump(prepare_config(elsewhere(MACHINES))))
+    machines = grown(tmp_path / "machines.yaml", yaml.safe_dump(prepare_config(variant_config(MACHINES))))
     assert machines.most("GPU") == 0, "those are there, and Ray counts them itself"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from node_namespaces import Machines, machines, reason_against_nodes
 from ray_nodes import NodeSweep, hosts_at_work, start_head, start_worker
-from sweep_runs import Run, grid_flags, outcome
+from sweep_process import SweepProcess, grid_flags, stored_rows
 
 from tools.faults.sweep import write_model_and_data
 
@@ -39,7 +39,7 @@ def add_workers(cluster: Machines, head: str, names: list[str]) -> None:
 
 
 def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: Machines) -> None:
-    plain = Run(case, tmp_path / "undisturbed", *FLAGS, "--actors", "2", "--no-dashboard")
+    plain = SweepProcess(case, tmp_path / "undisturbed", *FLAGS, "--actors", "2", "--no-dashboard")
     plain.wait()
     driver = cluster.add("driver")
     head = start_head(driver)
@@ -48,13 +48,13 @@ def test_nodes_that_come_and_go(case: Path, tmp_path: Path, cluster: Machines) -
     add_workers(cluster, head, first)
     where = ("--model", str(case / "model"), "--data", str(case / "data"), "--address", head, "--gpus-per-actor", "1")
     sweep = NodeSweep(driver, tmp_path, *where, *FLAGS)
-    sweep.until_rows(1)
+    sweep.wait_for_rows(1)
     add_workers(cluster, head, late)
-    sweep.until(lambda: len(hosts_at_work(sweep.folder) & set(late)) >= DYING, "work on late nodes")
+    sweep.wait_until(lambda: len(hosts_at_work(sweep.folder) & set(late)) >= DYING, "work on late nodes")
     for name in sorted(hosts_at_work(sweep.folder) & set(late))[:DYING]:
         cluster.nodes[name].kill()
     output = sweep.wait()
     assert "(raylet)" not in output, "a line of Ray's own"
     assert "Traceback" not in output
-    assert outcome(sweep.folder) == outcome(plain.folder)
+    assert stored_rows(sweep.folder) == stored_rows(plain.folder)
     assert set(first) <= hosts_at_work(sweep.folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tasks_model import write_model
+from random_model import write_model
 from test_tasks_model import mmlu_row
 from test_tasks_sources import gsm8k_folder, write_dataset
 

@@ -13,8 +13,8 @@ import lm_eval
 import pytest
 import torch
 from lm_eval.tasks import TaskManager
+from random_model import write_model
 from tasks_fakes import CannedDecoder, aggregate, bench
-from tasks_model import write_model
 from test_tasks_sources import gsm8k_folder, write_dataset
 
 from orchestrator.cli.console import run_command

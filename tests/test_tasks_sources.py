@@ -206,7 +206,7 @@ def refused(arguments: list[str], **settings: Any) -> str:
     return done.stderr
 
 
-class SmallHub(BaseHTTPRequestHandler):
+class FakeHub(BaseHTTPRequestHandler):
     """Answers as the Hub does for one dataset, gated or not."""
 
     folder: ClassVar[Path]
@@ -255,8 +255,8 @@ class SmallHub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub() -> Iterator[tuple[type[SmallHub], str]]:
-    class Hub(SmallHub):
+def hub() -> Iterator[tuple[type[FakeHub], str]]:
+    class Hub(FakeHub):
         seen: ClassVar[list[str]] = []
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
@@ -285,7 +285,7 @@ def open_in_a_process(name: str, *pinned: str, **variables: str) -> subprocess.C
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_hub_and_its_cache(hub: tuple[type[SmallHub], str], tmp_path: Path) -> None:
+def test_the_hub_and_its_cache(hub: tuple[type[FakeHub], str], tmp_path: Path) -> None:
     handler, address = hub
     handler.folder, handler.name = gsm8k_folder(tmp_path / "hub", suffix="parquet"), "openai/gsm8k"
     (handler.folder / "big.bin").write_bytes(bytes(100))
@@ -298,7 +298,7 @@ def test_the_hub_and_its_cache(hub: tuple[type[SmallHub], str], tmp_path: Path) 
     assert open_in_a_process("gsm8k", HF_HUB_OFFLINE="1", **home).stdout == expected
 
 
-def test_a_dataset_at_a_given_commit(hub: tuple[type[SmallHub], str], tmp_path: Path) -> None:
+def test_a_dataset_at_a_given_commit(hub: tuple[type[FakeHub], str], tmp_path: Path) -> None:
     handler, address = hub
     handler.folder, handler.name = gsm8k_folder(tmp_path / "hub", suffix="parquet"), "openai/gsm8k"
     first, home = handler.commit, {"HF_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": address}
@@ -311,7 +311,7 @@ def test_a_dataset_at_a_given_commit(hub: tuple[type[SmallHub], str], tmp_path: 
     assert f"the Hub no longer has dataset openai/gsm8k at {'e' * 40}" in gone
 
 
-def test_a_gated_dataset(hub: tuple[type[SmallHub], str], tmp_path: Path) -> None:
+def test_a_gated_dataset(hub: tuple[type[FakeHub], str], tmp_path: Path) -> None:
     from test_tasks_answers import gpqa_row
 
     handler, address = hub

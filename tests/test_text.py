@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from folders import EOS, MERGES, OTHER, qwen2, tensors, tiny_folder, write_model, write_tokenizer
+from qwen2_folders import EOS, MERGES, OTHER, qwen2, tensors, tiny_folder, write_model, write_tokenizer
 from torch import Tensor
 
 from sampler.decode import decode_prompts

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import tiny_folder
+from qwen2_folders import tiny_folder
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from sampler import DecodeSettings, InputError, LoadedModel, Pair, Prompt, ReusePolicy, decode_prompts, load_model

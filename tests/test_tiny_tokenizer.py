@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_lines import write_lines
+from small_training_data import write_lines
 from transformers import AutoTokenizer
 
 from sampler import InputError

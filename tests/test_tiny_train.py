@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_lines import sum_line, write_lines
+from small_training_data import sum_line, write_lines
 
 from sampler import InputError, load_model
 from tools.tiny.batches import Batches

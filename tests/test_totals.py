@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from made_rows import made_rows
 from scipy.stats import binomtest
+from synthetic_folder import rows_with_defaults
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.totals import (
@@ -45,13 +45,13 @@ def numbers(totals: Totals) -> list[float]:
 
 def both(rows: list[dict[str, Any]]) -> dict[str, Totals]:
     """Totals by policy, after checking that adding decode batches one by one and all rows at once agree."""
-    table = made_rows(rows)
+    table = rows_with_defaults(rows)
     running = RunningTotals()
     batches: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for fields in rows:
         batches.setdefault((fields["trial_id"], fields.get("attempt", 0), fields["batch_id"]), []).append(fields)
     for batch in batches.values():
-        running.add_rows(made_rows(batch))
+        running.add_rows(rows_with_defaults(batch))
     grown = {totals.key: totals for totals in running.totals()}
     whole = {totals.key: totals for totals in totals_of(table)}
     assert grown.keys() == whole.keys()
@@ -102,7 +102,7 @@ def test_the_baseline_is_all_k1_of_the_same_task_and_settings() -> None:
         row("d", "k1_last", seconds=50.0, task="other"),
         row("e", "k2_middle", seconds=1.0),
     ]
-    table = made_rows(rows)
+    table = rows_with_defaults(rows)
     totals = {(t.task, t.configuration.policy, t.configuration.threshold): t for t in totals_of(table)}
     assert totals["gsm8k", "k2_middle", 0.95].speedup == pytest.approx(2.0)  # 10 tokens/s against 20 in 4 s
     assert totals["gsm8k", "k1_last", 0.5].speedup == pytest.approx(1.0)
@@ -128,7 +128,7 @@ def test_scored_options_have_no_speed() -> None:
 @pytest.mark.parametrize("calibration", [0.0, math.nan])
 def test_a_trial_without_calibration_has_the_typical_speed_of_its_actor(calibration: float) -> None:
     rows = [row("a", "k1"), row("b", "k2_first"), row("c", "k2_first", repeat=1, calibration=calibration)]
-    totals = {totals.configuration.policy: totals for totals in totals_of(made_rows(rows))}
+    totals = {totals.configuration.policy: totals for totals in totals_of(rows_with_defaults(rows))}
     assert totals["k2_first"].speedup == pytest.approx(1.0)
     assert totals["k1"].speedup == pytest.approx(1.0)
     assert totals["k2_first"].tokens_per_s == pytest.approx(10.0)
@@ -158,11 +158,9 @@ def test_a_policy_without_k_has_totals_but_is_no_baseline() -> None:
 def test_wanted_configurations_appear_before_their_rows() -> None:
     plan = {configuration("gsm8k", "k2_last"): 100, configuration("gsm8k", "k1"): 100}
     rows = [row("a", "k1"), row("b", "k9_all")]
-    shown = [(t.configuration.policy, t.documents, t.wanted) for t in totals_of(made_rows(rows), plan)]
+    shown = [(t.configuration.policy, t.documents, t.wanted) for t in totals_of(rows_with_defaults(rows), plan)]
     assert shown == [("k2_last", 0, 100), ("k1", 1, 100), ("k9_all", 1, 1)]
-    assert all(
-        value is None for name, value in totals_of(made_rows([]), plan)[0].as_json().items() if name == "accuracy"
-    )
+    assert totals_of(rows_with_defaults([]), plan)[0].as_json()["accuracy"] is None
 
 
 @pytest.mark.parametrize("calibration", [40.0, math.nan])
@@ -174,13 +172,13 @@ def test_sums_of_finished_trials_add_up_through_json(calibration: float) -> None
     ]
     running = RunningTotals()
     for trial, policy in (("a", "k1"), ("b", "k2_first")):
-        sums = trial_sums(made_rows([fields for fields in rows if fields["trial_id"] == trial]))
+        sums = trial_sums(rows_with_defaults([fields for fields in rows if fields["trial_id"] == trial]))
         stored = json.loads(json.dumps(sums.as_json(), allow_nan=False))
         task, chosen = configuration("gsm8k", policy)
         running.add_sums(
             Trial(trial_id=trial, task=task, configuration=chosen, repeat=0, shard=0), Sums.from_json(stored)
         )
-    expected = {totals.key: totals for totals in totals_of(made_rows(rows))}
+    expected = {totals.key: totals for totals in totals_of(rows_with_defaults(rows))}
     for totals in running.totals():
         assert numbers(totals) == pytest.approx(numbers(expected[totals.key]), nan_ok=True)
 
@@ -213,15 +211,15 @@ def many(count: int, seed: int = 0) -> list[dict[str, Any]]:
 def test_the_order_of_rows_does_not_matter() -> None:
     rows = many(600)
     both(rows)
-    straight = {totals.key: numbers(totals) for totals in totals_of(made_rows(rows))}
+    straight = {totals.key: numbers(totals) for totals in totals_of(rows_with_defaults(rows))}
     random.Random(1).shuffle(rows)
     both(rows)
-    for totals in totals_of(made_rows(rows)):
+    for totals in totals_of(rows_with_defaults(rows)):
         assert numbers(totals) == pytest.approx(straight[totals.key], rel=1e-12, nan_ok=True)
 
 
 def test_names_may_come_as_dictionaries() -> None:
-    table = made_rows(many(100))
+    table = rows_with_defaults(many(100))
     encoded = table
     for name in ("trial_id", "task", "policy"):
         encoded = encoded.set_column(encoded.schema.get_field_index(name), name, encoded[name].dictionary_encode())
@@ -230,7 +228,7 @@ def test_names_may_come_as_dictionaries() -> None:
 
 
 def test_many_rows() -> None:
-    part = made_rows(many(10_000)).select([name for name in COLUMNS if name != "trial_id"])
+    part = rows_with_defaults(many(10_000)).select([name for name in COLUMNS if name != "trial_id"])
     trials = [pa.array([f"{i}-{j // 20}" for j in range(10_000)]) for i in range(10)]
     table = pa.concat_tables([part.append_column("trial_id", names) for names in trials])
     totals = totals_of(table)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from simulated_sweep import Simulation, write_sweep
-from sweep_runs import BUNDLED, grid_flags
+from sweep_process import BUNDLED, grid_flags
 
 from orchestrator.cli.__main__ import dispatch
 from orchestrator.core.system import TRACKER_PACKAGES

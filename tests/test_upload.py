@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_sweep import MadeSweep
 from pyarrow import fs
 from s3_server import CREDENTIALS, S3Server, s3_server
 from simulated_sweep import Simulation, write_sweep
+from synthetic_folder import SyntheticFolder
 
 from orchestrator.report.write import write_report
 from orchestrator.store import Store, StoreWriter
@@ -47,12 +47,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return server.url(f"{bucket}/copies")
 
 
-def small_sweep(folder: Path, documents: int = 28) -> MadeSweep:
+def small_sweep(folder: Path, documents: int = 28) -> SyntheticFolder:
     """20 trials, the last of each configuration with fewer documents."""
-    return MadeSweep(folder, documents=documents, kinds=("generate", "loglikelihood"), shard_size=6)
+    return SyntheticFolder(folder, documents=documents, kinds=("generate", "loglikelihood"), shard_size=6)
 
 
-def run_trials(sweep: MadeSweep, count: int | None = None) -> None:
+def run_trials(sweep: SyntheticFolder, count: int | None = None) -> None:
     with sweep.begin() as store:
         for trial in sweep.trials[:count]:
             if len(store.completed_documents(trial.trial_id)) < len(sweep.wanted(trial)):
@@ -259,7 +259,7 @@ def test_two_machines_take_turns(url: str, tmp_path: Path, monkeypatch: pytest.M
     assert remote_files(url) == local_files(there)
 
 
-def change(sweep: MadeSweep, number: int) -> MadeSweep:
+def change(sweep: SyntheticFolder, number: int) -> SyntheticFolder:
     """What happens to a folder between two uploads: trials finish, some run again, and once the sweep is extended."""
     if number == KILLS // 2:
         sweep = small_sweep(sweep.folder, documents=30)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 from s3_server import CREDENTIALS, S3Server, s3_server
-from sweep_cases import write_case
-from sweep_runs import Run, grid_flags, outcome
+from small_sweep import write_model_and_data
+from sweep_process import SweepProcess, grid_flags, stored_rows
 from test_sweep_faults import gone
 from test_upload import local_files, remote_files
 
@@ -24,7 +24,7 @@ HERE = ("--actors", "2", "--no-dashboard")
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,15 @@ def test_a_killed_sweep_continues_here_and_from_its_copy(case: Path, tmp_path: P
     s3.make_bucket("bucket")
     url = f"file://{tmp_path}/remote" if kind == "file" else s3.url("bucket/copies")
     flags = (*FLAGS, *HERE, "--upload", url)
-    run = Run(case, tmp_path / "results", *flags)
-    run.until(lambda: finished_in(url), "a copied trial")
+    run = SweepProcess(case, tmp_path / "results", *flags)
+    run.wait_until(lambda: finished_in(url), "a copied trial")
     below = set(run.descendants())
     run.process.kill()
     run.wait(-signal.SIGKILL)
     assert gone(below), "or its folder would still be in use"
 
-    there = Run(case, tmp_path / "elsewhere", *flags)  # another machine: its folder is empty
-    there.until(lambda: Store(there.folder).trial_ids(), "fetched trials")
+    there = SweepProcess(case, tmp_path / "elsewhere", *flags)  # another machine: its folder is empty
+    there.wait_until(lambda: Store(there.folder).trial_ids(), "fetched trials")
     copied = finished_in(url)
     text = there.wait()
     assert "downloading the sweep from" in text
@@ -70,16 +70,16 @@ def test_a_killed_sweep_continues_here_and_from_its_copy(case: Path, tmp_path: P
     assert all(len(trials[trial_id]["attempts"]) == 1 for trial_id in copied), "none of them ran again"
     assert not any(CREDENTIALS["AWS_SECRET_ACCESS_KEY"].encode() in data for data in local_files(there.folder).values())
 
-    again = Run(case, tmp_path / "results", *flags)  # the first machine is back, with what it had
+    again = SweepProcess(case, tmp_path / "results", *flags)  # the first machine is back, with what it had
     again.wait()
-    assert outcome(again.folder) == outcome(there.folder)
+    assert stored_rows(again.folder) == stored_rows(there.folder)
     assert remote_files(url) == local_files(again.folder)
 
     shutil.rmtree(again.folder)
-    rows = outcome(there.folder)
-    fetched = Run(case, tmp_path / "results", *flags)
+    rows = stored_rows(there.folder)
+    fetched = SweepProcess(case, tmp_path / "results", *flags)
     assert "nothing to do" in fetched.wait()
-    assert outcome(fetched.folder) == rows
+    assert stored_rows(fetched.folder) == rows
     assert remote_files(url) == local_files(fetched.folder)
 
 
@@ -87,8 +87,8 @@ def test_a_killed_sweep_continues_here_and_from_its_copy(case: Path, tmp_path: P
 def test_a_copy_that_stays_incomplete_costs_no_row_and_ends_with_1(case: Path, tmp_path: Path, s3: S3Server) -> None:
     s3.make_bucket("bucket-gone")
     url = s3.url("bucket-gone/copies")
-    run = Run(case, tmp_path / "results", *FLAGS, *HERE, "--limit", "6", "--upload", url)
-    run.until(lambda: "sweep.copy.json" in RemoteFolder(url, "s").list(), "the copied request")
+    run = SweepProcess(case, tmp_path / "results", *FLAGS, *HERE, "--limit", "6", "--upload", url)
+    run.wait_until(lambda: "sweep.copy.json" in RemoteFolder(url, "s").list(), "the copied request")
     os.kill(run.process.pid, signal.SIGSTOP)  # so that it does not write while the bucket is emptied
     system, _ = fs.FileSystem.from_uri(url)
     system.delete_dir_contents("bucket-gone")
@@ -98,9 +98,9 @@ def test_a_copy_that_stays_incomplete_costs_no_row_and_ends_with_1(case: Path, t
     assert "error: all rows are on disk, but the copy at s3://bucket-gone/copies/s lacks" in text
     assert "; continue with: " in text.splitlines()[-1]
     assert "Traceback" not in text
-    assert len(outcome(run.folder)) == 18
+    assert len(stored_rows(run.folder)) == 18
     s3.make_bucket("bucket-gone")
-    again = Run(case, tmp_path / "results", *FLAGS, *HERE, "--limit", "6", "--upload", url)
+    again = SweepProcess(case, tmp_path / "results", *FLAGS, *HERE, "--limit", "6", "--upload", url)
     assert "nothing to do" in again.wait()
     assert remote_files(url) == local_files(again.folder)
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_uploaded_to_is_refused_with_2(
     case: Path, tmp_path: Path, s3: S3Server, flags: tuple[str, str], sentence: str
 ) -> None:
     value = s3.url(flags[1].removeprefix("s3://")) if "no-bucket" in flags[1] else flags[1]
-    run = Run(case, tmp_path / "results", *FLAGS, *HERE, flags[0], value)
+    run = SweepProcess(case, tmp_path / "results", *FLAGS, *HERE, flags[0], value)
     text = run.wait(2)
     (error,) = [line for line in text.splitlines() if line.startswith("error:")]
     assert error.startswith(sentence)

@@ -288,7 +288,7 @@ def test_a_drawing_goes_when_its_sweep_has_ended_well(monkeypatch: pytest.Monkey
 def test_a_resized_terminal_is_drawn_afresh() -> None:
     controller, terminal = pty.openpty()
     resize(terminal, 80)
-    script = Path(__file__).with_name("draw_resized.py")
+    script = Path(__file__).with_name("redraw_after_resize.py")
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     environment |= {"TERM": "xterm", "PYTHONPATH": str(script.parent.parent)}
     command = [sys.executable, str(script)]

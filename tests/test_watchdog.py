@@ -19,7 +19,8 @@ print("watched", flush=True)
 {{act}}
 print("done", flush=True)
 """
-WORKS = f"for _ in dog.each(iter([1] * 15)): time.sleep({SECONDS} / 10)"  # steps below the limit, their sum above it
+WORKS = f"list(dog.each(time.sleep({SECONDS} / 10) or 1 for _ in range(15)))"  # each item below the limit, all above it
+USES_ITEM = f"for _ in dog.each(iter([1])): time.sleep({1.5 * SECONDS})"
 WAITS = f"time.sleep({1.5 * SECONDS})"
 HANGS = "with dog.working(): time.sleep(600)"
 
@@ -36,7 +37,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("act", [WORKS, WAITS, "dog.close()"])
+@pytest.mark.parametrize("act", [WORKS, USES_ITEM, WAITS, "dog.close()"])
 def test_working_and_waiting_processes_are_left_alone(act: str) -> None:
     process = start(act)
     output, _ = process.communicate(timeout=900)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sweep_runs import BUNDLED, grid_flags
+from sweep_process import BUNDLED, grid_flags
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("orchestrator", "sampler", "tasks")

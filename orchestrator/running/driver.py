@@ -89,9 +89,9 @@ def run_trials(run: SweepRun, trials: Sequence[Trial]) -> set[str]:
     for _ in range(MAX_ROUNDS):
         not_done |= _run_round(run, trials)
         unfinished, corruption = _call(run.results.unfinished.remote())
-        for found in corruption:
-            if found not in reported:
-                run.view.note(f"corrupted and quarantined: {found}")
+        for sentence in corruption:
+            if sentence not in reported:
+                run.view.note(f"corrupted and quarantined: {sentence}")
         reported.update(corruption)
         trials = [trial for trial in run.plan.trials if trial.trial_id in unfinished and trial.trial_id not in not_done]
         if not trials:
@@ -212,9 +212,9 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
         """Why a trial failed; None if its node caused it, which is recorded. Raises Aborted if no node is left."""
         path = Path(trial.pickled_error_file or "")
         error = cloudpickle.loads(path.read_bytes()) if path.is_file() else None  # written by Tune, in this process
-        known = self._run.results.worker_failed.remote(self._trial(trial).key)
+        call = self._run.results.worker_failed.remote(self._trial(trial).key)
         try:
-            failed: WorkerFailure = ray.get(known, timeout=FAILURE_RPC_TIMEOUT_SECONDS)
+            failed: WorkerFailure = ray.get(call, timeout=FAILURE_RPC_TIMEOUT_SECONDS)
         except GetTimeoutError:  # the result actor is restarting, and its disk is slow
             return describe_failure(error)
         nodes, health = ray.nodes(), self._run.health
@@ -230,11 +230,11 @@ class SweepCallback(tune.Callback):  # type: ignore[misc]
 
 def _failed_before_setup(error: BaseException | None, nodes: Sequence[dict[str, Any]]) -> FailedSetup | None:
     """The failed set-up of an actor that died before it could register, such as on a node that lacks a package."""
-    found = WORKER_ADDRESS.search(str(error)) if isinstance(error, RayActorError) else None
+    address = WORKER_ADDRESS.search(str(error)) if isinstance(error, RayActorError) else None
     for node in nodes:
-        if found is not None and node["NodeManagerAddress"] == found[1]:
-            raised = EXCEPTION_LINE.findall(str(error))
-            reason = raised[-1][:MAX_REASON_CHARACTERS] if raised else WORKER_DIED
+        if address is not None and node["NodeManagerAddress"] == address[1]:
+            exceptions = EXCEPTION_LINE.findall(str(error))
+            reason = exceptions[-1][:MAX_REASON_CHARACTERS] if exceptions else WORKER_DIED
             return FailedSetup(node=Node(node_id=node["NodeID"], host=node["NodeManagerHostname"]), reason=reason)
     return None
 
@@ -242,8 +242,8 @@ def _failed_before_setup(error: BaseException | None, nodes: Sequence[dict[str, 
 def describe_failure(error: BaseException | None) -> str:
     """Why a worker failed, in one line."""
     if isinstance(error, RayActorError) and NODE_DIED in str(error):
-        found = WORKER_ADDRESS.search(str(error))
-        return f"its node{f' {found[1]}' if found else ''} died or lost its network"
+        address = WORKER_ADDRESS.search(str(error))
+        return f"its node{f' {address[1]}' if address else ''} died or lost its network"
     if isinstance(error, RayActorError):
         return f"its worker could not be set up ({_last_line(error)})" if error.actor_init_failed else WORKER_DIED
     if isinstance(error, RayTaskError) and error.cause is not None:
@@ -303,7 +303,7 @@ class ProgressPoller:
 
 
 def read_progress(results: Any) -> Progress | None:
-    """None if the result actor does not answer in time; it may be restarting."""
+    """The current progress; None if the result actor does not answer in time, for example because it is restarting."""
     try:
         progress: Progress = ray.get(results.progress.remote(), timeout=RPC_TIMEOUT_SECONDS)
     except (GetTimeoutError, RayActorError, StoreError):
@@ -323,12 +323,12 @@ def load_callback(name: str) -> Any:
     """A Ray Tune callback from MODULE:CLASS, created without arguments."""
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        callback = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
         raise InputError(f"--callback {name}: cannot import {module} ({error})") from None
-    if not isinstance(found, type) or not issubclass(found, tune.Callback):
+    if not isinstance(callback, type) or not issubclass(callback, tune.Callback):
         raise InputError(f"--callback {name}: {attribute} must be a subclass of ray.tune.Callback in {module}")
     try:
-        return found()
+        return callback()
     except TypeError as error:
         raise InputError(f"--callback {name}: {attribute} must be created without arguments ({error})") from None

@@ -119,26 +119,26 @@ def create_token(path: Path) -> None:
 def is_private(folder: Path) -> bool:
     """Whether only this user and root can write to a directory or replace it."""
     path = folder.resolve()
-    for one in reversed((path, *path.parents)):
-        status = one.stat()
+    for directory in reversed((path, *path.parents)):
+        status = directory.stat()
         if status.st_uid not in (0, os.getuid()):
             return False
         if not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
             return True  # other users cannot access anything below
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and (one == path or not status.st_mode & stat.S_ISVTX):
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and (directory == path or not status.st_mode & stat.S_ISVTX):
             return False
     return True
 
 
-def cluster_address(given: str | None) -> str | None:
-    """The cluster to join: --address, else RAY_ADDRESS, which every `ray job` has. None: start Ray on this machine.
+def cluster_address(flag: str | None) -> str | None:
+    """The cluster to join: `flag` (--address), else RAY_ADDRESS, which every `ray job` has; None to start one here.
 
     A RAY_ADDRESS that is a dashboard's URL is ignored: it is meant for `ray job submit`, and a sweep cannot join it.
     """
-    address = given or os.environ.get("RAY_ADDRESS") or "local"
-    if given is None and address.startswith(("http://", "https://")):
+    address = flag or os.environ.get("RAY_ADDRESS") or "local"
+    if flag is None and address.startswith(("http://", "https://")):
         return None
-    if given is None and address.startswith("ray://"):
+    if flag is None and address.startswith("ray://"):
         raise InputError(
             f"RAY_ADDRESS={address}: Ray Client is not supported; run the sweep on the cluster with `ray job submit`, "
             "or give the address of its head, such as --address HOST:6379"

@@ -68,7 +68,7 @@ class WorkerFailure:
     was_known: bool = True  # the worker had registered, or a trial was assigned to it
     setup: FailedSetup | None = None  # None: it did not fail during its set-up
     alive: int  # workers that are ready, and not known to have died
-    set_up: Mapping[str, int]  # successful set-ups, by node id
+    successful_setups: Mapping[str, int]  # by node id
 
 
 class Results:
@@ -83,9 +83,9 @@ class Results:
         self._failed: set[str] = set()
         self._running: set[str] = set()
         self._warm: set[str] = set()
-        self._setups: dict[str, FailedSetup] = {}  # by worker: why its set-up failed, or would have if it dies now
+        self._setup_failures: dict[str, FailedSetup] = {}  # by worker until it is ready; recorded before it can die
         self._worker_of: dict[TrialKey, str] = {}
-        self._set_up: Counter[str] = Counter()  # successful set-ups, by node id
+        self._successful_setups: Counter[str] = Counter()  # by node id
         self._started: Counter[TrialKey] = Counter()  # workers started for a trial, in this run
         self._assigned: Counter[TrialKey] = Counter()  # how often a trial was assigned, in this run
         self._waited: dict[str, TrialKey] = {}  # by worker: the trial for which it waited before loading
@@ -98,7 +98,7 @@ class Results:
             self._problem = str(problem)
 
     def _open(self) -> None:
-        self._writer = StoreWriter(Path(self._plan.folder), full_rows=_compacted_rows())
+        self._writer = StoreWriter(Path(self._plan.folder), full_rows=_rows_per_compaction())
         known = self._writer.trials()
         record, wanted = self._writer.sweep_record or self._plan.record, self._plan.wanted
         self._totals = stored_totals(record, self._plan.trials, wanted, self._writer, known)
@@ -106,7 +106,9 @@ class Results:
         self._finished = self._trials.keys() - unfinished
         self._race = stored_race(record, wanted, self._writer, known)
         self._store_decisions()
-        numbers = [_number(str(attempt.get("actor"))) for facts in known.values() for attempt in facts["attempts"]]
+        numbers = [
+            _worker_number(str(attempt.get("actor"))) for facts in known.values() for attempt in facts["attempts"]
+        ]
         self._first_worker = 1 + max(numbers, default=0)
 
     @property
@@ -125,10 +127,10 @@ class Results:
         After a failed attempt at its trial an immediate second one would probably fail too.
         """
         with self._lock:
-            self._first_worker = max(self._first_worker, 1 + _number(worker))
-            self._setups[worker] = FailedSetup(node=node, reason=KILLED_IN_SETUP)
+            self._first_worker = max(self._first_worker, 1 + _worker_number(worker))
+            self._setup_failures[worker] = FailedSetup(node=node, reason=KILLED_IN_SETUP)
             self._worker_of[key] = worker
-            pause = _pause(max(self._started[key], self._assigned[key]))
+            pause = _pause_seconds(max(self._started[key], self._assigned[key]))
             self._started[key] += 1
             if pause:
                 self._waited[worker] = key
@@ -137,12 +139,12 @@ class Results:
     def ready(self, worker: str) -> None:
         with self._lock:
             self._warm.add(worker)
-            if (setup := self._setups.pop(worker, None)) is not None:
-                self._set_up[setup.node.node_id] += 1
+            if (setup := self._setup_failures.pop(worker, None)) is not None:
+                self._successful_setups[setup.node.node_id] += 1
 
     def setup_failed(self, worker: str, failure: FailedSetup) -> None:
         with self._lock:
-            self._setups[worker] = failure
+            self._setup_failures[worker] = failure
 
     def worker_failed(self, key: TrialKey) -> WorkerFailure:
         """Removes the worker of a failed trial, and returns what is known about it."""
@@ -151,9 +153,9 @@ class Results:
             self._warm.discard(worker)
             return WorkerFailure(
                 was_known=bool(worker),
-                setup=self._setups.pop(worker, None),
+                setup=self._setup_failures.pop(worker, None),
                 alive=len(self._warm),
-                set_up=dict(self._set_up),
+                successful_setups=dict(self._successful_setups),
             )
 
     def assign(self, key: TrialKey, worker: str) -> Assignment:
@@ -163,9 +165,9 @@ class Results:
         with self._lock:
             self._worker_of[key] = worker
             self._warm.add(worker)  # needed only if this actor was restarted since
-            pause = 0.0 if self._waited.pop(worker, None) == key else _pause(self._assigned[key])
+            pause = 0.0 if self._waited.pop(worker, None) == key else _pause_seconds(self._assigned[key])
             self._assigned[key] += 1
-        missing = tuple(d for d in self._plan.wanted.of(trial) if d not in done)
+        missing = tuple(doc_id for doc_id in self._plan.wanted.of(trial) if doc_id not in done)
         return Assignment(trial=trial, missing=missing, pause=pause, needed=self.is_needed(key))
 
     def is_needed(self, key: TrialKey) -> bool:
@@ -217,7 +219,7 @@ class Results:
 
     def _compact(self) -> None:
         with suppress(StoreError):
-            self._store.compact(minimum=_compacted_rows())
+            self._store.compact(minimum=_rows_per_compaction())
 
     def fail(self, trial_id: str, reason: str, facts: Mapping[str, Any] | None = None) -> None:
         """Marks a trial as failed, even if no worker has begun it."""
@@ -234,7 +236,8 @@ class Results:
         corruption = [str(found) for found in self._store.corrupted.values()]
         with self._lock:
             missing = self._trials.keys() - self._finished
-            return sorted(one for one in missing if self.is_needed(self._trials[one].key)), corruption
+            needed = [trial_id for trial_id in missing if self.is_needed(self._trials[trial_id].key)]
+            return sorted(needed), corruption
 
     def progress(self) -> Progress:
         if self._problem:
@@ -277,15 +280,15 @@ class Results:
             ended.add(trial_id)
 
 
-def _compacted_rows() -> int:
+def _rows_per_compaction() -> int:
     """Rows of a task that are compacted together while the sweep runs; the fault campaign sets a smaller number."""
     return int(os.environ.get(COMPACT_ROWS_VARIABLE) or FULL_ROWS)
 
 
-def _pause(failures: int) -> float:
+def _pause_seconds(failures: int) -> float:
     return min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (failures - 1)) if failures else 0.0
 
 
-def _number(worker: str) -> int:
+def _worker_number(worker: str) -> int:
     named = WORKER_NAME.fullmatch(worker)
     return int(named[1]) if named else 0

@@ -77,7 +77,7 @@ def search_space(trials: Sequence[Trial]) -> dict[str, Any]:
     """The values that occur among the trials, by name, as Tune requires them."""
     configs = [trial.tune_config for trial in trials]
     values = {name: dict.fromkeys(config[name] for config in configs) for name in TRIAL_KEYS}
-    return {name: tune.choice(list(found)) for name, found in values.items()}
+    return {name: tune.choice(list(choices)) for name, choices in values.items()}
 
 
 class WorkerClasses:
@@ -117,16 +117,13 @@ class KeepLoadingActors(FIFOScheduler):  # type: ignore[misc]
         return {}  # Tune saves a copy that is never read
 
 
-# Nodes
-
-
 class NodeHealth:
     """Counts failed set-ups, and decides which nodes to exclude and whether the sweep can continue."""
 
     def __init__(self) -> None:
         self.excluded: set[str] = set()  # node ids; read whenever Ray places a worker
         self._failures: dict[str, list[FailedSetup]] = {}  # by node id, since its last successful set-up
-        self._set_up_before: dict[str, int] = {}
+        self._earlier_setups: dict[str, int] = {}  # by node id: successful ones at the last failure
         self._reported: set[tuple[str, str]] = set()
 
     def exclude(self, failure: FailedSetup) -> str:
@@ -142,9 +139,10 @@ class NodeHealth:
         `usable`: ids of the nodes alive that are large enough for a worker.
         """
         node = failure.node
-        if worker.set_up.get(node.node_id, 0) > self._set_up_before.get(node.node_id, 0):
+        successful = worker.successful_setups.get(node.node_id, 0)
+        if successful > self._earlier_setups.get(node.node_id, 0):
             self._failures.pop(node.node_id, None)
-        self._set_up_before[node.node_id] = worker.set_up.get(node.node_id, 0)
+        self._earlier_setups[node.node_id] = successful
         failures = self._failures.setdefault(node.node_id, [])
         failures.append(failure)
         if failure.is_input_error and not worker.alive and self._is_same_everywhere(failure, usable):

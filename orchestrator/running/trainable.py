@@ -83,11 +83,11 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         self, config: dict[str, Any], *, results: Any, settings: HasTimeout, sweep: str, access: AccessTokens
     ) -> None:
         access.export()
-        here = ray.get_runtime_context()
-        self._name = here.get_actor_name() or f"worker-{here.get_actor_id()}"  # see WorkerClasses
+        context = ray.get_runtime_context()
+        self._name = context.get_actor_name() or f"worker-{context.get_actor_id()}"  # see WorkerClasses
         self._results, self._sweep = results, sweep
-        self._node = Node(node_id=here.get_node_id(), host=socket.gethostname())
-        self._gpus = here.get_accelerator_ids().get("GPU", [])
+        self._node = Node(node_id=context.get_node_id(), host=socket.gethostname())
+        self._gpus = context.get_accelerator_ids().get("GPU", [])
         self.reset_config(config)
         time.sleep(ray.get(results.register.remote(self._key, self._name, self._node)))
         self._watchdog = Watchdog(settings.timeout)
@@ -156,11 +156,11 @@ class SweepWorker(tune.Trainable):  # type: ignore[misc]
         number: int = ray.get(self._results.begin.remote(trial.trial_id, facts))
         attempt = {"sweep": self._sweep, "attempt": number, "actor": self._name, "node": self._node.host}
         reported = float("-inf")
-        for place, batch in enumerate(self._watchdog.each(self._worker.run(trial, assigned.missing, attempt))):
+        for index, batch in enumerate(self._watchdog.each(self._worker.run(trial, assigned.missing, attempt))):
             totals.add(batch)
             waited += _wait(acknowledgement)  # for the previous batch, which was sent while this one was decoded
             acknowledgement = self._results.append.remote(trial.trial_id, number, batch)
-            if place and time.perf_counter() - reported >= REPORT_SECONDS:
+            if index and time.perf_counter() - reported >= REPORT_SECONDS:
                 yield totals.metrics
                 reported = time.perf_counter()
         waited += _wait(acknowledgement)

@@ -264,8 +264,8 @@ class Worker:
         task, _ = self._opened(self.settings.calibration_task)
         tokenizer = self.model.tokenizer
         template = chat_renderer(tokenizer, task.options.thinking) if task.options.chat_template else None
-        wanted = task.documents[: CALIBRATION_PARTS * self.settings.batch_size]
-        contexts = [task.requests(document, template)[0].args[0] for document in wanted]
+        documents = task.documents[: CALIBRATION_PARTS * self.settings.batch_size]
+        contexts = [task.requests(document, template)[0].args[0] for document in documents]
         longest = min(CALIBRATION_PROMPT_TOKENS, self.model.config.max_positions - CALIBRATION_TOKENS)
         return [Prompt(ids=encode(tokenizer, context)[-longest:]) for context in contexts if context]
 
@@ -273,10 +273,10 @@ class Worker:
         """Decodes one batch of the fixed documents at k1 with default settings and returns the number of tokens."""
         self._synchronize()
         size = self.settings.batch_size
-        places = range(part * size, (part + 1) * size)
+        indices = range(part * size, (part + 1) * size)
         decoded = decode_prompts(
             self.model,
-            [self._prompts[place % len(self._prompts)] for place in places],
+            [self._prompts[index % len(self._prompts)] for index in indices],
             policy=ReusePolicy.parse("k1"),
             settings=DecodeSettings(**self.model.config.decode_defaults, max_new_tokens=CALIBRATION_TOKENS),
             batch_size=size,
@@ -356,10 +356,10 @@ def find_planned_model(
         raise InputError(f"--model {source} is not a directory on this node: copy it to every node or use a Hub id")
     files = find_model(source, family=family, block_size=block_size)
     try:
-        found = files.revision or folder_revision(files.folder)
+        revision_here = files.revision or folder_revision(files.folder)
     except OSError as error:
         raise InputError(f"--model {source} cannot be read on this node: {error.strerror}") from None
-    if revision not in (None, found):
+    if revision not in (None, revision_here):
         same = "install the same version of this package on" if files.revision else "copy the same files to"
         raise InputError(
             f"model {source} on this node differs from the one the sweep was planned with: {same} every node"
@@ -376,8 +376,7 @@ def explain_out_of_memory(needed: int, free: int | None) -> Iterator[None]:
         available = "" if free is None else f" and {format_bytes(free)} were free"
         raise InputError(
             "the GPU on this node is too small: the model and its caches need about "
-            f"{format_bytes(needed)}{available}; "
-            "use a smaller --batch-size, fewer actors per GPU or a larger GPU"
+            f"{format_bytes(needed)}{available}; use a smaller --batch-size, fewer actors per GPU or a larger GPU"
         ) from None
 
 

@@ -35,11 +35,11 @@ from tools.scale.simulated_worker import SimulatedDecoder, SimulatedWorker, Simu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LateWorkerSettings(SimulatedWorkerSettings):
+class SlowLoadingWorkerSettings(SimulatedWorkerSettings):
     folder: str
 
 
-class LateWorker(SimulatedWorker):
+class SlowLoadingWorker(SimulatedWorker):
     """All workers but the first load until the first has run TRIALS_WHILE_LOADING trials."""
 
     def load(self, settings: Any) -> Any:
@@ -87,11 +87,11 @@ def main(folder: Path) -> None:
         run = driver.SweepRun(
             plan=plan,
             results=results,
-            settings=LateWorkerSettings(seconds_per_document=0.05, actors=1, folder=str(folder)),
+            settings=SlowLoadingWorkerSettings(seconds_per_document=0.05, actors=1, folder=str(folder)),
             placement=placement,
             view=view,
             stop=StopSignals(),
-            worker=LateWorker,
+            worker=SlowLoadingWorker,
         )
         driver.run_trials(run, plan.trials)
         driver.close_results(results)

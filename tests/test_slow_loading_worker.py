@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_slowly_loading_worker_is_kept(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "late_worker.py"), str(tmp_path / "s")],
+        [sys.executable, str(ROOT / "tests" / "slow_loading_worker.py"), str(tmp_path / "s")],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

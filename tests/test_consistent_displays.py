@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_sweep import MadeSweep
+from synthetic_folder import SyntheticFolder
 
 from orchestrator.cli import run_sweep
 from orchestrator.core.trial import WantedDocuments
@@ -20,7 +20,7 @@ POLICIES = ("k1_first", "k1_last", "k2_middle", "k3_last")
 @pytest.fixture(scope="module", params=["complete", "interrupted"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param) / "sweep"
-    made = MadeSweep(folder, documents=40, kinds=("generate", "generate"), policies=POLICIES)
+    made = SyntheticFolder(folder, documents=40, kinds=("generate", "generate"), policies=POLICIES)
     with made.begin() as store:
         for number, trial in enumerate(made.trials):
             unfinished = request.param == "interrupted" and number >= len(made.trials) - 5
@@ -66,7 +66,7 @@ def test_a_new_policy_of_an_unfinished_sweep_is_shown_with_the_whole_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command ran k3_last alone; the documents of k2_middle are still missing."""
-    made = MadeSweep(tmp_path / "made", policies=POLICIES)
+    made = SyntheticFolder(tmp_path / "made", policies=POLICIES)
     with made.begin() as store:
         for trial in made.trials:
             if trial.policy != "k2_middle":

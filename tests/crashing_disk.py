@@ -41,7 +41,7 @@ def _constant(name: str, rows: int) -> pa.Array:
     return pa.array([_value(name)] * rows, ROWS.field(name).type)
 
 
-def spec(trial_id: str = TRIAL) -> dict[str, object]:
+def trial_columns(trial_id: str = TRIAL) -> dict[str, object]:
     names = ("task", "policy", "threshold", "small_block", "block_cache", "reveal", "repeat", "shard")
     return {"trial_id": trial_id, **{name: _value(name) for name in names}}
 
@@ -67,7 +67,7 @@ def make_documents(doc_ids: Sequence[str]) -> pa.Table:
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, DOCUMENTS, strict=True)], schema=DOCUMENTS)
 
 
-def found(rows: pa.Table) -> dict[tuple[str, str], int]:
+def tokens_by_key(rows: pa.Table) -> dict[tuple[str, str], int]:
     """(trial, document) to the mark; fails if a key comes twice or another value of a row is not as it was made."""
     keys = list(zip(rows["trial_id"].to_pylist(), rows["doc_id"].to_pylist(), strict=True))
     assert len(keys) == len(set(keys)), "a document has two rows"

@@ -26,7 +26,7 @@ class Answer:
 HANG, RESET = Answer(), Answer(reset=True)
 
 
-class SmallHub:
+class FakeHub:
     """`folders` maps "models/owner/name" and "datasets/owner/name" to files. `fail` makes requests fail."""
 
     def __init__(self, folders: dict[str, Path]) -> None:
@@ -43,7 +43,7 @@ class SmallHub:
         return sum(part in line for line in self.requests)
 
     @contextmanager
-    def serving(self, port: int = 0) -> Iterator["SmallHub"]:
+    def serving(self, port: int = 0) -> Iterator["FakeHub"]:
         hub = self
 
         class Handler(BaseHTTPRequestHandler):

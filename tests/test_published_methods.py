@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_kernels import with_execution
+from emulated_gpu import with_execution
 from oracle.decoder import ReferenceGenerated, reference_generate
 from small_models import DEPTH, shallow, shallow_oracle
 from test_policies import context, plan

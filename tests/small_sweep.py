@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks_model import write_model
+from random_model import write_model
 from test_tasks_sources import gsm8k_folder, write_dataset
 
 from orchestrator.core.trial import Trial
@@ -20,7 +20,7 @@ def mmlu_row(number: int) -> dict[str, Any]:
     return {"question": f"Which number is {number} and no other?", "choices": options, "answer": 0}
 
 
-def write_case(root: Path) -> Path:
+def write_model_and_data(root: Path) -> Path:
     """`root`/model and `root`/data with gsm8k and one subject of mmlu."""
     write_model(root / "model")
     gsm8k_folder(root / "data", count=DOCUMENTS)

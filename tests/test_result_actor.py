@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from made_rows import DEFAULTS
-from sweep_cases import trial
+from small_sweep import trial
+from synthetic_folder import DEFAULTS
 
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.planning.run_plan import RunPlan
@@ -166,7 +166,7 @@ def test_a_failed_worker_is_known_by_how_far_it_came(folder: Path) -> None:
     results.register(ONE.key, "worker-1", NODE)
     killed = results.worker_failed(ONE.key)
     assert killed.setup == FailedSetup(node=NODE, reason=KILLED_IN_SETUP)
-    assert (killed.alive, killed.set_up) == (0, {})
+    assert (killed.alive, killed.successful_setups) == (0, {})
     results.register(ONE.key, "worker-2", NODE)
     refused = FailedSetup(node=NODE, reason="no such model", is_input_error=True)
     results.setup_failed("worker-2", refused)
@@ -179,7 +179,7 @@ def test_a_failed_worker_is_known_by_how_far_it_came(folder: Path) -> None:
     assert results.progress().warm == 1
     died = results.worker_failed(ONE.key)
     assert died.was_known
-    assert (died.setup, died.alive, died.set_up) == (None, 0, {NODE.node_id: 1})
+    assert (died.setup, died.alive, died.successful_setups) == (None, 0, {NODE.node_id: 1})
     assert results.progress().warm == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from orchestrator.store import Store, StoreError, StoreWriter
-from tests.store_fakes import CrashingDisk, PowerCut, found, make_rows, spec
+from tests.crashing_disk import CrashingDisk, PowerCut, make_rows, tokens_by_key, trial_columns
 
 TRIALS = ("aa", "bb")
 TRIAL = st.sampled_from(TRIALS)
@@ -47,7 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def read_meanwhile(self) -> None:
         """Before each call of the disk: what was acknowledged can be read, and nothing is made up."""
-        seen = found(self.reader.rows(columns=COLUMNS))
+        seen = tokens_by_key(self.reader.rows(columns=COLUMNS))
         assert self.rows.items() <= seen.items()
         assert seen.items() <= {**self.maybe, **self.rows}.items()
 
@@ -64,7 +64,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.disk.watch = self.read_meanwhile
         self.disk.calls_left = None
         if self.maybe:  # from now on what is there stays there
-            self.rows |= {key: mark for key, mark in found(self.reader.rows()).items() if key in self.maybe}
+            self.rows |= {key: mark for key, mark in tokens_by_key(self.reader.rows()).items() if key in self.maybe}
             self.maybe = {}
 
     def reopen(self) -> None:
@@ -78,7 +78,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.survive(calls, lambda: self.begin_attempt(trial_id))
 
     def begin_attempt(self, trial_id: str) -> None:
-        attempt = self.writer.begin(spec(trial_id), {"actor": "worker"})
+        attempt = self.writer.begin(trial_columns(trial_id), {"actor": "worker"})
         assert attempt >= self.attempts[trial_id]
         self.attempts[trial_id] = attempt + 1
 
@@ -136,7 +136,7 @@ class StoreMachine(RuleBasedStateMachine):
         others = {key: mark for key, mark in self.rows.items() if key[0] != trial_id}
         self.rows, self.maybe = others, {key: mark for key, mark in before.items() if key not in others}
         self.survive(calls, lambda: self.writer.quarantine([trial_id]))
-        self.rows = found(self.reader.rows())
+        self.rows = tokens_by_key(self.reader.rows())
         assert self.rows.items() <= before.items()
         assert others.items() <= self.rows.items()
         if trial_id not in self.reader.trials():
@@ -173,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.may_lose(path.parent.name)
         self.survive(calls, self.reopen)
-        kept = found(self.reader.rows())
+        kept = tokens_by_key(self.reader.rows())
         assert kept.items() <= self.maybe_rows.items()
         assert {key for key in self.maybe_rows.keys() - kept.keys() if key[0] != path.parent.name} == set()
         assert any(bytes(data) == other.read_bytes() for other in (self.folder / "quarantine").glob("*/*"))
@@ -192,7 +192,7 @@ class StoreMachine(RuleBasedStateMachine):
         before, self.rows = self.rows, {}
         self.maybe = dict(before)
         self.survive(calls, self.reopen)
-        self.rows = found(self.reader.rows())
+        self.rows = tokens_by_key(self.reader.rows())
         assert self.rows.items() <= before.items()
         assert (self.folder / "quarantine" / "compacted" / path.name).read_bytes() == data
         for trial_id in TRIALS:
@@ -208,7 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_rows(self) -> None:
-        assert found(self.reader.rows()) == self.rows
+        assert tokens_by_key(self.reader.rows()) == self.rows
 
     @invariant()
     def same_documents_done(self) -> None:

@@ -1,12 +1,12 @@
-"""Folders of sweeps that never ran, written by the real store: rows of any number, without a model."""
+"""Rows, and sweep folders written by the real store, that no model has computed."""
 
 import random
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from made_rows import DEFAULTS
 
 from orchestrator.core.totals import trial_sums
 from orchestrator.core.trial import Trial
@@ -16,8 +16,26 @@ from orchestrator.store import StoreWriter
 from orchestrator.store.schema import DOCUMENTS, ROWS
 from tools.scale.synthetic_sweep import DiskWithoutSync, synthetic_identity
 
+_DEFAULT_OF_TYPE: list[tuple[Any, Any]] = [
+    (pa.types.is_string, ""),
+    (pa.types.is_list, []),
+    (pa.types.is_timestamp, datetime(2026, 1, 1, tzinfo=UTC)),
+    (pa.types.is_boolean, True),
+    (pa.types.is_floating, 1.0),
+    (pa.types.is_integer, 0),
+]
+DEFAULTS: dict[str, Any] = {
+    field.name: None if field.nullable else next(value for matches, value in _DEFAULT_OF_TYPE if matches(field.type))
+    for field in ROWS
+} | {"threshold": 0.95, "small_block": 8, "metrics": "{}", "calibration": 50.0}
 
-class MadeSweep:
+
+def rows_with_defaults(rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows with the full schema, of which a test states only the columns that it is about."""
+    return pa.Table.from_pylist([DEFAULTS | row for row in rows], schema=ROWS)
+
+
+class SyntheticFolder:
     """A request, its documents and its trials; a test decides which of them run and how far."""
 
     def __init__(

@@ -30,7 +30,7 @@ def grid_flags(policies: str = "k1,k2_middle,k3_last", **settings: int) -> tuple
     return ("--tasks", "gsm8k", "--policies", policies, "--no-replicate", *numbers)
 
 
-class Run:
+class SweepProcess:
     """One `python -m orchestrator.sweep`, in a session of its own like that of a terminal."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Run:
         assert code is None or found == code, text
         return text
 
-    def until(self, reached: Callable[[], Any], what: str) -> Any:
+    def wait_until(self, reached: Callable[[], Any], what: str) -> Any:
         until = time.monotonic() + SECONDS
         while not (found := reached()):
             assert self.process.poll() is None, f"it ended before {what}: {self.output.read_text()}"
@@ -78,18 +78,18 @@ class Run:
             time.sleep(0.05)
         return found
 
-    def until_rows(self, count: int = 1) -> None:
-        self.until(lambda: rows_there(self.folder) >= count, f"{count} rows")
+    def wait_for_rows(self, count: int = 1) -> None:
+        self.wait_until(lambda: count_rows(self.folder) >= count, f"{count} rows")
 
     def descendants(self) -> dict[int, str]:
         return descendants(self.process.pid)
 
-    def named(self, name: str) -> int:
+    def process_id(self, name: str) -> int:
         """The id of one of its processes. Waits for it: while a process changes its title, it has no name."""
-        return self.until(lambda: next((pid for pid, at in self.descendants().items() if name in at), None), name)
+        return self.wait_until(lambda: next((pid for pid, at in self.descendants().items() if name in at), None), name)
 
 
-def rows_there(folder: Path) -> int:
+def count_rows(folder: Path) -> int:
     return len(Store(folder).rows(columns=["doc_id"], verify=False))
 
 
@@ -115,7 +115,7 @@ def is_loopback(address: str) -> bool:
     return (len(plain) == 8 and plain.endswith("7F")) or address == "00000000000000000000000001000000"
 
 
-def outcome(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def stored_rows(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Rows by trial and document, without columns that vary between runs; checks that each is stored once."""
     table: pa.Table = Store(folder).rows()
     rows = table.drop_columns(sorted(VARYING_COLUMNS)).to_pylist()
