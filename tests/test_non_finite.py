@@ -121,7 +121,9 @@ def test_a_question_fails_with_all_its_options(policy: str) -> None:
     expected = dict(score_pairs(clean, pairs, policy=score, batch_size=2))
     assert sorted(failed) == [4, 5, 6, 7]
     unaffected = {n: expected[n].score for n in (*range(4), *range(8, 12))}
-    assert {n: s.score for n, s in found.items()} == pytest.approx(unaffected, abs=1e-3)  # other batches, other rounding
+    assert {n: s.score for n, s in found.items()} == pytest.approx(
+        unaffected, abs=1e-3
+    )  # other batches, other rounding
 
 
 def write_broken_case(root: Path) -> Path:
