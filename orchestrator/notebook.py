@@ -47,7 +47,8 @@ def load_sweep(folder: str | Path) -> "Sweep":
 def run_sweep(**settings: Any) -> "Sweep":
     """Runs `reuse-sweep sweep` with settings by the names of its flags, and prints what it prints.
 
-    The same settings again continue the sweep. InputError for wrong settings; RuntimeError if the sweep fails.
+    Running it again with the same settings continues the sweep. Raises InputError for wrong settings, and RuntimeError
+    if the sweep fails.
     """
     flags = list(_flags(settings))
     parse_sweep(flags)  # all problems with the settings, before a process is started
@@ -76,14 +77,15 @@ def run_sweep(**settings: Any) -> "Sweep":
 
 
 def _flags(settings: dict[str, Any]) -> Iterator[str]:
-    names = {**{setting.key: name for name, setting in ALL_SETTINGS.items()}, "config": "config"}
-    for given, value in settings.items():
-        key = given.replace("_", "-")
+    """The flags of these settings. None means the default."""
+    names = {**{setting.key: field for field, setting in ALL_SETTINGS.items()}, "config": "config"}
+    for name, value in settings.items():
+        key = name.replace("_", "-")
         key = aliases(ALL_SETTINGS).get(key, key)
         if key not in names:
             similar = get_close_matches(key, names, n=1)
             hint = f"did you mean {names[similar[0]]}?" if similar else "docs/settings.md lists them"
-            raise InputError(f"unknown setting {given!r}; {hint}")
+            raise InputError(f"unknown setting {name!r}; {hint}")
         if value is not None:
             yield from [f"--config={value}"] if key == "config" else _flag(ALL_SETTINGS[names[key]], value)
 
@@ -119,7 +121,9 @@ class Sweep:
     def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
         """`rows` as a pandas DataFrame."""
         if find_spec("pandas") is None:
-            raise InputError("to_pandas() needs pandas, which is not installed; rows() returns an Arrow table without")
+            raise InputError(
+                "to_pandas() needs pandas, which is not installed; rows() returns an Arrow table without it"
+            )
         return self.rows(columns).to_pandas()
 
     @property
@@ -139,9 +143,9 @@ class Sweep:
         return self._section.verdicts
 
     def figure(self, name: str = "tradeoff", task: str | None = None) -> RenderedFigure:
-        """A figure of the report, by its file name without the task; of the first task that has it, if none is given.
+        """A figure of the report, by its file name without the task; by default, of the first task that has it.
 
-        A notebook shows it; `svg` and `png` are its bytes.
+        Notebooks display it; its attributes `svg` and `png` contain the files.
         """
         known = []
         for figure in self._figures():
@@ -151,7 +155,7 @@ class Sweep:
         raise InputError(f"there is no figure {name!r}{f' of {task}' if task else ''}; there are {', '.join(known)}")
 
     def _figures(self) -> Iterator[RenderedFigure]:
-        """Drawn one after the other, until the wanted one is found."""
+        """Draws the figures one after the other, so that the caller can stop at the one it needs."""
         return chain.from_iterable(start_drawing(self._section.analysis, actor_startups(self._data.attempts), ""))
 
     @cached_property
@@ -164,26 +168,27 @@ class Sweep:
         return build_section(self._data, figures=False)
 
     def __repr__(self) -> str:
-        found = self.status
-        return f"Sweep({str(self.folder)!r}, {found.state}, {found.documents:,} of {counted(found.wanted, 'document')})"
+        status = self.status
+        documents = f"{status.documents:,} of {counted(status.wanted, 'document')}"
+        return f"Sweep({str(self.folder)!r}, {status.state}, {documents})"
 
     def _repr_html_(self) -> str:
         """State, totals and verdicts, for notebooks."""
-        found = self.status
-        model = (found.record.get("model") or {}).get("source", "unknown model")
+        status = self.status
+        model = (status.record.get("model") or {}).get("source", "unknown model")
         try:
             verdicts = self.verdicts
         except InputError as problem:  # no rows yet, or nothing to compare with
             verdicts = [f"no verdict: {problem}"]
-        head = f"<b>{_text(found.record.get('sweep') or self.folder.name)}</b>: {_text(model)}, {_text(found.state)}"
+        head = f"<b>{_text(status.record.get('sweep') or self.folder.name)}</b>: {_text(model)}, {_text(status.state)}"
         titles = "".join(f"<th>{title}</th>" for title in TITLES)
-        rows = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in _table(found))
+        rows = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in _table(status))
         sentences = "".join(f"<li>{_text(sentence)}</li>" for sentence in verdicts)
         return f"<div><p>{head}</p><table><tr>{titles}</tr>{rows}</table><ul>{sentences}</ul></div>"
 
 
-def _table(found: SweepStatus) -> Iterator[tuple[str, ...]]:
-    for group in groups_of(found.totals):
+def _table(status: SweepStatus) -> Iterator[tuple[str, ...]]:
+    for group in groups_of(status.totals):
         for line in group.lines:
             yield (
                 group.title,

@@ -68,24 +68,25 @@ def test_plans_for_three_devices_agree_with_the_page_on_scaling() -> None:
         for name in ALL_TASKS:
             text = line(lines, f"task       {name}:")
             documents, tokens, hours = page[name][0], page[name][1], page[name][2 + place]
-            assert f"{documents} of {documents} documents (as published; not loaded)" in text
+            assert f"{documents} of {documents} documents (published number; not loaded)" in text
             assert text.endswith(f", about {hours}"), (device, name)
             assert tokens.partition(" ")[0] == str(CATALOG[name].answer_tokens or "scored")
-        assert f"about {page['all'][2 + place]} of one actor, " in line(lines, "time")
+        assert f"about {page['all'][2 + place]} on one actor, " in line(lines, "time")
 
 
 def test_a_plan_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--tasks", "gsm8k,humaneval", "--model", FULL_MODEL, "--device-profile", "a100-80", "--batch-size", "8"]
     dispatch(["sweep", *flags, "--actors", "8", "--dry-run"])
     lines = capsys.readouterr().out.splitlines()
-    assert "never run" in lines[0]
+    assert "never been run" in lines[0]
     assert line(lines, "model") == f"model      {FULL_MODEL} (28 layers, bfloat16); 15.2 GB to download"
     assert re.search(
         r"about 18\.1 GB per actor at batch size 8, of 77\.6 GB .*batch size \d+ would fit", line(lines, "mem")
     )
     assert "15.2 GB for the model" in line(lines, "disk")
-    assert re.search(r"about .* hours of one actor, .* on 8 actors, a rough estimate", line(lines, "time"))
-    assert f"{documents_for_margin(5, 6)} documents show that less than 5 points are lost" in line(lines, "accuracy")
+    assert re.search(r"about .* hours on one actor, .* on 8 actors, a rough estimate", line(lines, "time"))
+    assert line(lines, "accuracy").startswith(f"accuracy   {documents_for_margin(5, 6)} documents can show ")
+    assert "that less than 5 points are lost" in line(lines, "accuracy")
     assert "gsm8k has 1,319, humaneval has 164" in line(lines, "accuracy")
     assert [one.partition(":")[0] for one in lines if one.startswith("speed")] == [
         "speed      k2_first, k2_middle, k2_last",
@@ -181,7 +182,7 @@ def test_plans_that_cannot_be_decided() -> None:
     assert undecidable(planned(limit=needed)) == []
     assert len(undecidable(planned(limit=needed - 1))) == 1
     (slow,) = undecidable(planned(speedup=1.3))
-    assert slow == "k2_first, k2_middle, k2_last cannot reach the declared speed-up of 1.3× even at best"
+    assert slow == "k2_first, k2_middle, k2_last cannot exceed the declared speed-up of 1.3× even in the ideal case"
     assert undecidable(planned(tasks=("mmlu",), policies=("k1", "k2_middle"))) == [], "scored: no speed to measure"
     assert undecidable(planned(policies=("k1", "k1_last"))) == []
     (once,) = undecidable(planned(policies=("k1", "k2_middle"), replicate=False))

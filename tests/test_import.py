@@ -252,5 +252,5 @@ def test_what_an_import_does_not_do(place: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="other has no task gsm8k; it has mmlu"):
         import_lm_eval([*(place / "k1").glob("samples_gsm8k*")], tmp_path / "new", "vllm", against=other)
     flags = ["sweep", "--tasks", "gsm8k", "--model", "tiny", "--data", "bundled", "--limit", "1", "--dry-run"]
-    with pytest.raises(InputError, match="holds imported results and cannot be continued; choose another --name"):
+    with pytest.raises(InputError, match="contains imported results and cannot be continued; choose another --name"):
         dispatch([*flags, "--name", "engines", "--out", str(tmp_path)])

@@ -279,7 +279,7 @@ def test_a_dry_run_prints_the_plan_at_the_top_of_the_script(tmp_path: Path) -> N
     plan = "\n".join(lines)
     assert all(line.startswith("#") for line in lines)
     assert "15.9 GB per actor at batch size 1, of 38.8 GB (A100 with 40 GB" in plan
-    assert re.search(r"# time +about .* hours of one actor, .* on 4 actors", plan)
+    assert re.search(r"# time +about .* hours on one actor, .* on 4 actors", plan)
     assert re.search(r"# --mem +not given; a node needs about \d+\.\d GB: --mem \d+G", plan)
     assert "nodes=2" in script
     small = submit(parse_submission((*SLURM, "--dry-run", "--", *SWEEP)))

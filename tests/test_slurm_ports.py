@@ -29,7 +29,7 @@ def test_a_port_in_use_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_job.free_ports(1) == [taken]
     with (
         socket.create_server(("", taken)),
-        pytest.raises(InputError, match=r"0 of the ports .* are free and 1 are needed"),
+        pytest.raises(InputError, match=r"1 ports from .* are needed, but only 0 are free"),
     ):
         in_job.free_ports(1)
 

@@ -188,13 +188,13 @@ def test_a_dry_run_says_what_there_is_to_do(tmp_path: Path) -> None:
     lines = describe_plan(ready)
     assert lines[:2] == ["a notice", "folder     /results/x"]
     text = "\n".join(lines)
-    assert "gsm8k: 4 of 10 documents, 4 shards, 36 rows to do" in text
-    assert "36 to do of 36, 36 rows" in text
+    assert "gsm8k: 4 of 10 documents, 4 shards, 36 rows to run" in text
+    assert "36 of 36 to run, 36 rows" in text
     assert "a rough estimate (answers of 331 tokens" in text
     done = {trial.trial_id: set(ready.wanted.of(trial)) for trial in ready.trials[:30]}
     text = "\n".join(describe_plan(ready, done=done, measured={"gsm8k": 100.0}))
-    assert "6 to do of 36, 6 rows" in text
-    assert "about 10 minutes of one actor, 5 minutes on 2 actors, from the rows measured so far" in text
+    assert "6 of 36 to run, 6 rows" in text
+    assert "about 10 minutes on one actor, 5 minutes on 2 actors, from the rows measured so far" in text
 
 
 def test_work_that_is_half_done(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_hundred_thousand_trials_are_described_quickly(tmp_path: Path) -> None
     began = time.process_time()
     lines = describe_plan(ready, done={trial.trial_id: {"x"} for trial in ready.trials[::2]})
     assert time.process_time() - began < 100
-    assert any("100,800 to do of 100,800" in line for line in lines)
+    assert any("100,800 of 100,800 to run" in line for line in lines)
 
 
 def test_sizes_and_durations_for_people() -> None:

@@ -264,7 +264,7 @@ def test_ids_tell_how_documents_were_cut() -> None:
 
 @pytest.mark.parametrize("cuts", [[], {"a": 3}, {"a": [[3]]}, {"a": [[None, 1], [5, 2]]}, {"a": [[5, 2], [6, 2]]}])
 def test_cuts_that_no_sweep_can_have_are_refused(cuts: Any) -> None:
-    with pytest.raises(InputError, match=r"sweep\.json must state in 'cuts' growing limits"):
+    with pytest.raises(InputError, match=r"sweep\.json is corrupted: 'cuts' must have increasing limits"):
         stored_cuts({"cuts": cuts})
 
 

@@ -14,8 +14,8 @@ COMMANDS = {  # name: module, what it does
     "sweep": ("sweep", "run policies over benchmarks; the same command again continues"),
     "status": ("reports", "show the progress of a sweep"),
     "report": ("reports", "write the report of a sweep: HTML, Markdown, figures"),
-    "export": ("reports", "write results as files of lm-eval or CSV, or push them to the Hub"),
-    "import": ("reports", "read results that lm-eval wrote with another engine"),
+    "export": ("reports", "export results as lm-eval files or CSV, or push them to the Hub"),
+    "import": ("reports", "import results that lm-eval wrote with another engine"),
     "track": ("reports", "send totals and verdicts to TensorBoard, W&B, MLflow or Trackio"),
     "tasks": ("tasks", "list the benchmarks, or run one without Ray"),
     "generate": ("sampling", "continue prompts from standard input"),
@@ -23,7 +23,7 @@ COMMANDS = {  # name: module, what it does
     "profile": ("sampling", "measure how much each layer changes between passes"),
     "check": ("diagnostics", "verify that a device computes correctly and fast enough"),
     "parity": ("diagnostics", "compare a model with its checkpoint's own code, step by step"),
-    "bench": ("bench", "measure passes of a model, or where a sweep spends its time"),
+    "bench": ("bench", "measure the speed of a model, or where a sweep spends its time"),
     "slurm": ("slurm", "submit a sweep to Slurm, or show the status of its jobs"),
     "version": ("diagnostics", "print versions, devices and cache directories, for bug reports"),
 }
@@ -40,12 +40,12 @@ examples:
 
 
 def main(command: str | None = None) -> NoReturn:
-    """The entry point; `command` is given by modules such as orchestrator.status."""
+    """The entry point. Modules such as orchestrator.status pass their `command`; otherwise it is the first argument."""
     words = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
     is_sweep = words[:1] == ["sweep"]
     if is_sweep:  # it handles Ctrl-C itself; until then there is nothing to clean up
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    run_command(lambda: dispatch(words), to_the_end=is_sweep)
+    run_command(lambda: dispatch(words), defer_output_errors=is_sweep)
 
 
 def dispatch(words: Sequence[str]) -> None:

@@ -73,7 +73,7 @@ class PassesOptions:
         default_text="19 policies",
         help="policies to measure, at the first batch size",
     )
-    rounds: int = setting(20, minimum=1, help="measurements per median")
+    rounds: int = setting(20, minimum=1, help="number of measurements per median")
     dtype: str = shared(SweepSettings, "dtype")
     device: str = shared(ModelOptions, "device")
     compile: bool = shared(SweepSettings, "compile")
@@ -82,9 +82,9 @@ class PassesOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepBenchOptions:
-    tasks: tuple[str, ...] = setting(("gsm8k", "minerva_math"), metavar="A,B", help="benchmarks")
+    tasks: tuple[str, ...] = setting(("gsm8k", "minerva_math"), metavar="A,B", help="benchmarks to run")
     policies: tuple[str, ...] | None = setting(
-        None, metavar="P,P", check=check_policy, default_text="nine", help="policies"
+        None, metavar="P,P", check=check_policy, default_text="the nine of `reuse-sweep sweep`", help="policies to run"
     )
     limit: int = shared(SweepSettings, "limit", default=100, default_text="100")
     model: str = shared(SweepSettings, "model")
@@ -102,7 +102,7 @@ def bench(arguments: Sequence[str]) -> None:
         return
     parser = Parser(
         prog="reuse-sweep bench",
-        description="Measures passes, policies, batch sizes, prefill and scoring of a random or a real model.",
+        description="Measures the speed of a model with random or real weights: passes, policies, prefill and scoring.",
         examples=PASSES_EXAMPLES,
     )
     options = parse_options(parser, PassesOptions, arguments)
@@ -243,6 +243,8 @@ def bench_sweep(arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSweep:
+    """Created by `measure_sweep`, read by `sweep_figures`."""
+
     seconds: float  # of the whole command
     timeline: "Timeline"
     totals: "tuple[Totals, ...]"
@@ -250,6 +252,7 @@ class MeasuredSweep:
 
 
 def measure_sweep(options: SweepBenchOptions, out: Path) -> MeasuredSweep:
+    """Runs the sweep in a directory below `out`."""
     from orchestrator.core.totals import COLUMNS, totals_of
     from orchestrator.progress.progress import timeline
     from orchestrator.store import Store
@@ -274,7 +277,7 @@ def measure_sweep(options: SweepBenchOptions, out: Path) -> MeasuredSweep:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Runs the sweep with its output on standard error, and raises its last error."""
+    """Runs the sweep with its output on standard error. If it fails, raises InputError with its last error."""
     ended = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
     if ended.returncode:
         reason = (ended.stderr.strip().splitlines() or ["no error message"])[-1].removeprefix("error: ")
@@ -282,7 +285,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _sweep_flags(options: SweepBenchOptions, out: Path) -> list[str]:
-    given = {
+    values = {
         "tasks": ",".join(options.tasks),
         "policies": None if options.policies is None else ",".join(options.policies),
         "limit": options.limit,
@@ -294,7 +297,7 @@ def _sweep_flags(options: SweepBenchOptions, out: Path) -> list[str]:
         "out": out,
         "name": SWEEP_NAME,
     }
-    flags = [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
+    flags = [str(part) for name, value in values.items() if value is not None for part in (f"--{name}", value)]
     return [*flags, "--no-dashboard", "--quiet"]
 
 
@@ -318,12 +321,11 @@ def sweep_figures(run: MeasuredSweep) -> dict[str, Any]:
 
 
 def _k1_spread(totals: "Sequence[Totals]") -> float | None:
-    """Fastest over slowest of the k=1 configurations, which are the same by definition; the worst of all tasks."""
+    """Fastest over slowest of the k=1 configurations, which compute the same; the largest ratio of all tasks."""
     by_task: dict[str, list[float]] = {}
     for line in totals:
-        found = line.speedup if line.tokens and ReusePolicy.parse(line.configuration.policy).k == 1 else None
-        if found is not None:
-            by_task.setdefault(line.task, []).append(found)
+        if line.tokens and line.speedup is not None and ReusePolicy.parse(line.configuration.policy).k == 1:
+            by_task.setdefault(line.task, []).append(line.speedup)
     return max((max(speeds) / min(speeds) for speeds in by_task.values() if len(speeds) > 1), default=None)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, TextIO, TypeVar, cast
 
 from orchestrator.core.untrusted import printable
-from orchestrator.planning.fields import OPTIONS, Setting, settings_of
+from orchestrator.planning.fields import OPTIONS, Setting, repeated, settings_of
 from sampler.errors import InputError, Problems, did_you_mean
 
 T = TypeVar("T")
@@ -55,22 +55,22 @@ def add_settings(parser: argparse.ArgumentParser, settings: Mapping[str, Setting
 
 
 def aliases(settings: Mapping[str, Setting]) -> dict[str, str]:
-    """Keys by their aliases."""
+    """The key of each setting that has aliases, by alias."""
     return {alias: setting.key for setting in settings.values() for alias in setting.aliases}
 
 
 def parse_values(parser: Parser, settings: Mapping[str, Setting], arguments: Sequence[str]) -> dict[str, Any]:
-    """The checked values of all settings; InputError with every problem."""
+    """The checked values of all settings, by field name; raises an InputError with all problems."""
     problems = Problems()
     add_settings(parser, settings)
     parser.usage = parser.usage or _usage(parser.prog, settings)
-    given = parse_flags(parser, settings, arguments, problems)
+    raw = parse_flags(parser, settings, arguments, problems)
     settings = as_typed(settings, arguments)
     values: dict[str, Any] = {}
     for name, setting in settings.items():
-        if name in given:
+        if name in raw:
             with problems.collect():
-                values[name] = setting.read(setting.flag, given[name])
+                values[name] = setting.read(setting.flag, raw[name])
                 problems.sentences += setting.problems(values[name])
         elif setting.required:
             problems.sentences.append(setting.missing)
@@ -115,7 +115,7 @@ def parse_flags(
         key = flag[2:].replace("_", "-")
         words.append(f"--{names.get(key, key)}{equals}{value}" if argument.startswith("--") else argument)
     try:
-        found, unknown = parser.parse_known_args(words)
+        namespace, unknown = parser.parse_known_args(words)
     except InputError as error:
         message = str(error)
         for setting in as_typed(settings, arguments).values():
@@ -127,21 +127,21 @@ def parse_flags(
         hints = [did_you_mean(word, flags, cutoff=0.6) for word in unknown if word.startswith("--")]
         hint = next(filter(None, hints), "see --help")
         problems.sentences.append(f"unrecognized arguments: {' '.join(unknown)} ({hint})")
-    given = vars(found)
+    raw = vars(namespace)
     for name, setting in settings.items():
-        if name in given and setting.repeatable and not setting.verbatim:
-            given[name] = ",".join(given[name])
-    return given
+        if name in raw and setting.repeatable and not setting.verbatim:
+            raw[name] = ",".join(raw[name])
+    return raw
 
 
 class Output:
     """Standard output while a command runs. The command ends with an error if a write fails.
 
-    With `to_the_end`, the error is raised after the command has finished: a sweep continues without its terminal.
+    With `defer_errors`, only `check` raises it, after the command has finished: a sweep continues without its terminal.
     """
 
-    def __init__(self, stream: TextIO | None, *, to_the_end: bool) -> None:
-        self._to_the_end = to_the_end
+    def __init__(self, stream: TextIO | None, *, defer_errors: bool) -> None:
+        self._defer_errors = defer_errors
         self._problem: Exception | None = None
         if stream is None:
             self._problem = InputError("standard output is closed; redirect it to a file or to /dev/null")
@@ -151,6 +151,7 @@ class Output:
         self._stream = stream
 
     def check(self) -> None:
+        """Raises the error of an earlier write, if any."""
         if self._problem is not None:
             raise self._problem
 
@@ -171,6 +172,7 @@ class Output:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
+        """Keeps the error of a failed write inside the block, and raises it unless errors are deferred."""
         try:
             yield
         except OSError as error:
@@ -178,20 +180,20 @@ class Output:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             cannot = InputError(f"standard output cannot be written ({error.strerror})")
             self._problem = error if isinstance(error, BrokenPipeError) else cannot  # as in `| head`: not an error
-            if not self._to_the_end:
+            if not self._defer_errors:
                 raise self._problem from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def run_command(main: Callable[[], None], *, to_the_end: bool = False) -> NoReturn:
+def run_command(main: Callable[[], None], *, defer_output_errors: bool = False) -> NoReturn:
     """Runs a command and exits. User errors are printed, one sentence each, and end with exit code 2."""
     open_closed_descriptors()
-    output = Output(sys.stdout, to_the_end=to_the_end)
+    output = Output(sys.stdout, defer_errors=defer_output_errors)
     try:
         with redirect_stdout(cast(TextIO, output)):
-            if not to_the_end:
+            if not defer_output_errors:
                 output.check()
             try:
                 main()
@@ -320,7 +322,7 @@ def _parse(text: bytes) -> dict[str, Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise InputError(f"a name occurs twice in {_shown([name for name, _ in pairs])}")
+        raise InputError(f"{_shown(repeated(name for name, _ in pairs))} occurs twice")
     return fields
 
 
@@ -333,13 +335,13 @@ def write_in_order(results: Iterable[tuple[int, dict[str, Any]]], total: int) ->
 
 
 def _ordered(results: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    early: dict[int, dict[str, Any]] = {}
-    wanted = 0
+    waiting: dict[int, dict[str, Any]] = {}
+    next_index = 0
     for index, result in results:
-        early[index] = result
-        while wanted in early:
-            yield early.pop(wanted)
-            wanted += 1
+        waiting[index] = result
+        while next_index in waiting:
+            yield waiting.pop(next_index)
+            next_index += 1
 
 
 def _shown(value: object) -> str:

@@ -38,8 +38,10 @@ class CheckOptions(SourceOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParityOptions(SourceOptions):
-    model: str = setting(verbatim=True, metavar="MODEL", help="a directory with its own modelling code, or a Hub id")
-    python: Path = setting(metavar="FILE", help="the Python of an environment with the packages that the code needs")
+    model: str = setting(verbatim=True, metavar="MODEL", help="a directory or Hub id with its own modelling code")
+    python: Path = setting(
+        metavar="FILE", help="Python interpreter of an environment with the packages that the code needs"
+    )
     device: str = setting("cpu", metavar="DEVICE", help=f"{DEVICE_HELP}; both run in float32")
     json: bool = setting(False, help="print the result as JSON")
 
@@ -47,7 +49,7 @@ class ParityOptions(SourceOptions):
 def check(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep check",
-        description="Verifies that a device computes what it should, in the model's dtype, and how fast. "
+        description="Verifies that a device computes correctly in the model's dtype, and fast enough. "
         "Exit code: 0 if all checks passed, 1 if one failed.",
         examples=CHECK_EXAMPLES,
     )
@@ -78,7 +80,7 @@ def check(arguments: Sequence[str]) -> None:
             print(f"{state:5} {result.name:16} {result.detail}", flush=True)
     failed = [result.name for result in results if result.passed is False]
     with numeric_flags() as flags:
-        found = {
+        contents = {
             "passed": not failed,
             "checks": [result.as_json() for result in results],
             "model": {"source": options.model, "revision": files.revision, "dtype": dtype},
@@ -87,7 +89,7 @@ def check(arguments: Sequence[str]) -> None:
             "packages": system.package_versions(),
             "code": system.code_version(),
         }
-    text = json.dumps(found, indent=1)
+    text = json.dumps(contents, indent=1)
     options.out.write_text(text + "\n", encoding="utf-8")
     if options.json:
         print(text)
@@ -121,15 +123,19 @@ def parity(arguments: Sequence[str]) -> None:
     scripts = code_files(files.folder)
     listed = ", ".join(f"{name} (sha256 {digest}…)" for name, digest in scripts.items())
     print(f"running {listed} of {files.folder} with {options.python}", file=sys.stderr, flush=True)
-    found = compare(load_model(files, dtype="float32", device=options.device), options.python.absolute())
-    versions = ", ".join(f"{name} {value}" for name, value in found.child.items())
+    comparison = compare(load_model(files, dtype="float32", device=options.device), options.python.absolute())
+    differences = comparison.differences
+    versions = ", ".join(f"{name} {value}" for name, value in comparison.child.items())
     if options.json:
-        print(json.dumps({"agrees": not found.differences, "code": scripts, **asdict(found)}, indent=1))
+        print(json.dumps({"agrees": not differences, "code": scripts, **asdict(comparison)}, indent=1))
     else:
-        print(f"{counted(found.states, 'step')} compared with {versions}; logits differ by at most {found.largest:.2g}")
-        differ = f"{counted(len(found.differences), 'different step')}, first at {''.join(found.differences[:1])}"
-        print(differ if found.differences else "all logits and tokens agree")
-    if found.differences:
+        largest = f"logits differ by at most {comparison.largest:.2g}"
+        print(f"{counted(comparison.states, 'step')} compared with {versions}; {largest}")
+        if differences:
+            print(f"{counted(len(differences), 'different step')}, first at {differences[0]}")
+        else:
+            print("all logits and tokens agree")
+    if differences:
         sys.exit(1)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import Parser, announce, parse_options, run_command, say
+from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.core.untrusted import path_below
 from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 LISTED = 10  # failures and corrupted files printed one by one
 STATUS_EXAMPLES = """examples:
   reuse-sweep status results/demo            a table, while the sweep runs or after
-  reuse-sweep status results/demo --json     the same for programs
+  reuse-sweep status results/demo --json     the same as JSON, for programs
   reuse-sweep status results/demo --check    also reads every byte and reports corrupted files
   watch -n 10 reuse-sweep status results/demo
 
@@ -55,7 +56,7 @@ exit code: 0; 2 if there is no readable sweep, or if --check found corruption
 REPORT_EXAMPLES = """examples:
   reuse-sweep report results/my-sweep --open
   reuse-sweep report results/monday results/tuesday --out reports/both
-  reuse-sweep report results                          index.html: all sweeps below a directory
+  reuse-sweep report results                          an index.html of all sweeps below a directory
   reuse-sweep report results/my-sweep --compare examples/seed-results
   reuse-sweep report results/my-sweep --margin 3      exploratory: not the margin declared before the run
 Sweeps of the same model and settings are merged. Different ones get separate sections and are never paired.
@@ -66,18 +67,18 @@ IMPORT_EXAMPLES = """examples:
   reuse-sweep import lm-eval sglang/* --name referee --as sglang --against results/my-sweep
   reuse-sweep report results/engines
 
-Samples are those that lm-eval logs (its flag log_samples). They are paired by document and get the same verdict on
-accuracy as a sweep. Speeds are compared only if every sample has the keys "seconds" and "tokens", which lm-eval itself
-does not write.
+lm-eval writes the samples with its flag log_samples. They are paired by document, and accuracy gets the same verdict
+as in a sweep. Speeds are compared only if every sample has the keys "seconds" and "tokens", which lm-eval itself does
+not write.
 """
 TRACK_EXAMPLES = """examples:
   reuse-sweep track results/demo --to tensorboard        event files below results/demo/trackers/tensorboard
-  reuse-sweep track results/demo --to mlflow,wandb       their own variables choose the server: MLFLOW_TRACKING_URI, ...
+  reuse-sweep track results/demo --to mlflow,wandb       variables such as MLFLOW_TRACKING_URI set the server
 
-Only what a tracker does not have yet is sent. One run per task and configuration, with accuracy, tokens_per_s, speedup
-and documents over the number of documents.
+Only sends what a tracker does not have yet. Each configuration of each task becomes a run with accuracy, tokens_per_s,
+speedup and documents, plotted over the number of documents.
 """
-EXPLORATORY = "other than the declared one; makes verdicts exploratory"
+EXPLORATORY = "to use instead of the declared one, which makes verdicts exploratory"
 EXPORT_EXAMPLES = """examples:
   reuse-sweep export --lm-eval results/my-sweep
   reuse-sweep export --lm-eval results/my-sweep --out exported
@@ -97,7 +98,7 @@ class StatusOptions:
 class ReportOptions:
     folders: tuple[Path, ...] = setting(positional=True, metavar="DIR", help="directory of a sweep")
     out: Path | None = setting(
-        None, metavar="DIR", default_text="DIR; merged/ in the first of several", help="where to write"
+        None, metavar="DIR", default_text="DIR, or merged/ in the first of several", help="output directory"
     )
     compare: Path | None = setting(
         None, metavar="OLD", help="directory with summary.json files of an earlier experiment"
@@ -110,18 +111,18 @@ class ReportOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    lm_eval: Path | None = setting(None, metavar="DIR", help="write lm-eval's files of the sweep in this directory")
-    csv: Path | None = setting(None, metavar="DIR", help="write its rows as a CSV file")
-    out: Path | None = setting(None, default_text="DIR/lm-eval or DIR/rows.csv", help="where to write")
-    hub: str | None = setting(None, metavar="OWNER/NAME", help="push rows, documents and a card to this dataset")
+    lm_eval: Path | None = setting(None, metavar="DIR", help="export the sweep in this directory as lm-eval files")
+    csv: Path | None = setting(None, metavar="DIR", help="export the rows of the sweep in this directory as a CSV file")
+    out: Path | None = setting(None, default_text="DIR/lm-eval or DIR/rows.csv", help="output directory or CSV file")
+    hub: str | None = setting(None, metavar="OWNER/NAME", help="push rows, documents and a card to this Hub dataset")
     from_: Path | None = setting(None, metavar="DIR", help="directory of the sweep to push")
-    public: bool = setting(False, help="with --hub: a public dataset, not a private one")
-    dry_run: bool = setting(False, help="with --hub: print what would be pushed")
+    public: bool = setting(False, help="with --hub: make the dataset public instead of private")
+    dry_run: bool = setting(False, help="with --hub: only print what would be pushed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportOptions:
-    format: str = setting(positional=True, metavar="FORMAT", choices=("lm-eval",), help="of the files: lm-eval")
+    format: str = setting(positional=True, metavar="FORMAT", choices=("lm-eval",), help="format of the files: lm-eval")
     files: tuple[Path, ...] = setting(
         positional=True, metavar="FILE", help="samples_*.jsonl and results_*.json, or directories of them"
     )
@@ -132,8 +133,8 @@ class ImportOptions:
     against: Path | None = setting(
         None,
         metavar="DIR",
-        default_text="the first import is",
-        help="a sweep of this project whose k=1 is the baseline",
+        default_text="the first import",
+        help="the baseline: the k=1 runs of this sweep",
     )
     metric: str | None = setting(None, default_text="the task's primary metric", help="metric that counts as accuracy")
     margin: float = shared(SweepSettings, "margin")
@@ -144,25 +145,27 @@ class ImportOptions:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackOptions:
     folder: Path = setting(positional=True, metavar="DIR", help="directory of a sweep")
-    to: tuple[str, ...] = shared(SweepSettings, "track", default=MISSING, repeatable=False, help="trackers")
+    to: tuple[str, ...] = shared(
+        SweepSettings, "track", default=MISSING, repeatable=False, help="trackers: " + ", ".join(TRACKER_PACKAGES)
+    )
 
 
 def status(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep status",
-        description="Shows what a sweep will do in total, what is done, what failed and what is missing.",
+        description="Shows the progress of a sweep: what is done, what failed and what is missing.",
         examples=STATUS_EXAMPLES,
     )
     options = parse_options(parser, StatusOptions, arguments)
     from orchestrator.progress.status import read_status
     from orchestrator.store import Store
 
-    found = read_status(options.folder)
-    damage = list(dict.fromkeys((*found.damage, *(Store(options.folder).check() if options.check else ()))))
+    sweep = read_status(options.folder)
+    damage = list(dict.fromkeys((*sweep.damage, *(Store(options.folder).check() if options.check else ()))))
     if options.json:
-        print(json.dumps({**found.as_json(), "damage": damage}, indent=1))
+        print(json.dumps({**sweep.as_json(), "damage": damage}, indent=1))
     else:
-        print_status(found, damage)
+        print_status(sweep, damage)
     if options.check and damage:
         sys.exit(2)
 
@@ -185,7 +188,8 @@ def report(arguments: Sequence[str]) -> None:
         figures = not options.no_figures
         page = write_index(several, target, margin=options.margin, speedup=options.speedup, figures=figures)
         say(page)
-        _open(page, options.open)
+        if options.open:
+            _open(page)
         return
     written = write_report(
         options.folders,
@@ -198,29 +202,29 @@ def report(arguments: Sequence[str]) -> None:
     for problem in written.problems:
         say(problem, error=True)
     say(*written.verdicts, written.page, sep="\n")
-    _open(written.page, options.open)
+    if options.open:
+        _open(written.page)
 
 
-def _open(page: Path, wanted: bool) -> None:
-    if wanted:
-        import webbrowser
+def _open(page: Path) -> None:
+    import webbrowser
 
-        webbrowser.open(page.resolve().as_uri())
+    webbrowser.open(page.resolve().as_uri())
 
 
 def export(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep export",
-        description="Writes a sweep as files of lm-eval or CSV, or pushes it to the Hugging Face Hub.",
+        description="Exports a sweep as lm-eval files or CSV, or pushes it to the Hugging Face Hub.",
         examples=EXPORT_EXAMPLES,
     )
     options = parse_options(parser, ExportOptions, arguments)
-    if sum(one is not None for one in (options.lm_eval, options.csv, options.hub)) != 1:
+    if sum(target is not None for target in (options.lm_eval, options.csv, options.hub)) != 1:
         raise InputError("choose one of --lm-eval DIR, --csv DIR and --hub OWNER/NAME")
     if (options.hub is None) != (options.from_ is None):
         raise InputError("--hub OWNER/NAME and --from DIR must be used together")
-    for flag, given in (("--public", options.public), ("--dry-run", options.dry_run)):
-        if given and options.hub is None:
+    for flag, is_set in (("--public", options.public), ("--dry-run", options.dry_run)):
+        if is_set and options.hub is None:
             raise InputError(f"{flag} must be used with --hub OWNER/NAME")
     if options.hub is not None and options.out is not None:
         raise InputError("--out must not be used with --hub, which writes no files here")
@@ -230,25 +234,24 @@ def export(arguments: Sequence[str]) -> None:
 
     if options.hub is not None:
         check_repository(options.hub)
-    found = read_status(options.lm_eval or options.csv or options.from_ or Path())
+    sweep = read_status(options.lm_eval or options.csv or options.from_ or Path())
     if options.lm_eval is not None:
-        for folder in export_lm_eval(options.lm_eval, options.out, found.record):
+        for folder in export_lm_eval(options.lm_eval, options.out, sweep.record):
             say(folder)
     elif options.csv is not None:
-        say(export_csv(options.csv, options.out, found.record))
+        say(export_csv(options.csv, options.out, sweep.record))
     elif options.hub is not None:
-        pushed = export_hub(found.folder, options.hub, found.record, public=options.public, dry_run=options.dry_run)
+        pushed = export_hub(sweep.folder, options.hub, sweep.record, public=options.public, dry_run=options.dry_run)
         say(*pushed, sep="\n")
-    if found.missing:
-        say(
-            f"the sweep is unfinished: {found.missing:,} of {counted(found.wanted, 'document')} are missing", error=True
-        )
+    if sweep.missing:
+        missing = f"{sweep.missing:,} of {counted(sweep.wanted, 'document')} are missing"
+        say(f"the sweep is unfinished: {missing}", error=True)
 
 
 def import_(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep import",
-        description="Reads results that lm-eval wrote with another engine as a configuration of an imported sweep.",
+        description="Imports results that lm-eval wrote with another engine, as a configuration of an imported sweep.",
         examples=IMPORT_EXAMPLES,
     )
     options = parse_options(parser, ImportOptions, arguments)
@@ -271,7 +274,7 @@ def import_(arguments: Sequence[str]) -> None:
 def track(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep track",
-        description="Sends the totals and verdicts of a sweep to experiment trackers, as --track does during the run.",
+        description="Sends totals and verdicts of a sweep to experiment trackers, as `sweep --track` does in a run.",
         examples=TRACK_EXAMPLES,
     )
     options = parse_options(parser, TrackOptions, arguments)
@@ -315,82 +318,81 @@ def _tracker_summary(folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def print_status(found: "SweepStatus", damage: Sequence[str]) -> None:
+def print_status(sweep: "SweepStatus", damage: Sequence[str]) -> None:
     from orchestrator.cli.sweep import continue_line
     from orchestrator.progress.view import SweepView
 
     with SweepView() as view:
-        for line in (*_request_lines(found), _state_line(found), ""):
+        for line in (*_request_lines(sweep), _state_line(sweep), ""):
             view.note(line)
-        view.table(found.totals, found.race)
+        view.table(sweep.totals, sweep.race)
         for line in (
             "",
-            *_count_lines(found),
-            *_race_lines(found),
-            *_failure_lines(found),
-            *_damage_lines(found, damage),
-            *found.notices,
-            *([continue_line(found)] if found.state == "stopped" and not found.record.get("imported") else ()),
+            *_count_lines(sweep),
+            *_race_lines(sweep),
+            *_failure_lines(sweep),
+            *_damage_lines(sweep, damage),
+            *sweep.notices,
+            *([continue_line(sweep)] if sweep.state == "stopped" and not sweep.record.get("imported") else ()),
         ):
             view.note(line)
 
 
-def _request_lines(found: "SweepStatus") -> Iterator[str]:
-    request, settings, model = found.record, found.record["settings"], found.record.get("model") or {}
+def _request_lines(sweep: "SweepStatus") -> Iterator[str]:
+    request, settings, model = sweep.record, sweep.record["settings"], sweep.record.get("model") or {}
     revision = f" at {model['revision'].removeprefix('sha256:')[:12]}" if model.get("revision") else ""
-    yield f"{request.get('sweep') or found.folder.name}: {model.get('source', 'an unknown model')}{revision}"
+    yield f"{request.get('sweep') or sweep.folder.name}: {model.get('source', 'an unknown model')}{revision}"
     tasks = ", ".join(f"{task} ({counted(facts['documents'], 'document')})" for task, facts in request["tasks"].items())
     named = [f"{name} {settings[name]}" for name in ("limit", "sample") if settings.get(name)]
     named += [f"{settings['repeats']} repeats"] if settings["repeats"] > 1 else []
-    kind = ("imported configuration", None) if found.record.get("imported") else ("policy", "policies")
+    kind = ("imported configuration", None) if sweep.record.get("imported") else ("policy", "policies")
     yield "; ".join((tasks, counted(len(settings["policies"]), *kind), *named))
 
 
-def _state_line(found: "SweepStatus") -> str:
+def _state_line(sweep: "SweepStatus") -> str:
     from orchestrator.progress.view import duration
 
-    last, writer = found.last_row, found.writer
+    last, writer = sweep.last_row, sweep.writer
     ago = "" if last is None else f"; last row {duration(max(0.0, (datetime.now(UTC) - last).total_seconds()))} ago"
     if writer is not None:
         return f"running: process {writer.pid} on {writer.host} since {writer.since}{ago}"
-    if found.state == "complete":
+    if sweep.state == "complete":
         return f"complete{ago}"
     return f"stopped{ago}"
 
 
-def _count_lines(found: "SweepStatus") -> Iterator[str]:
-    missing = f", {found.missing:,} missing" if found.missing else ""
-    yield f"documents: {found.documents:,} of {found.wanted:,}{missing}"
-    states = ", ".join(f"{count:,} {state}" for state, count in found.trials.items() if count)
-    yield f"trials: {states or 'none'} of {sum(found.trials.values()):,}"
+def _count_lines(sweep: "SweepStatus") -> Iterator[str]:
+    missing = f", {sweep.missing:,} missing" if sweep.missing else ""
+    yield f"documents: {sweep.documents:,} of {sweep.wanted:,}{missing}"
+    states = ", ".join(f"{count:,} {state}" for state, count in sweep.trials.items() if count)
+    yield f"trials: {states or 'none'} of {sum(sweep.trials.values()):,}"
 
 
-def _race_lines(found: "SweepStatus") -> Iterator[str]:
+def _race_lines(sweep: "SweepStatus") -> Iterator[str]:
     from orchestrator.progress.table import describe_evidence
     from orchestrator.progress.view import race_summary
 
-    if found.race:
-        yield race_summary(found.race)
-    for one in found.race:
-        if one.look is not None:
-            state = (
-                f"{one.task} {one.configuration.label()} is {one.state} after {one.look.documents:,} of {one.planned:,}"
-            )
-            yield f"  {state} documents: {describe_evidence(one)}, goal {one.rules.speedup:g}x"
+    if sweep.race:
+        yield race_summary(sweep.race)
+    for entry in sweep.race:
+        if entry.look is not None:
+            documents = f"{entry.look.documents:,} of {entry.planned:,} documents"
+            state = f"{entry.task} {entry.configuration.label()} is {entry.state} after {documents}"
+            yield f"  {state}: {describe_evidence(entry)}, goal {entry.rules.speedup:g}x"
 
 
-def _failure_lines(found: "SweepStatus") -> Iterator[str]:
-    for failure in found.failures[:LISTED]:
+def _failure_lines(sweep: "SweepStatus") -> Iterator[str]:
+    for failure in sweep.failures[:LISTED]:
         yield f"failed: {failure.label} ({counted(failure.attempts, 'attempt')}): {failure.reason}"
-    if len(found.failures) > LISTED:
-        yield f"failed: {len(found.failures) - LISTED} more, see --json"
+    if len(sweep.failures) > LISTED:
+        yield f"failed: {len(sweep.failures) - LISTED} more, see --json"
 
 
-def _damage_lines(found: "SweepStatus", damage: Sequence[str]) -> Iterator[str]:
+def _damage_lines(sweep: "SweepStatus", damage: Sequence[str]) -> Iterator[str]:
     for sentence in damage[:LISTED]:
         yield f"corrupted: {sentence}"
     if len(damage) > LISTED:
         yield f"corrupted: {len(damage) - LISTED} more, see --json"
-    if found.set_aside:
-        files = counted(found.set_aside, "corrupted or replaced file")
-        yield f"{files} moved to {found.folder / 'quarantine'}"
+    if sweep.set_aside:
+        files = counted(sweep.set_aside, "corrupted or replaced file")
+        yield f"{files} moved to {sweep.folder / 'quarantine'}"

@@ -30,7 +30,7 @@ from sampler.errors import InputError, counted
 
 
 def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
-    """Returns the number of failed trials."""
+    """Runs a sweep, or prints its plan with --dry-run. Returns the number of failed trials."""
     settings = command.settings
     callbacks = [driver.load_callback(name) for name in settings.callback]
     check_installed(settings.track)
@@ -91,6 +91,7 @@ def run(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
 
 
 def _create(folder: Path) -> StoreWriter:
+    """Locks the folder of a new sweep."""
     writer = StoreWriter(folder)
     if writer.sweep_record is not None:
         writer.close()
@@ -134,6 +135,7 @@ def _run_trials(
     health: NodeHealth,
     callbacks: Sequence[Any],
 ) -> int:
+    """Runs the remaining trials on Ray and returns the number of those that failed."""
     placement = replace(prepared.placement, actors=min(prepared.placement.actors, len(plan.remaining)))
     fixed = prepared.settings.address is None or prepared.settings.actors is not None
     with (
@@ -170,6 +172,7 @@ def _run_trials(
 
 
 def _print_dry_run(prepared: PreparedSweep) -> None:
+    """Prints the plan, given the rows that the folder already has."""
     store = Store(prepared.folder)
     rows = store.rows(columns=["task", "trial_id", "attempt", "batch_id", "batch_seconds", "doc_id"])
     done: dict[str, set[str]] = {}
@@ -184,10 +187,10 @@ def _print_results(plan: RunPlan) -> None:
     folder = Path(plan.folder)
     with SweepView() as view:
         record = (Store(folder).read_sweep_record() if plan.is_race else None) or plan.record  # a race adds decisions
-        found = read_status(folder, record)  # of the whole sweep: this command may have run a part of it
-        view.finish(found.progress)
-        if found.missing and not found.failures:
-            say(continue_line(found))
+        status = read_status(folder, record)  # of the whole sweep: this command may have run a part of it
+        view.finish(status.progress)
+        if status.missing and not status.failures:
+            say(continue_line(status))
         try:
             written = write_report([folder], records={folder: record})
             for sentence in (*written.problems, *written.verdicts):

@@ -64,6 +64,7 @@ class SourceOptions:
         torch.set_num_threads(self.threads)
 
     def find(self, *, code: bool = False) -> "ModelFiles":
+        """The model's files; with `code`, also its own modelling code."""
         from sampler.loading import find_model
 
         return find_model(self.model, family=self.family, block_size=self.block_size, code=code)
@@ -86,7 +87,7 @@ class ModelOptions(SourceOptions):
         pick_dtype(self.dtype, pick_device(self.device))
 
     def load(self, files: "ModelFiles", *, rows: int) -> "LoadedModel":
-        """The model, if there is memory to decode this many rows."""
+        """Loads the model; InputError if there is not enough memory to decode this many rows."""
         from orchestrator.planning.estimate import check_model_fits
         from sampler.device import pick_device
         from sampler.loading import load_model
@@ -107,13 +108,13 @@ class PolicyOptions(ModelOptions):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateOptions(PolicyOptions):
     ids: bool = setting(False, help=IDS_HELP)
-    max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens")
+    max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens to generate")
     stop: tuple[str, ...] = setting(
         (), metavar="TEXT", repeatable=True, verbatim=True, help="stop before this text (repeatable)"
     )
-    temperature: float = setting(0.0, minimum=0, default_text="0", help="0 is greedy")
-    top_p: float = setting(1.0, above=0, maximum=1, help="nucleus for sampling")
-    seed: int = setting(0, default_text="0", help="seeds each line, together with its id")
+    temperature: float = setting(0.0, minimum=0, default_text="0", help="sampling temperature; 0 is greedy decoding")
+    top_p: float = setting(1.0, above=0, maximum=1, help="cumulative probability for nucleus sampling")
+    seed: int = setting(0, default_text="0", help="random seed, combined with the id of each line")
     trace: bool = setting(False, help="add the block, small block, step and confidence of each token")
 
 
@@ -132,11 +133,11 @@ class ScoreOptions(PolicyOptions):
 class ProfileOptions(ModelOptions):
     ids: bool = setting(False, help=IDS_HELP)
     subset_size: int | None = shared(
-        SweepSettings, "subset_size", aliases=("size",), help="number of layers to suggest"
+        SweepSettings, "subset_size", aliases=("size",), help="number of layers in the suggested subset"
     )
     figure: Path | None = setting(None, metavar="FILE", help="draw layers × steps into this .svg or .png file")
     json: bool = setting(False, help="print JSON with every step instead of a table")
-    max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens")
+    max_new_tokens: int = setting(256, minimum=1, help="maximum number of tokens to generate")
 
 
 def parse_decoding(parser: Parser, cls: type[T], arguments: Sequence[str]) -> tuple[T, Mapping[str, Any]]:
@@ -220,8 +221,8 @@ def score(arguments: Sequence[str]) -> None:
 def profile(arguments: Sequence[str]) -> None:
     parser = Parser(
         prog="reuse-sweep profile",
-        description="Measures, with k = 1, how much the contribution of each layer changes from step to step. "
-        "Input lines are those of `reuse-sweep generate`.",
+        description="Measures with k=1 how much the contribution of each layer changes from step to step. "
+        "The input lines are the same as for `reuse-sweep generate`.",
         examples=PROFILE_EXAMPLES,
     )
     options, decode = parse_decoding(parser, ProfileOptions, arguments)
@@ -237,15 +238,17 @@ def profile(arguments: Sequence[str]) -> None:
     size = resolve_subset_size(files.config.num_layers, options.subset_size)
     prompts = read_prompts(lines, files, settings, options.ids)
     model = options.load(files, rows=len(lines))
-    found = drift.profile(model, prompts, settings=settings, batch_size=options.batch_size)
-    if not found.passes:
-        raise InputError("no block took a second pass, so nothing can be compared; give longer prompts or more of them")
-    print(json.dumps(found.as_json(size), indent=1) if options.json else found.table(size))
+    drift_profile = drift.profile(model, prompts, settings=settings, batch_size=options.batch_size)
+    if not drift_profile.passes:
+        raise InputError("no block took a second pass, so no passes can be compared; provide longer or more prompts")
+    print(json.dumps(drift_profile.as_json(size), indent=1) if options.json else drift_profile.table(size))
     if options.figure is not None:
-        drift.draw(found, found.suggestion(size), options.figure)
+        drift.draw(drift_profile, drift_profile.suggestion(size), options.figure)
 
 
 def _raise_with_line(lines: Sequence[Line]) -> "OnFailure":
+    """A handler of non-finite numbers that raises InputError with the number of the line."""
+
     def fail(index: int, error: NonFiniteError) -> None:
         with lines[index]:
             raise InputError(error.reason)
@@ -275,6 +278,7 @@ def read_prompts(
 
 
 def prompt_ids(line: Line, files: "ModelFiles", as_ids: bool) -> tuple[int, ...]:
+    """The token ids of a line's prompt or messages."""
     if as_ids:
         return line.token_ids("ids")
     if "messages" in line.fields and "prompt" in line.fields:
@@ -295,10 +299,10 @@ def _generated_json(line: Line, generated: Generated, tokenizer: Any) -> dict[st
     """Without a tokenizer, the answer has token ids and no text."""
     text = {} if tokenizer is None else {"text": generated.text}
     answer = {"ids": list(generated.ids), **text, "finish": generated.finish}
-    found = {"id": line.fields["id"], **answer, **_work_json(generated)}
+    fields = {"id": line.fields["id"], **answer, **_work_json(generated)}
     if generated.reveals is not None:
-        found["trace"] = generated.trace_json(None if tokenizer is None else token_texts(tokenizer, generated.ids))
-    return found
+        fields["trace"] = generated.trace_json(None if tokenizer is None else token_texts(tokenizer, generated.ids))
+    return fields
 
 
 def _scored_json(line: Line, scored: Scored) -> dict[str, Any]:

@@ -100,48 +100,50 @@ class Proposer:
         """Up to this many configurations that were not proposed before."""
         chosen: list[str] = []
         for _ in range(number):
-            left = [one for one in self._coordinates if one not in self._known and one not in chosen]
-            if left:
-                chosen.append(self._ask(chosen) or self._random.choice(left))
+            untried = [name for name in self._coordinates if name not in self._known and name not in chosen]
+            if untried:
+                chosen.append(self._ask(chosen) or self._random.choice(untried))
         return chosen
 
     def _ask(self, chosen: Sequence[str]) -> str | None:
+        """A configuration suggested by Optuna that is neither known nor chosen; None if it suggests only others."""
         for _ in range(ATTEMPTS):
             self._asked += 1
-            name = str(self._asked)
-            found = self._nearest(self._optuna.suggest(name))
-            if found in self._known:
-                self._optuna.on_trial_complete(name, asdict(self._known[found]))
-            elif found is None or found in chosen:
-                self._optuna.on_trial_complete(name, error=True)
+            trial_id = str(self._asked)
+            configuration = self._nearest(self._optuna.suggest(trial_id))
+            if configuration in self._known:
+                self._optuna.on_trial_complete(trial_id, asdict(self._known[configuration]))
+            elif configuration is None or configuration in chosen:
+                self._optuna.on_trial_complete(trial_id, error=True)
             else:
-                self._waiting[found] = name
-                return found
+                self._waiting[configuration] = trial_id
+                return configuration
         return None
 
     def _nearest(self, point: Mapping[str, Any]) -> str | None:
         """The configuration at this point, or else the one whose rule has the closest number."""
         exact = [name for name in point if name != STRENGTH]
-        possible = {
-            found: own
-            for found, own in self._coordinates.items()
+        distances = {
+            configuration: abs(own[STRENGTH] - point[STRENGTH])
+            for configuration, own in self._coordinates.items()
             if all(own[name] in (ANY, point[name]) for name in exact)
         }
-        return min(possible, key=lambda found: abs(possible[found][STRENGTH] - point[STRENGTH]), default=None)
+        return min(distances, key=lambda configuration: distances[configuration], default=None)
 
     def tell(self, results: Iterable[Proposal]) -> None:
+        """Gives the results of a round to Optuna."""
         for result in results:
             self._known[result.configuration] = result
-            if (name := self._waiting.pop(result.configuration, None)) is not None:
-                self._optuna.on_trial_complete(name, asdict(result))
+            if (trial_id := self._waiting.pop(result.configuration, None)) is not None:
+                self._optuna.on_trial_complete(trial_id, asdict(result))
 
 
 def search_space(settings: Mapping[str, Any]) -> list[str]:
     """All policies with all decode settings of a sweep, and k=1 with settings that are not the first."""
     reference = first_settings(settings)
-    at_k1 = [one for one in grid({**settings, "policies": ["k1"]}) if one != reference]
-    found = [*at_k1, *(one for one in grid(settings) if ReusePolicy.parse(one.policy).k != 1)]
-    return [one.to_text(reference) for one in found]
+    at_k1 = [configuration for configuration in grid({**settings, "policies": ["k1"]}) if configuration != reference]
+    others = [configuration for configuration in grid(settings) if ReusePolicy.parse(configuration.policy).k != 1]
+    return [configuration.to_text(reference) for configuration in (*at_k1, *others)]
 
 
 def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -150,15 +152,15 @@ def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
     Numbers are replaced by their ranks in the space. ANY stands for what a configuration does not have, such as layers,
     or a threshold under another reveal rule.
     """
-    parsed = [Configuration.parse(text) for text in space]
-    values = {name: sorted({getattr(one, name) for one in parsed}) for name in varying_settings(parsed)}
-    places: dict[str, dict[Any, int | str]] = {
+    configurations = [Configuration.parse(text) for text in space]
+    values = {name: sorted({getattr(c, name) for c in configurations}) for name in varying_settings(configurations)}
+    ranks: dict[str, dict[Any, int | str]] = {
         name: {value: str(value) if isinstance(value, bool | str) else rank for rank, value in enumerate(known)}
         for name, known in values.items()
     }
     rules: list[tuple[str, float, str]] = []
-    for one in parsed:
-        policy = ReusePolicy.parse(one.policy)
+    for configuration in configurations:
+        policy = ReusePolicy.parse(configuration.policy)
         word = RULE.fullmatch(str(policy.rule))
         assert word is not None
         rule = ".".join(["k1" if policy.k == 1 else word[1], *policy.rule.options])
@@ -169,25 +171,30 @@ def coordinates(space: Sequence[str]) -> dict[str, dict[str, Any]]:
             "rule": rule,
             "layers": layers,
             STRENGTH: numbers[rule].index(number),
-            **{name: place[getattr(one, name)] if one.uses(name) else ANY for name, place in places.items()},
+            **{
+                name: rank[getattr(configuration, name)] if configuration.uses(name) else ANY
+                for name, rank in ranks.items()
+            },
         }
-        for text, one, (rule, number, layers) in zip(space, parsed, rules, strict=True)
+        for text, configuration, (rule, number, layers) in zip(space, configurations, rules, strict=True)
     }
 
 
 def best_of(proposals: Iterable[Proposal], margin: float) -> Proposal | None:
     """The fastest confirmed configuration, else the fastest that was not rejected and lies within the margin."""
-    possible = [one for one in proposals if one.outcome != REJECTED and one.difference >= -margin]
-    return max(possible, key=lambda one: (one.outcome == CONFIRMED, one.speedup), default=None)
+    possible = [proposal for proposal in proposals if proposal.outcome != REJECTED and proposal.difference >= -margin]
+    return max(possible, key=lambda proposal: (proposal.outcome == CONFIRMED, proposal.speedup), default=None)
 
 
 def search(command: SweepCommand, arguments: list[str], stop: StopSignals) -> int:
-    """Returns the number of failed trials. The same command continues an interrupted search."""
+    """Runs a search and returns the number of failed trials. The same command continues an interrupted search."""
     settings = command.settings
     if find_spec("optuna") is None:
         raise InputError("--search needs Optuna; install it with: pip install 'reuse-sweep[search]'")
     if command.force is not None:
-        raise InputError("--force must not be used with --search: its proposals follow from the rows that it has")
+        raise InputError(
+            "--force must not be used with --search: a search chooses its proposals by the rows it already has"
+        )
     space = search_space(settings.as_dict())
     if not space:
         raise InputError(f"--search needs policies to choose from (got {', '.join(settings.policies)})")
@@ -227,8 +234,9 @@ def _confirm(
     stop: StopSignals,
     folder: Path,
 ) -> int:
+    """Runs the best configuration on the other half of the documents. Returns the number of failed trials."""
     settings, best = command.settings, best_of(tried, command.settings.margin)
-    documents = sum(one.documents for one in tried)
+    documents = sum(proposal.documents for proposal in tried)
     say(*_table(tried), sep="\n")
     if best is None:
         say(f"none of {len(tried)} is within {settings.margin:g} points of k=1: there is nothing to confirm")
@@ -268,45 +276,47 @@ def _measured(folder: Path, proposed: Sequence[str]) -> list[Proposal]:
     (data,) = read_sweeps([folder])
     tasks = build_section(data, figures=False).analysis.tasks
     base = first_settings(data.request["settings"])
-    found = []
+    proposals = []
     for text in proposed:
-        wanted = Configuration.parse(text, base)
-        scored = Configuration(policy=wanted.policy)  # without decode settings
+        decoded = Configuration.parse(text, base)
+        scored = Configuration(policy=decoded.policy)  # without decode settings
         results = {
-            task.task: one
+            task.task: result
             for task in tasks
-            for one in task.configurations
-            if one.resolved.configuration == (wanted if task.kind == GENERATE else scored)
+            for result in task.configurations
+            if result.resolved.configuration == (decoded if task.kind == GENERATE else scored)
         }
-        compared = {task: one.comparison for task, one in results.items() if one.comparison is not None}
-        speeds = [one.speedup.tokens for one in compared.values() if one.speedup and one.speedup.tokens]
-        outcomes = {one.verdict.outcome for one in compared.values()}
-        points = [one.difference.points.value for one in compared.values()]
-        found.append(
+        comparisons = {task: result.comparison for task, result in results.items() if result.comparison is not None}
+        speeds = [c.speedup.tokens for c in comparisons.values() if c.speedup and c.speedup.tokens]
+        outcomes = {comparison.verdict.outcome for comparison in comparisons.values()}
+        points = [comparison.difference.points.value for comparison in comparisons.values()]
+        proposals.append(
             Proposal(
                 configuration=text,
                 outcome=REJECTED if REJECTED in outcomes else CONFIRMED if outcomes == {CONFIRMED} else UNDECIDED,
                 difference=sum(points) / max(1, len(points)),
-                speedup=math.exp(sum(math.log(one.value) for one in speeds) / len(speeds)) if speeds else 1.0,
-                speedup_low=min((one.low for one in speeds), default=1.0),
-                documents=sum(one.documents for one in results.values()),
-                intervals=tuple(_intervals(task, one) for task, one in compared.items()),
+                speedup=math.exp(sum(math.log(speed.value) for speed in speeds) / len(speeds)) if speeds else 1.0,
+                speedup_low=min((speed.low for speed in speeds), default=1.0),
+                documents=sum(result.documents for result in results.values()),
+                intervals=tuple(_intervals(task, comparison) for task, comparison in comparisons.items()),
             )
         )
-    return found
+    return proposals
 
 
-def _intervals(task: str, one: Comparison) -> str:
-    points, speed = one.difference.points, one.speedup.tokens if one.speedup else None
+def _intervals(task: str, comparison: Comparison) -> str:
+    """gsm8k -0.5 points (-2.0 to +1.0), 1.25× (1.20 to 1.30)"""
+    points, speed = comparison.difference.points, comparison.speedup.tokens if comparison.speedup else None
     shown = f"{task} {points.value:+.1f} points ({points.low:+.1f} to {points.high:+.1f})"
     return shown if speed is None else f"{shown}, {speed.value:.2f}× ({speed.low:.2f} to {speed.high:.2f})"
 
 
 def _table(tried: Sequence[Proposal]) -> list[str]:
-    width = max(len(one.configuration) for one in tried)
+    width = max(len(proposal.configuration) for proposal in tried)
     return [
-        f"{one.configuration:{width}}  {one.outcome:9}  {one.documents:>6,} documents  {'; '.join(one.intervals)}"
-        for one in sorted(tried, key=lambda one: -one.speedup)
+        f"{proposal.configuration:{width}}  {proposal.outcome:9}  {proposal.documents:>6,} documents  "
+        f"{'; '.join(proposal.intervals)}"
+        for proposal in sorted(tried, key=lambda proposal: -proposal.speedup)
     ]
 
 
@@ -325,25 +335,25 @@ class _State:
                 raise InputError(f"{self._path} cannot be read; choose another --name") from None
             if changed:
                 raise InputError(
-                    f"{folder} was searched with another {', '.join(changed)}: repeat the old values, or choose "
+                    f"the search in {folder} began with another {', '.join(changed)}: repeat the old values, or choose "
                     "another --name"
                 )
 
     def results(self, number: int, proposed: Sequence[str]) -> list[Proposal] | None:
-        """Of a round that has finished; None if it has not."""
+        """The results of a round, or None if it has not finished."""
         stored = self._content["rounds"].get(str(number))
         if stored is None:
             return None
-        if [one["configuration"] for one in stored] != list(proposed):
+        if [proposal["configuration"] for proposal in stored] != list(proposed):
             raise InputError(
                 f"{self._path}: round {number} had other proposals, made by another version of Optuna; choose "
                 "another --name"
             )
-        return [Proposal(**{**one, "intervals": tuple(one["intervals"])}) for one in stored]
+        return [Proposal(**{**proposal, "intervals": tuple(proposal["intervals"])}) for proposal in stored]
 
     def add(self, number: int, proposed: Sequence[str], results: Sequence[Proposal]) -> None:
-        assert [one.configuration for one in results] == list(proposed)
-        self._content["rounds"][str(number)] = [asdict(one) for one in results]
+        assert [result.configuration for result in results] == list(proposed)
+        self._content["rounds"][str(number)] = [asdict(result) for result in results]
         self._write()
 
     def finish(self, confirmed: Proposal) -> None:

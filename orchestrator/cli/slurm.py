@@ -59,7 +59,7 @@ class JobStatusOptions:
 
 
 def slurm(arguments: Sequence[str]) -> None:
-    """Submits a sweep or shows its jobs; the batch script runs the last two commands."""
+    """Runs submit or status; the batch script also calls free-ports and wait-until-ready."""
     command, *rest = arguments or ["--help"]
     if command in ("-h", "--help"):
         print(USAGE)
@@ -153,13 +153,13 @@ def print_job_status(folder: Path) -> None:
     from orchestrator.store import Store
 
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a directory: give that of a submitted sweep, such as results/demo")
+        raise InputError(f"{folder} is not a directory: give the directory of a submitted sweep, such as results/demo")
     jobs = submitted_jobs(folder)
     if not jobs:
         raise InputError(f"{folder} has no Slurm jobs: give the directory of a submitted sweep, such as results/demo")
     say(*status_lines(jobs, query_squeue([job.number for job in jobs])), "", sep="\n")
     if Store(folder).read_sweep_record() is None:
-        print("the sweep has not begun")
+        print("the sweep has not started yet")
         return
-    found = read_status(folder)
-    print_status(found, found.damage)
+    sweep = read_status(folder)
+    print_status(sweep, sweep.damage)

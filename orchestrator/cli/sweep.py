@@ -43,7 +43,7 @@ class SweepCommand:
 
     settings: SweepSettings
     dry_run: bool = False
-    device_profile: DeviceProfile | None = None  # of a GPU that is only planned for
+    device_profile: DeviceProfile | None = None  # plan for this GPU instead of running the sweep
     force: tuple[str, ...] | None = None  # policies to rerun; () is all of them, None is none
     save_config: Path | None = None
 
@@ -100,7 +100,8 @@ def print_plan(settings: SweepSettings, device: DeviceProfile) -> None:
     from orchestrator.planning.preflight import prepare
 
     prepared = prepare(settings, Machine.planned(device, settings))
-    say(f"a plan for {device.label}, which this project was never run on", *describe_plan(prepared), sep="\n")
+    title = f"plan for a GPU that this project has never been run on: {device.label}"
+    say(title, *describe_plan(prepared), sep="\n")
 
 
 def sweep_parser() -> Parser:
@@ -113,35 +114,40 @@ def sweep_parser() -> Parser:
     add_settings(parser, ALL_SETTINGS)
     run = next(group for group in parser._action_groups if group.title == ALL_SETTINGS["quiet"].group)
     run.add_argument(
-        "--config", metavar="FILE.yaml", help="settings by the names of these flags; flags take precedence"
+        "--config",
+        metavar="FILE.yaml",
+        help="read settings, named like these flags, from a file; flags take precedence",
     )
     run.add_argument("--save-config", metavar="FILE.yaml", help="write the settings to a file for --config")
-    run.add_argument(
-        "--dry-run", action="store_true", help="only print the number of trials, the time and the disk space"
-    )
+    run.add_argument("--dry-run", action="store_true", help="only print the plan: trials, time, memory and disk space")
     run.add_argument(
         "--device-profile",
         metavar="GPU",
         help=f"with --dry-run: plan for a GPU that is not here, without the model's files: {', '.join(GPU_PROFILES)}",
     )
-    run.add_argument("--force", nargs="*", metavar="POLICY", help="rerun finished trials, of all policies or of these")
+    run.add_argument(
+        "--force",
+        nargs="*",
+        metavar="POLICY",
+        help="rerun the finished trials of these policies (default: of all)",
+    )
     return parser
 
 
 def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
-    """The command line of a sweep, without the program's name; an InputError has every problem."""
+    """Parses the command line of a sweep, without the program's name; raises an InputError with all problems."""
     problems = Problems()
-    given = parse_flags(sweep_parser(), ALL_SETTINGS, arguments, problems)
+    typed = parse_flags(sweep_parser(), ALL_SETTINGS, arguments, problems)
     config, save_to, dry_run, force, device = (
-        given.pop(name, None) for name in ("config", "save_config", "dry_run", "force", "device_profile")
+        typed.pop(name, None) for name in ("config", "save_config", "dry_run", "force", "device_profile")
     )
-    filed: Mapping[str, Any] = {}
+    from_file: Mapping[str, Any] = {}
     if config is not None:
-        filed = {"tasks": list(NOT_READ)}  # if the file cannot be read, tasks may be in it
+        from_file = {"tasks": list(NOT_READ)}  # if the file cannot be read, tasks may be in it
         with problems.collect():
-            filed = read_config(Path(config), problems)
+            from_file = read_config(Path(config), problems)
     with problems.collect():
-        settings = merge_settings(given, filed, str(config), as_typed(ALL_SETTINGS, arguments))
+        settings = merge_settings(typed, from_file, str(config), as_typed(ALL_SETTINGS, arguments))
         forced = None if force is None else _forced(force, settings.all_policies)
         profile = None if device is None else _device_profile(device, settings, dry_run=bool(dry_run))
     problems.check()
@@ -156,15 +162,15 @@ def parse_sweep(arguments: Sequence[str]) -> SweepCommand:
 
 def merge_settings(
     typed: Mapping[str, Any],
-    filed: Mapping[str, Any],
+    from_file: Mapping[str, Any],
     file: str = "",
     settings_typed: Mapping[str, Setting] = ALL_SETTINGS,
 ) -> SweepSettings:
-    """Settings from raw values by field name; those typed take precedence over those of a file."""
-    filed = {name: raw for name, raw in filed.items() if not _overridden(name, typed)}
+    """Settings from raw values by field name. Typed values take precedence over those of a file."""
+    from_file = {name: raw for name, raw in from_file.items() if not _overridden(name, typed)}
     values: dict[str, Any] = {}
     problems = Problems()
-    for name, raw in {**filed, **typed}.items():
+    for name, raw in {**from_file, **typed}.items():
         setting = settings_typed[name]
         with problems.collect():
             values[name] = setting.read(setting.flag if name in typed else f"{file}: {setting.key}", raw)
@@ -175,7 +181,7 @@ def merge_settings(
         _replace_grid(values)
     if "search" in values:
         values.setdefault("policies", searched_policies())
-    if "tasks" not in filed and "tasks" not in typed:
+    if "tasks" not in from_file and "tasks" not in typed:
         problems.sentences.append(ALL_SETTINGS["tasks"].missing)
     out = values.get("out", "")
     if is_url(out):  # SweepSettings accepts it: sweeps of earlier versions stay readable
@@ -195,8 +201,9 @@ def searched_policies() -> tuple[str, ...]:
 
 
 def _overridden(name: str, typed: Mapping[str, Any]) -> bool:
-    """Whether a flag excludes this setting of a file."""
-    return any(name in one and other & typed.keys() for pair in EXCLUSIVE for one, other in (pair, pair[::-1]))
+    """Whether a flag that was typed excludes this setting of a file."""
+    pairs = (*EXCLUSIVE, *((second, first) for first, second in EXCLUSIVE))
+    return any(name in excluded and flags & typed.keys() for excluded, flags in pairs)
 
 
 def _replace_grid(values: dict[str, Any]) -> None:
@@ -209,6 +216,7 @@ def _replace_grid(values: dict[str, Any]) -> None:
 
 
 def _forced(words: Sequence[str], policies: Sequence[str]) -> tuple[str, ...]:
+    """The policies named by --force, which must be among those of the sweep."""
     try:
         names = [str(ReusePolicy.parse(name)) for word in words for name in word.split(",") if name]
     except InputError as error:
@@ -243,17 +251,17 @@ def without_force(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def continue_line(found: "SweepStatus") -> str:
-    """The command that runs everything that is missing."""
+def continue_line(status: "SweepStatus") -> str:
+    """How to run everything that is missing: a line with the command."""
     from orchestrator.store.reader import SLURM_FOLDER
 
-    if (found.folder / SLURM_FOLDER).is_dir():
+    if (status.folder / SLURM_FOLDER).is_dir():
         return "submit the job again to continue"
-    where = {"out": str(found.folder.resolve().parent), "name": found.folder.resolve().name}
+    location = {"out": str(status.folder.resolve().parent), "name": status.folder.resolve().name}
     try:
-        flags = as_flags(SweepSettings.from_dict({**found.record["settings"], **where}))
+        flags = as_flags(SweepSettings.from_dict({**status.record["settings"], **location}))
     except (InputError, TypeError):  # written by another version
-        return "run the same command, with every task and policy above, to continue"
+        return "to continue, run the same command with every task and policy above"
     return f"continue with: {shlex.join(['reuse-sweep', 'sweep', *flags])}"
 
 
@@ -265,9 +273,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for place, key in enumerate(keys):
-            if key in keys[:place]:
-                raise InputError(f"{key!r} occurs twice, in line {node.value[place][0].start_mark.line + 1}")
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise InputError(f"{key!r} occurs twice, in line {node.value[index][0].start_mark.line + 1}")
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 
 

@@ -49,14 +49,16 @@ class RunOptions(PolicyOptions):
     data: str = shared(SweepSettings, "data")
     limit: int | None = shared(SweepSettings, "limit")
     sample: int | None = shared(SweepSettings, "sample")
-    seed: int = shared(SweepSettings, "seed", help="seed of the random sample")
+    seed: int = shared(SweepSettings, "seed", help="random seed of the sample")
     fewshot: int | None = shared(SweepSettings, "fewshot")
     chat_template: bool = shared(SweepSettings, "chat_template")
     thinking: bool = shared(SweepSettings, "thinking")
     max_new_tokens: int | None = shared(SweepSettings, "max_new_tokens")
     allow_code_execution: bool = shared(SweepSettings, "allow_code_execution")
     unsafe_code_execution: bool = shared(SweepSettings, "unsafe_code_execution")
-    out: Path | None = setting(None, metavar="FILE.jsonl", default_text="standard output", help="where to write")
+    out: Path | None = setting(
+        None, metavar="FILE.jsonl", default_text="standard output", help="write the results to this file"
+    )
 
 
 def tasks(arguments: Sequence[str]) -> None:
@@ -134,7 +136,7 @@ def _print_tasks(listed: Sequence[Mapping[str, Any]]) -> None:
     for entry in listed:
         if entry["problem"]:
             print(f"\n{entry['task']}: {entry['problem']}")
-    print("\nhere: runs with these flags; bundled: runs with --data bundled, the small documents of this project.")
+    print("\nhere: runs with these flags; bundled: runs with --data bundled, a small set of documents in this project.")
     print("Any other lm-eval task can be used by its name.")
 
 

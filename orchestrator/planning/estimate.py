@@ -1,6 +1,6 @@
-"""The memory, disk space and time that a sweep needs: estimates, and errors if there is not enough.
+"""Estimates of the memory, disk space and time that a sweep needs, and errors if there is not enough.
 
-Times are those of measured rows, else they follow from the rules stated here.
+Times are those of measured rows if there are any; otherwise the rules in this module give rough ones.
 """
 
 import math
@@ -35,7 +35,7 @@ BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 RUNNING_ROW_BYTES, TRIAL_BYTES, ROW_BYTES, TOKEN_BYTES = 6_000, 30_000, 200, 8
 STEP_BYTES = 16  # of each token, with --store-steps
 
-# Rules for a folder without rows
+# Assumptions for a sweep without rows
 ANSWER_TOKENS = 256  # of an answer of a task whose answers were not measured
 BUNDLED_ANSWER_TOKENS = 50  # of the bundled model, which answers the bundled documents briefly
 SCORED_PASSES = 4.0  # per document whose options are scored
@@ -68,7 +68,7 @@ def memory_needed(config: ModelConfig, dtype: str, *, batch_size: int = 1, posit
 
 
 def memory_remedy(dtype: str, batch_size: int, *, actors: int = 1) -> str:
-    """How to need less memory; remedies that cost no speed come first."""
+    """Advice for needing less memory; remedies that cost no speed come first."""
     remedies = ["--dtype bfloat16"] if dtype == "float32" else []
     remedies += ["a smaller --batch-size"] if batch_size > 1 else []
     remedies += ["fewer --actors"] if actors > 1 else []
@@ -88,9 +88,9 @@ class RemainingWork:
 
 def disk_needed(work: Mapping[str, RemainingWork], *, running: int, steps: bool = False) -> int:
     """Bytes for all finished trials, plus `running` rows of trials in progress. `steps`: with --store-steps."""
-    a_token = TOKEN_BYTES + STEP_BYTES * steps
-    lasting = sum(task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + a_token * task.tokens) for task in work.values())
-    return lasting + min(running, sum(task.rows for task in work.values())) * (RUNNING_ROW_BYTES + 2 * a_token * 2048)
+    token = TOKEN_BYTES + STEP_BYTES * steps
+    finished = sum(task.trials * TRIAL_BYTES + task.rows * (ROW_BYTES + token * task.tokens) for task in work.values())
+    return finished + min(running, sum(task.rows for task in work.values())) * (RUNNING_ROW_BYTES + 2 * token * 2048)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ class SecondsNeeded:
 
     least: float
     most: float
-    measured: bool  # from rows; otherwise by the rules above
+    measured: bool  # from rows; otherwise a rough estimate
 
 
 def seconds_needed(
@@ -208,9 +208,9 @@ def _check_memory(prepared: "PreparedSweep", free: int, actors: int) -> None:
     needed = prepared.memory
     if needed * actors > free:
         batch_size, fewer = prepared.settings.batch_size, actors if needed <= free else 1
+        total = f", so {actors} actors need {format_bytes(actors * needed)}" if actors > 1 else ""
         raise InputError(
-            f"each actor needs about {format_bytes(needed)} of memory, but with {format_bytes(free)} free each of "
-            f"{actors} has {format_bytes(free / actors)}: "
+            f"each actor needs about {format_bytes(needed)} of memory{total}, but {format_bytes(free)} are free: "
             f"{memory_remedy(prepared.identity.dtype, batch_size, actors=fewer)}"
         )
 
@@ -253,7 +253,7 @@ def nearest_existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-# Estimates in words
+# Estimates as text
 
 
 def format_bytes(count: float) -> str:
@@ -265,9 +265,10 @@ def format_bytes(count: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
+    """5 seconds, 2 minutes, 2.0 hours"""
     if seconds >= 2 * 3600:
         return f"{seconds / 3600:,.0f} hours" if seconds >= 36_000 else f"{seconds / 3600:.1f} hours"
-    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if round(seconds) >= 120 else f"{seconds:.0f} seconds"
 
 
 def duration_range(least: float, most: float) -> str:

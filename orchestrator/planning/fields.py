@@ -171,15 +171,15 @@ def shared(cls: type, name: str, **changes: Any) -> Any:
 def settings_of(cls: type) -> Mapping[str, Setting]:
     """The settings that a dataclass declares, by field name. A group lasts until a field names another."""
     hints = typing.get_type_hints(cls)
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     group = OPTIONS
     for item in fields(cls):
         if "setting" in item.metadata:
             kind, many = _kind(hints[item.name])
             group = item.metadata["setting"].get("group", group)
             declaration = {"metavar": METAVARS[kind], **item.metadata["setting"], "group": group}
-            found[item.name] = Setting(name=item.name, kind=kind, many=many, default=item.default, **declaration)
-    return types.MappingProxyType(found)
+            settings[item.name] = Setting(name=item.name, kind=kind, many=many, default=item.default, **declaration)
+    return types.MappingProxyType(settings)
 
 
 def _kind(hint: Any) -> tuple[type, bool]:

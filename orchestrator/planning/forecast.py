@@ -38,15 +38,15 @@ MAX_BATCH = 256  # the largest batch size that is suggested
 class RaceWorld:
     """An assumption about all policies, for simulated races."""
 
-    words: str
+    description: str
     gains: bool  # every policy reaches its ideal speed-up; otherwise none is faster
     lost: float = 0.0  # accuracy, as a multiple of the margin
 
 
 RACE_WORLDS = (
-    RaceWorld(words="if reuse gains nothing", gains=False),
-    RaceWorld(words="if it gains all it can and loses nothing", gains=True),
-    RaceWorld(words="if it gains all it can and loses 1.35 times the margin", gains=True, lost=1.35),
+    RaceWorld(description="if no policy is faster", gains=False),
+    RaceWorld(description="if all reach their ideal speed-up and lose no accuracy", gains=True),
+    RaceWorld(description="if all reach it but lose 1.35 times the margin", gains=True, lost=1.35),
 )
 
 
@@ -64,8 +64,9 @@ def describe_plan(
         work, measured or {}, config=prepared.files.config, dtype=identity.dtype, device=prepared.device
     )
     actors = max(1, min(placement.actors, trials))
-    one = duration_range(*_total(needed))
-    every = f"{duration_range(*(seconds / actors for seconds in _total(needed)))} on {actors} actors, " * (actors > 1)
+    time = f"about {duration_range(*_total(needed))} on one actor"
+    if actors > 1:
+        time += f", {duration_range(*(seconds / actors for seconds in _total(needed)))} on {actors} actors"
     download = f"; {format_bytes(prepared.download)} to download" if prepared.download else ""
     disk = format_bytes(disk_needed(work, running=prepared.rows_in_progress, steps=settings.store_steps))
     return [
@@ -75,15 +76,15 @@ def describe_plan(
         f"memory     about {_memory(prepared)}",
         *(
             f"task       {name}: {_documents(task)}, {len(task.by_shard):,} shard{'s' * (len(task.by_shard) != 1)}, "
-            f"{work[name].rows:,} rows to do, about {duration_range(needed[name].least, needed[name].most)}"
+            f"{work[name].rows:,} rows to run, about {duration_range(needed[name].least, needed[name].most)}"
             for name, task in prepared.tasks.items()
         ),
         f"policies   {', '.join((*settings.policies, *settings.configurations))}",
-        f"trials     {trials:,} to do of {len(prepared.trials):,}, {rows:,} rows"
-        + (" at most: --race stops configurations whose verdict is certain" if settings.race else ""),
+        f"trials     {trials:,} of {len(prepared.trials):,} to run, {rows:,} rows"
+        + (" at most: --race stops a configuration once its verdict is certain" if settings.race else ""),
         f"actors     {placement.actors} ({placement.each})",
         f"disk       about {disk}" + (f", and {format_bytes(prepared.download)} for the model" if download else ""),
-        f"time       about {one} of one actor, {every}{_basis(prepared, needed)}",
+        f"time       {time}, {_basis(prepared, needed)}",
         *describe_power(prepared),
         *describe_race(prepared),
         *(f"warning    {problem}" for problem in undecidable(prepared)),
@@ -96,12 +97,12 @@ def _total(needed: Mapping[str, SecondsNeeded]) -> tuple[float, float]:
 
 def _documents(task: PreparedTask) -> str:
     wanted, every = len(task.wanted), len(task.task.documents)
-    source = " (as published; not loaded)" if task.task.provenance.source == "published" else ""
+    source = " (published number; not loaded)" if task.task.provenance.source == "published" else ""
     return f"{wanted:,} of {every:,} documents{source}"
 
 
 def _memory(prepared: PreparedSweep) -> str:
-    """What an actor needs at the chosen batch size, and the largest batch that its device has memory for."""
+    """The memory of an actor at the chosen batch size, and the largest batch size that its device has memory for."""
     needed, size = f"{format_bytes(prepared.memory)} per actor at batch size ", prepared.settings.batch_size
     if not prepared.device.memory:
         return f"{needed}{size}"
@@ -119,7 +120,7 @@ def largest_batch(prepared: PreparedSweep) -> int | None:
 
 
 def _basis(prepared: PreparedSweep, needed: Mapping[str, SecondsNeeded]) -> str:
-    """What the estimate of time is based on."""
+    """What the estimated time is based on: measured rows, or which assumptions."""
     rough = [name for name, task in needed.items() if not task.measured]
     if not rough:
         return "from the rows measured so far"
@@ -129,8 +130,8 @@ def _basis(prepared: PreparedSweep, needed: Mapping[str, SecondsNeeded]) -> str:
     tokens = f"answers of {', '.join(map(str, lengths))} tokens, " if lengths else ""
     rule = (
         f"a rough estimate ({tokens}{device.tokens_per_pass:g} tokens per pass, {a_pass * 1000:.0f} ms per pass on "
-        f"{device.label}; from the ideal gain of every policy to none"
-        f"{'; batches counted as single documents' * (prepared.settings.batch_size > 1)})"
+        f"{device.label}; from the ideal speed-up of every policy to none"
+        f"{'; without the gain from batching' * (prepared.settings.batch_size > 1)})"
     )
     return rule if len(rough) == len(needed) else f"for {', '.join(rough)} {rule}"
 
@@ -139,10 +140,10 @@ def _basis(prepared: PreparedSweep, needed: Mapping[str, SecondsNeeded]) -> str:
 
 
 def compared(prepared: PreparedSweep, task: str) -> tuple[list[Configuration], list[Configuration]]:
-    """Configurations at k=1, and those that are compared with them."""
-    every, rule = prepared.configurations(task), prepared.baselines[task]
-    base = [one for one in every if ReusePolicy.parse(one.policy).k == 1 and rule.is_baseline(one)]
-    return base, [one for one in every if one not in base]
+    """The baselines at k=1, and the configurations that are compared with them."""
+    configurations, rule = prepared.configurations(task), prepared.baselines[task]
+    bases = [one for one in configurations if ReusePolicy.parse(one.policy).k == 1 and rule.is_baseline(one)]
+    return bases, [one for one in configurations if one not in bases]
 
 
 def needed_for_margin(prepared: PreparedSweep, task: str) -> int | None:
@@ -159,23 +160,23 @@ def describe_power(prepared: PreparedSweep) -> Iterator[str]:
     for need, names in by_need.items():
         has = ", ".join(f"{name} has {len(prepared.tasks[name].wanted):,}" for name in names)
         yield (
-            f"accuracy   {'too many' if need is None else f'{need:,}'} documents show that less than "
-            f"{settings.margin:g} points are lost, if 10 % of the answers change and none is lost on balance "
-            f"(80 % power): {has}"
+            f"accuracy   {'no number of' if need is None else f'{need:,}'} documents can show with 80 % power that "
+            f"less than {settings.margin:g} points are lost, if 10 % of the answers change and accuracy stays the "
+            f"same: {has}"
         )
     speeds = sorted(_speed_needs(prepared).items())
     for speedup, (need, policies) in speeds:
         if need is None:
-            fact = f"{speedup:.2f}× at best is below the declared {settings.speedup:g}×"
+            fact = f"the ideal speed-up of {speedup:.2f}× is not above the declared {settings.speedup:g}×"
         else:
-            fact = f"about {need:,} documents show a speed-up of {settings.speedup:g}× if it reaches {speedup:.2f}×"
+            fact = f"about {need:,} documents can show a speed-up above {settings.speedup:g}× if it is {speedup:.2f}×"
         yield f"speed      {', '.join(policies)}: {fact}"
 
 
 def _speed_needs(prepared: PreparedSweep) -> dict[float, tuple[int | None, list[str]]]:
     """By ideal speed-up, for policies of the fixed grid: the documents that show the declared one, and the policies."""
     generating = [name for name, task in prepared.tasks.items() if task.task.kind != LOGLIKELIHOOD]
-    found: dict[float, tuple[int | None, list[str]]] = {}
+    needs: dict[float, tuple[int | None, list[str]]] = {}
     if not generating or not all(compared(prepared, generating[0])):
         return {}
     others = compared(prepared, generating[0])[1]
@@ -187,8 +188,8 @@ def _speed_needs(prepared: PreparedSweep) -> dict[float, tuple[int | None, list[
         if best > 1:
             distance = math.log(best / prepared.settings.speedup)
             shards = math.ceil((reach * math.sqrt(2) * TIME_NOISE / distance) ** 2) if distance > 0 else None
-            found.setdefault(best, (None if shards is None else shards * size, []))[1].append(policy)
-    return found
+            needs.setdefault(best, (None if shards is None else shards * size, []))[1].append(policy)
+    return needs
 
 
 def undecidable(prepared: PreparedSweep) -> list[str]:
@@ -199,12 +200,12 @@ def undecidable(prepared: PreparedSweep) -> list[str]:
         return ["no policy is k1, so nothing can be compared and there will be no verdict: add k1_first,k1_last"]
     if not any(compared(prepared, name)[1] for name in prepared.tasks):
         return []
-    found = []
+    problems = []
     generates = any(task.task.kind != LOGLIKELIHOOD for task in prepared.tasks.values())
     if generates and len(bases) == 1 and settings.repeats == 1:
-        found.append(
-            f"k=1 runs only once ({bases[0]}), so the noise between runs is hardly known and verdicts on speed may "
-            f"stay undecided: add {replicate_of(bases[0])}"
+        problems.append(
+            f"k=1 runs only once ({bases[0]}), which says little about the noise between runs, so verdicts on speed "
+            f"may stay undecided: add {replicate_of(bases[0])}"
         )
     few: dict[int | None, list[str]] = {}
     for name, task in prepared.tasks.items():
@@ -212,7 +213,7 @@ def undecidable(prepared: PreparedSweep) -> list[str]:
         if need is None or has < need:
             few.setdefault(need, []).append(f"{has:,} documents of {name}")
     for need, tasks in few.items():
-        found.append(
+        problems.append(
             f"{', '.join(tasks)} are too few to show that less than {settings.margin:g} points are lost "
             f"({'no number is enough' if need is None else f'about {need:,} are needed'}): a policy that loses nothing "
             "will probably stay undecided"
@@ -220,8 +221,10 @@ def undecidable(prepared: PreparedSweep) -> list[str]:
     needs = _speed_needs(prepared)
     slow = [policy for need, policies in needs.values() if need is None for policy in policies]
     if slow:
-        found.append(f"{', '.join(slow)} cannot reach the declared speed-up of {settings.speedup:g}× even at best")
-    return found
+        problems.append(
+            f"{', '.join(slow)} cannot exceed the declared speed-up of {settings.speedup:g}× even in the ideal case"
+        )
+    return problems
 
 
 # What a race would save
@@ -231,13 +234,13 @@ def describe_race(prepared: PreparedSweep) -> Iterator[str]:
     shares = race_shares(prepared)
     if shares:
         low, high = (f"{100 * share:.0f}" for share in (min(shares.values()), max(shares.values())))
-        would = "takes" if prepared.settings.race else "would take"
-        each = ", ".join(f"{100 * share:.0f} % {words}" for words, share in shares.items())
-        yield f"race       --race {would} about {low} to {high} % of the full grid's time: {each}"
+        verb = "takes" if prepared.settings.race else "would take"
+        each = ", ".join(f"{100 * share:.0f} % {assumption}" for assumption, share in shares.items())
+        yield f"race       --race {verb} about {low} to {high} % of the full grid's time: {each}"
 
 
 def race_shares(prepared: PreparedSweep) -> dict[str, float]:
-    """By `RaceWorld.words`: the time of a race relative to that of the full grid, in simulated races of this plan."""
+    """Time of a race relative to the full grid, in simulated races of this plan, by `RaceWorld.description`."""
     settings = prepared.settings
     if settings.repeats > 1 or not all(compared(prepared, next(iter(prepared.tasks)))):
         return {}
@@ -245,7 +248,7 @@ def race_shares(prepared: PreparedSweep) -> dict[str, float]:
     for world in RACE_WORLDS:
         times = np.array([_raced_time(prepared, name, world) for name in prepared.tasks])
         used, full = times.sum(axis=0)
-        shares[world.words] = float(used / full)
+        shares[world.description] = float(used / full)
     return shares
 
 
@@ -278,10 +281,10 @@ def _raced_time(prepared: PreparedSweep, name: str, world: RaceWorld) -> tuple[f
     used, burn_in = 0.0, min(BURN_IN_SHARDS / shards, 1.0)
     settings_for = prepared.baselines[name].settings_for
     for settings_of_group in dict.fromkeys(map(settings_for, others)):
-        members = [place for place, one in enumerate(others) if settings_for(one) == settings_of_group]
+        members = [index for index, one in enumerate(others) if settings_for(one) == settings_of_group]
         own = [cost[one] for one in bases if one.settings == settings_of_group]
         longest = decided.shards[:, members].max(axis=-1) / shards
-        used += float((decided.shards[:, members] / shards * [cost[others[place]] for place in members]).sum(-1).mean())
+        used += float((decided.shards[:, members] / shards * [cost[others[index]] for index in members]).sum(-1).mean())
         used += own[0] * float(longest.mean()) + sum(own[1:]) * float(np.minimum(longest, burn_in).mean())
     each = documents * prepared.document_seconds(name)
     return each * used, each * sum(cost.values())

@@ -58,15 +58,17 @@ class Growth:
     open_ended: bool = False
 
     def total(self, name: str) -> float:
-        """The maximum of this resource, taking the nodes that have most of it first."""
+        """The most of this resource that all these nodes can have together."""
         return self._sum([(group.count, group.resources.get(name, 0)) for group in self.groups])
 
     def actors(self, bundle: Resources) -> int:
+        """The most actors that fit on these nodes."""
         return int(self._sum([(group.count, group.actors_each(bundle)) for group in self.groups]))
 
-    def _sum(self, counted: list[tuple[int, float]]) -> float:
+    def _sum(self, amounts: list[tuple[int, float]]) -> float:
+        """The sum over at most `max_nodes` nodes of (number of nodes, amount on each), largest amounts first."""
         total, left = 0.0, self.max_nodes
-        for count, each in sorted(counted, key=lambda pair: pair[1], reverse=True):
+        for count, each in sorted(amounts, key=lambda pair: pair[1], reverse=True):
             taken = min(count, left)
             total, left = total + taken * each, left - taken
         return total
@@ -141,7 +143,7 @@ class Machine:
 
 
 def resolve_model(model: str, machine: Machine, address: str | None) -> str:
-    """`auto` is the 7B model if there are or may be GPUs, else the bundled one; an error on a cluster without GPUs."""
+    """The model itself. `auto` is the 7B model if there are or may be GPUs, else, on this machine, the bundled one."""
     if model != "auto":
         return model
     if machine.driver_gpus or machine.most("GPU"):
@@ -160,7 +162,7 @@ def resolve_model(model: str, machine: Machine, address: str | None) -> str:
 
 
 def describe_auto_model(requested: SweepSettings, settings: SweepSettings, machine: Machine) -> list[str]:
-    """For a sweep without --model: one line that says which model runs and why."""
+    """For a sweep without --model: a line with the model that runs, and why. Otherwise nothing."""
     if requested.model != "auto" or settings.model not in (BUNDLED_MODEL, FULL_MODEL) or machine.profile:
         return []
     known = {"bundled": "the bundled documents", "hub": "documents from the Hub or its cache"}
@@ -263,11 +265,12 @@ def _unplaceable(placement: Placement, settings: SweepSettings, machine: Machine
     }
     for flag, (what, amount) in needs.items():
         if amount > machine.largest(what):
-            yield f"{flag} must be at most {machine.largest(what):g}, which the largest node has (got {amount:g})"
+            yield f"{flag} must be at most {machine.largest(what):g}, the {what}s of the largest node (got {amount:g})"
     named = [f"--accelerator-type {placement.accelerator_type}"] if placement.accelerator_type is not None else []
     named += [f"--resources {name}={amount:g}" for name, amount in placement.resources.items()]
     if named and settings.address is None:
-        yield f"{named[0]} selects nodes of a Ray cluster: also give --address, or omit it"
+        flag = named[0].partition(" ")[0]
+        yield f"{named[0]} selects nodes of a Ray cluster: add --address HOST:PORT, or omit {flag}"
     elif machine.names_all:
         resources = [name for name in placement.bundle if name not in ("CPU", "GPU")]
         for flag, name in zip(named, resources, strict=True):

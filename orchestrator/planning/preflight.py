@@ -60,7 +60,7 @@ SAMPLES, SAMPLE_BYTES = 64, 64 * 2**10  # different weights differ in all sample
 
 
 def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | None = None) -> PreparedSweep:
-    """A sweep that can start, or one InputError with every reason why not. `stored` is the folder's sweep.json."""
+    """Returns a sweep that can start, or raises one InputError with all problems. `stored`: the folder's sweep.json."""
     problems = Problems()
     notices: list[str] = []
     requested, settings = settings, _with_absolute_paths(adopt_resolved(settings, stored))
@@ -85,8 +85,8 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
         settings, stored, machine, problems, notices, lambda task: _shard_size(task, settings, files, device)
     )
     if (added := _replicate(settings, stored, opened)) is not None:
-        place_after = next(place for place, name in enumerate(settings.policies) if ReusePolicy.parse(name).k == 1) + 1
-        policies = (*settings.policies[:place_after], added, *settings.policies[place_after:])
+        after = next(i for i, name in enumerate(settings.policies, start=1) if ReusePolicy.parse(name).k == 1)
+        policies = (*settings.policies[:after], added, *settings.policies[after:])
         settings, requested = replace(settings, policies=policies), replace(requested, policies=policies)
         if stored is None:
             notices.append(
@@ -112,9 +112,7 @@ def prepare(settings: SweepSettings, machine: Machine, stored: SweepRecord | Non
             if machine.profile is not None and machine.profile.memory:
                 remedy = memory_remedy(prepared.identity.dtype, settings.batch_size)
                 check_devices(prepared.memory, machine.devices, remedy=remedy, share=placement.gpus_per_actor)
-            elif (
-                machine.profile is None and stored is None
-            ):  # an existing sweep is checked once its remaining trials are known
+            elif machine.profile is None and stored is None:  # an existing one is checked for its remaining trials only
                 check_capacity(prepared, machine, prepared.trials)
     problems.check()
     assert prepared is not None
@@ -213,6 +211,7 @@ def _replicate(settings: SweepSettings, stored: SweepRecord | None, opened: Mapp
 
 
 def race_shard_size(size: int, documents: int) -> int:
+    """At most `size` documents, and few enough that a task has RACE_SHARDS shards."""
     return max(1, min(size, documents // RACE_SHARDS))
 
 
@@ -283,6 +282,7 @@ def _identity(settings: SweepSettings, files: ModelFiles, opened: Mapping[str, P
 
 
 def _check_folder(out: Path) -> None:
+    """Raises InputError if sweeps cannot be stored below this directory."""
     if any(pair == JOB_DIRECTORY for pair in pairwise(out.resolve().parts)):
         raise InputError(
             "--out must be outside the working directory that `ray job submit` uploads, because Ray deletes it after "

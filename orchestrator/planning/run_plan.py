@@ -141,7 +141,7 @@ _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSettings:
-    """What all workers of a sweep have in common. Created by `plan_run`; read by every worker, on any node."""
+    """What all workers of a sweep have in common. Created by `worker_settings`; read by every worker, on any node."""
 
     model: str
     revision: str | None = None  # of the model that the sweep was planned with; None: any
@@ -183,14 +183,17 @@ class RunPlan:
         return bool(self.record and self.record["settings"].get("race"))
 
     def unfinished(self, facts: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
-        """Trials to run, given each trial.json."""
+        """Trials that are not complete. `facts`: the content of each trial.json, by trial id."""
         return [trial for trial in self.trials if not self.wanted.is_complete(trial, facts.get(trial.trial_id))]
 
 
 def plan_run(
     prepared: "PreparedSweep", writer: StoreWriter, stored: SweepRecord | None, *, force: Sequence[str] | None = None
 ) -> RunPlan:
-    """Writes nothing: the machine may turn out to be too small for the plan. `force`: policies to run again."""
+    """Decides which trials a command runs. Writes nothing: the machine may turn out to be too small for the plan.
+
+    `force`: policies to run again, all if empty; None reruns nothing.
+    """
     record = combine(stored, prepared.record(), folder=str(prepared.folder))
     record.setdefault("sweep", f"{prepared.name}-{secrets.token_hex(4)}")
     record.setdefault("created", _now())
@@ -206,7 +209,7 @@ def plan_run(
             "--force must not be used with --race: its decisions were made from the rows that would be replaced; start "
             "another sweep with --name"
         )
-    rerun = () if force is None else _begun(trials, known, force or prepared.settings.all_policies)
+    rerun = () if force is None else _started(trials, known, force or prepared.settings.all_policies)
     plan = RunPlan(
         folder=str(prepared.folder),
         sweep=record["sweep"],
@@ -218,7 +221,7 @@ def plan_run(
     remaining = plan.unfinished({trial_id: facts for trial_id, facts in known.items() if trial_id not in rerun})
     if (race := Race.from_record(record, prepared.wanted)) is not None:
         remaining = [trial for trial in remaining if race.is_needed(trial)]
-    notices = [f"corrupted and quarantined: {found}" for found in writer.corrupted.values()]
+    notices = [f"corrupted and quarantined: {description}" for description in writer.corrupted.values()]
     notices += writer.notices
     if stored is not None and (unknown := unknown_settings(stored)):
         notices.append(f"{writer.folder} was made by a newer version; its settings {', '.join(unknown)} are ignored")
@@ -226,13 +229,13 @@ def plan_run(
         notices.append(
             f"running {counted(len(rerun), 'trial')} again; the old rows are in {writer.folder / 'quarantine'}"
         )
-    more = describe_extension(stored, record) if remaining and stored is not None else []
-    notices += [f"extended by {'; '.join(more)}"] if more else []
+    extensions = describe_extension(stored, record) if remaining and stored is not None else []
+    notices += [f"extended by {'; '.join(extensions)}"] if extensions else []
     return replace(plan, remaining=tuple(remaining), notices=tuple(notices))
 
 
 def save_plan(prepared: "PreparedSweep", writer: StoreWriter, plan: RunPlan, *, arguments: Sequence[str]) -> None:
-    """Makes the folder ready for the plan's trials. Documents come first, because sweep.json promises them."""
+    """Prepares the sweep's folder for the trials. Documents are written before sweep.json, which refers to them."""
     writer.quarantine(plan.rerun)
     limit = plan.record["settings"]["limit"]
     for name, task in prepared.tasks.items():
@@ -248,6 +251,7 @@ def save_plan(prepared: "PreparedSweep", writer: StoreWriter, plan: RunPlan, *, 
 
 
 def worker_settings(prepared: "PreparedSweep", plan: RunPlan) -> WorkerSettings:
+    """The settings of the workers that run a plan."""
     settings = prepared.settings
     return WorkerSettings(
         model=prepared.model_source,
@@ -280,13 +284,15 @@ def _extension(stored: SweepRecord, record: SweepRecord) -> list[dict[str, Any]]
 
 
 def _has_documents(writer: StoreWriter, task: str, count: int) -> bool:
+    """Whether the folder has a valid file of this many documents of a task."""
     try:
         return len(writer.documents(task)) == count
     except InputError:  # missing or corrupted
         return False
 
 
-def _begun(trials: Sequence[Trial], known: Collection[str], policies: Sequence[str]) -> tuple[str, ...]:
+def _started(trials: Sequence[Trial], known: Collection[str], policies: Sequence[str]) -> tuple[str, ...]:
+    """Ids of the trials of these policies that are in the folder."""
     return tuple(trial.trial_id for trial in trials if trial.policy in policies and trial.trial_id in known)
 
 

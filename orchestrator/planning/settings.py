@@ -103,9 +103,9 @@ def check_policy(name: str) -> str | None:
 
 def _check_configuration(text: str) -> str | None:
     def check() -> None:
-        found = Configuration.parse(text)
+        configuration = Configuration.parse(text)
         declared = settings_of(SweepSettings)
-        wrong = [one for name in DECODE_SETTINGS for one in declared[name].problems((getattr(found, name),))]
+        wrong = [one for name in DECODE_SETTINGS for one in declared[name].problems((getattr(configuration, name),))]
         if wrong:
             raise InputError(f"{text}: {wrong[0]}")
 
@@ -164,9 +164,9 @@ class SweepSettings:
     reference: str = setting(
         OWN,
         choices=(OWN, FIRST),
-        help="k1 that a configuration is compared with: with its own decode settings, or with the first ones",
+        help="decode settings of the k1 baseline: own are those of the configuration, first are the first ones listed",
     )
-    replicate: bool = setting(True, help="run k1 twice if it is named once: this measures the noise between runs")
+    replicate: bool = setting(True, help="run k1 twice if it is listed once, to measure the noise between runs")
 
     model: str = setting(
         "auto", group=MODEL, help="directory or Hub id[@revision]; auto is the 7B model with a GPU, otherwise tiny"
@@ -177,7 +177,10 @@ class SweepSettings:
     block_size: int | None = setting(
         None, minimum=1, cap=4096, default_text="from config.json", help="tokens per block of the model"
     )
-    data: str = setting("auto", help="hub, bundled or a directory laid out like the Hub; auto matches the model")
+    data: str = setting(
+        "auto",
+        help="hub, bundled or a directory laid out like the Hub; auto is bundled for the model tiny, otherwise hub",
+    )
     limit: int | None = setting(
         None, minimum=1, cap=10**9, default_text="all", help="first N documents of each subtask"
     )
@@ -186,7 +189,7 @@ class SweepSettings:
         None,
         choices=HALVES,
         default_text="both",
-        help="random half of these documents: choose on one, confirm on the other",
+        help="run one random half of these documents, to choose a policy on the first and confirm it on the second",
     )
     fewshot: int | None = setting(
         None,
@@ -215,14 +218,19 @@ class SweepSettings:
     )
     repeats: int = setting(1, minimum=1, cap=1000, help="number of times to run each trial")
     seed: int = setting(
-        0, minimum=0, cap=2**32 - 1, default_text="0", help="seed of the random sample and the trial order"
+        0, minimum=0, cap=2**32 - 1, default_text="0", help="random seed of the sample and of the trial order"
     )
     shard_size: int | None = setting(
         None, minimum=1, cap=10**9, default_text="as many as take a few seconds", help="documents per trial, at most"
     )
 
     actors: int | None = setting(
-        None, group=MACHINE, minimum=1, cap=10**5, default_text="as many as fit", help="models loaded at a time"
+        None,
+        group=MACHINE,
+        minimum=1,
+        cap=10**5,
+        default_text="as many as fit",
+        help="number of actors, each of which loads the model",
     )
     gpus_per_actor: float | None = setting(
         None,
@@ -262,7 +270,7 @@ class SweepSettings:
         maximum=WEEK_SECONDS,
         unit="seconds",
         metavar="SECONDS",
-        help="time for an autoscaler to add the first node",
+        help="how long to wait for an autoscaler to add the first node",
     )
     dashboard: bool = setting(True, help="serve Ray's dashboard to this machine")
     callback: tuple[str, ...] = setting(
@@ -274,15 +282,15 @@ class SweepSettings:
         maximum=WEEK_SECONDS,
         unit="seconds",
         metavar="SECONDS",
-        help="time until an actor that does not respond is replaced",
+        help="replace an actor that has not responded for this long",
     )
 
     out: str = setting(
         "results", group=RUN, metavar="DIR", aliases=("output-path",), help="directory that contains the sweeps"
     )
-    name: str | None = setting(None, check=check_name, default_text="model name", help="directory of this sweep")
+    name: str | None = setting(None, check=check_name, default_text="model name", help="name of the sweep's directory")
     upload: str | None = setting(
-        None, metavar="URL", check=check_upload, help="copy the sweep there as it runs: s3, gs or file URL"
+        None, metavar="URL", check=check_upload, help="copy the sweep to this s3, gs or file URL while it runs"
     )
     track: tuple[str, ...] = setting(
         (),
@@ -294,7 +302,7 @@ class SweepSettings:
     store_steps: bool = setting(
         False, help="store for each token the step that revealed it and its confidence; the report colours tokens by it"
     )
-    skip_unavailable: bool = setting(False, help="skip tasks that are not available instead of stopping")
+    skip_unavailable: bool = setting(False, help="skip tasks that are not available instead of reporting an error")
     allow_code_execution: bool = setting(
         False, aliases=("confirm-run-unsafe-code",), help="run generated programs in a sandbox"
     )
@@ -311,7 +319,7 @@ class SweepSettings:
         None,
         minimum=1,
         cap=1000,
-        help="with --race: try N of the policies and decode settings listed, chosen by Optuna, and confirm the best",
+        help="with --race: try N of the listed policies with decode settings, chosen by Optuna, and confirm the best",
     )
     quiet: bool = setting(False, help="do not show the live view")
 

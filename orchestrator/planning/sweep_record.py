@@ -106,15 +106,17 @@ def stored_cuts(identity: Mapping[str, Any]) -> dict[str, tuple[Cut, ...]] | Non
     if "cuts" not in identity:
         return None
     try:
-        found = {task: tuple((limit, shards) for limit, shards in cuts) for task, cuts in identity["cuts"].items()}
+        by_task = {task: tuple((limit, shards) for limit, shards in cuts) for task, cuts in identity["cuts"].items()}
     except (AttributeError, TypeError, ValueError):
-        found = {"": ((0, 0),)}
-    for cuts in found.values():
+        by_task = {"": ((0, 0),)}  # refused below
+    for cuts in by_task.values():
         limits = [limit for limit, _ in cuts[:-1]] + [limit for limit, _ in cuts[-1:] if limit is not None]
         for numbers in (limits, [shards for _, shards in cuts]):
             if not all(type(number) is int and number > before for before, number in pairwise([0, *numbers])):
-                raise InputError("sweep.json must state in 'cuts' growing limits and numbers of shards for each task")
-    return found
+                raise InputError(
+                    "sweep.json is corrupted: 'cuts' must have increasing limits and numbers of shards for each task"
+                )
+    return by_task
 
 
 def new_record(
@@ -160,8 +162,11 @@ def _has_commit(stored: SweepRecord) -> bool:
 
 
 def check_record(stored: SweepRecord) -> None:
+    """Raises InputError if a command of this version cannot continue the sweep of this record."""
     if "imported" in stored:
-        raise InputError(f"{stored.get('sweep')} holds imported results and cannot be continued; choose another --name")
+        raise InputError(
+            f"{stored.get('sweep')} contains imported results and cannot be continued; choose another --name"
+        )
     missing = [key for key in ("schema", "identity", "settings", "model", "tasks") if stored.get(key) is None]
     missing = missing or [
         *(key for key in REQUIRED_IDENTITY if key not in stored["identity"]),
@@ -170,7 +175,9 @@ def check_record(stored: SweepRecord) -> None:
         *("documents" for facts in stored["tasks"].values() if "documents" not in facts),
     ]
     if missing:
-        raise InputError(f"sweep.json has no {missing[0]!r}: it was edited or is not a sweep's; choose another --name")
+        raise InputError(
+            f"sweep.json has no {missing[0]!r}: it was edited or does not belong to a sweep; choose another --name"
+        )
     unknown = stored["identity"].keys() - SweepIdentity.__dataclass_fields__.keys()
     if unknown:  # its trials depend on something that this version cannot repeat
         raise InputError(
@@ -211,23 +218,24 @@ def combine(stored: SweepRecord | None, new: SweepRecord, *, folder: str = "the 
         **stored,
         "identity": {**stored["identity"], **by_task},
         "settings": settings,
-        "tasks": {**stored["tasks"], **{name: _task(stored["tasks"], name, new) for name in new["tasks"]}},
+        "tasks": {**stored["tasks"], **{name: _combined_task(stored["tasks"], name, new) for name in new["tasks"]}},
     }
 
 
 def describe_extension(stored: SweepRecord, combined: SweepRecord) -> list[str]:
     """What the combined record adds to the stored one; empty if the command only continues."""
     before, now = stored["settings"], combined["settings"]
-    more = []
+    extensions = []
     for name in EXTENDABLE:
         added = [_show(value) for value in _values(now, name) if value not in _values(before, name)]
-        more += [f"{name.replace('_', ' ')} {', '.join(added)}"] if added else []
-    more += [f"limit {now['limit'] or 'all'}"] if now["limit"] != before["limit"] else []
-    more += [f"repeats {now['repeats']}"] if now["repeats"] != before["repeats"] else []
-    return more
+        extensions += [f"{name.replace('_', ' ')} {', '.join(added)}"] if added else []
+    extensions += [f"limit {now['limit'] or 'all'}"] if now["limit"] != before["limit"] else []
+    extensions += [f"repeats {now['repeats']}"] if now["repeats"] != before["repeats"] else []
+    return extensions
 
 
 def _changes(stored: SweepRecord, new: SweepRecord) -> Iterator[str]:
+    """What a sweep may not change, and the new command does: each with its old and new value."""
     before, now = stored["identity"], new["identity"]
     raced = bool(before.get("race") and now.get("race"))
     halved = bool(before.get("half") and now.get("half"))
@@ -272,7 +280,8 @@ def _absent(key: str) -> Any:
     return None if default is MISSING else default
 
 
-def _task(stored: Mapping[str, Any], name: str, new: SweepRecord) -> dict[str, Any]:
+def _combined_task(stored: Mapping[str, Any], name: str, new: SweepRecord) -> dict[str, Any]:
+    """The new facts about a task, with the larger of both numbers of documents."""
     now = dict(new["tasks"][name])
     if name in stored:
         now["documents"] = max(now["documents"], stored[name]["documents"])

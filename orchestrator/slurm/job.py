@@ -110,14 +110,16 @@ class Job:
         help="any other sbatch option, such as reservation=R or exclusive (repeatable)",
     )
     setup: Path | None = setting(
-        None, metavar="FILE", help="shell commands to source first: load modules, activate an environment, PYTHON=…"
+        None,
+        metavar="FILE",
+        help="shell file to source first, to load modules, activate an environment or set PYTHON=…",
     )
     container: str | None = setting(
         None,
         metavar="IMAGE",
         help="run every Python process in this image with Apptainer: a .sif file or a URI",
     )
-    requeue: bool = setting(False, help="requeue the job at its time limit, and continue")
+    requeue: bool = setting(False, help="requeue the job at its time limit, so that the sweep continues")
 
     def __post_init__(self) -> None:
         problems = [*self._problems()]
@@ -165,7 +167,7 @@ class Job:
     def directives(self) -> list[str]:
         """The options of sbatch, without the leading dashes."""
         gpus = f"{self.gpu_type}:{self.gpus_per_node}" if self.gpu_type else self.gpus_per_node or None
-        given = {
+        values = {
             "nodes": self.nodes,
             "ntasks-per-node": 1,
             "cpus-per-task": self.cpus,
@@ -174,24 +176,24 @@ class Job:
             "signal": f"B:USR1@{self.warning_seconds}",
             **{name: getattr(self, name) for name in ("account", "partition", "qos", "constraint", "mem")},
         }
-        flags = [f"{name}={value}" for name, value in given.items() if value is not None]
+        flags = [f"{name}={value}" for name, value in values.items() if value is not None]
         return [*flags, "requeue" if self.requeue else "no-requeue", *_joined(self.sbatch)]
 
 
 def parse_gpus(raw: str) -> tuple[int, str | None]:
     """Count and type of a node's GPUs: 4, or a100:4."""
-    found = GPUS.fullmatch(raw.strip())
-    if found is None:
+    match = GPUS.fullmatch(raw.strip())
+    if match is None:
         raise InputError(f"--gpus-per-node must be a number or TYPE:NUMBER, such as 4 or a100:4 (got {raw!r})")
-    return int(found["count"]), found["type"]
+    return int(match["count"]), match["type"]
 
 
 def parse_time_limit(time: str) -> int:
     """Seconds of a time limit as Slurm reads it: 12:30 is minutes and seconds, 1-12:30 is days, hours and minutes."""
-    found = TIME.fullmatch(time.strip())
-    if found is None:
+    match = TIME.fullmatch(time.strip())
+    if match is None:
         raise InputError(f"--time must be {TIME_FORMATS} (got {time!r})")
-    days, *rest = found.groups()
+    days, *rest = match.groups()
     parts = [int(part) for part in rest if part is not None]
     if max(parts[1:], default=0) > 59 or (days is not None and parts[0] > 23):  # Slurm would accept 99:99:99
         raise InputError(
@@ -244,19 +246,19 @@ def free_ports(count: int) -> list[int]:
     ports are chosen at random, so that jobs on the same node do not choose the same ones.
     """
     end = _ephemeral_start()
-    found: list[int] = []
-    with ExitStack() as held:
+    ports: list[int] = []
+    with ExitStack() as sockets:
         for port in sample(range(FIRST_PORT, end), end - FIRST_PORT):
-            if len(found) == count:
+            if len(ports) == count:
                 break
             try:
-                held.enter_context(socket.create_server(("", port)))
+                sockets.enter_context(socket.create_server(("", port)))
             except OSError:  # in use
                 continue
-            found.append(port)
-    if len(found) < count:
-        raise InputError(f"{len(found)} of the ports {FIRST_PORT} to {end - 1} are free and {count} are needed")
-    return found
+            ports.append(port)
+    if len(ports) < count:
+        raise InputError(f"{count} ports from {FIRST_PORT} to {end - 1} are needed, but only {len(ports)} are free")
+    return ports
 
 
 def _ephemeral_start() -> int:
@@ -314,7 +316,7 @@ def submitted_jobs(folder: Path) -> list[SubmittedJob]:
     from orchestrator.store.files import CorruptedFile, read_regular
     from orchestrator.store.reader import SLURM_FOLDER
 
-    found = []
+    jobs = []
     for path in sorted((folder / SLURM_FOLDER).glob("*.json")):
         try:
             record = json.loads(read_regular(path))
@@ -323,8 +325,8 @@ def submitted_jobs(folder: Path) -> list[SubmittedJob]:
             continue  # still being written, or not a file of ours
         job = SubmittedJob(script=path.with_suffix(".sh"), number=number, submitted_at=submitted_at)
         if name_problem(job.log.name) is None:
-            found.append(job)
-    return found
+            jobs.append(job)
+    return jobs
 
 
 def query_squeue(numbers: list[str]) -> Mapping[str, str] | None:
@@ -338,7 +340,7 @@ def query_squeue(numbers: list[str]) -> Mapping[str, str] | None:
         return None
     if ended.returncode:
         return None
-    known = {found[1]: found[2] for line in ended.stdout.splitlines() if (found := SQUEUE_LINE.fullmatch(line.strip()))}
+    known = {match[1]: match[2] for line in ended.stdout.splitlines() if (match := SQUEUE_LINE.fullmatch(line.strip()))}
     return {number: known[number] for number in numbers if number in known}
 
 

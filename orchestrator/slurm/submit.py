@@ -88,9 +88,9 @@ def check_gpus_requested(model: str, partition: str | None) -> None:
     listed = command_output(
         ["sinfo", "--noheader", "--format=%G", *([f"--partition={partition}"] if partition else [])]
     )
-    found = list(dict.fromkeys(GRES_GPU.findall(listed or "")))
-    if found and model != BUNDLED_MODEL:
-        each = [f"{kind}:{count}" if kind else count for kind, count in found]
+    gpus = list(dict.fromkeys(GRES_GPU.findall(listed or "")))
+    if gpus and model != BUNDLED_MODEL:
+        each = [f"{kind}:{count}" if kind else count for kind, count in gpus]
         raise InputError(
             f"--gpus-per-node is missing, and this cluster has GPUs ({', '.join(each)} per node): add for example "
             f"--gpus-per-node {each[0]}, or --gpus-per-node 0 --model tiny to run the bundled model on CPUs"
@@ -247,7 +247,7 @@ def _new_script(submission: Submission) -> Path:
     folder = path_below(submission.folder, f"{SLURM_FOLDER}/001.sh").parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(found[1]) for path in folder.iterdir() if (found := SCRIPT_NAME.fullmatch(path.name))]
+        taken = [int(match[1]) for path in folder.iterdir() if (match := SCRIPT_NAME.fullmatch(path.name))]
         path = folder / f"{max(taken, default=0) + 1:03d}.sh"
         with path.open("x", encoding="utf-8") as file:
             file.write(_script(submission, path))
