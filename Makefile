@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test bubblewrap test-slow test-faults test-cluster lint types sweep policies train-tiny lock dist clean
+.PHONY: test bubblewrap test-slow test-faults test-cluster lint types sweep policies methods train-tiny lock dist clean
 
 test: lint types bubblewrap
 	$(BIN)/python -m pytest -m "not slow and not cluster" -n auto

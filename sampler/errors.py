@@ -41,6 +41,12 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def listed(values: Iterable[object], conjunction: str = "or") -> str:
+    """The values as words: a, b or c."""
+    *most, last = map(str, values)
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
+
+
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "", cutoff: float = 0.5) -> str:
     """A question that suggests the most similar known word, ignoring case; `otherwise` if no word is similar."""
     lower = {name.lower(): name for name in known}

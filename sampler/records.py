@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from sampler.errors import InputError
 from sampler.reveal import THRESHOLD, RevealRule, ThresholdReveal, parse_reveal
 
+# What a task's documents ask for: a continuation of a prompt, or the log-likelihoods of given options.
+GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeSettings:

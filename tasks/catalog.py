@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sampler.errors import InputError
+from sampler.records import GENERATE, LOGLIKELIHOOD
 from tasks import hooks, sandbox
 from tasks.documents import TaskOptions
 
-GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"
 BOX = "Please reason step by step, and put your final answer within \\boxed{}."
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from sampler.errors import InputError
+from sampler.records import GENERATE, LOGLIKELIHOOD
 from tasks import hooks
-from tasks.catalog import CATALOG, GENERATE, LOGLIKELIHOOD, TaskSpec
+from tasks.catalog import CATALOG, TaskSpec
 
 KINDS = {"generate_until": GENERATE, "multiple_choice": LOGLIKELIHOOD, "loglikelihood": LOGLIKELIHOOD}
 # Tests and row check of each dataset whose programs can be tested with the standard library alone.

@@ -26,8 +26,9 @@ from lm_eval.utils import apply_template
 
 from sampler.errors import InputError, UnavailableError
 from sampler.hub import hub_problem, retry_hub
+from sampler.records import GENERATE
 from tasks import lookup, sandbox
-from tasks.catalog import GENERATE, TaskSpec, check_requirements, require_sandbox
+from tasks.catalog import TaskSpec, check_requirements, require_sandbox
 from tasks.documents import Description, Document, Provenance, TaskOptions, published_documents, select_documents
 from tasks.sources import Folder, Source, choose_source
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from analysis_tables import Truth, World, draw
 
-from orchestrator.analysis.columns import apportioned_wall_time, condense, encode, fingerprints, group_codes
+from orchestrator.analysis.columns import apportioned_wall_time, condense, encode, fingerprints
 from orchestrator.analysis.intervals import Estimate, bootstrap_weights, units_of
 from orchestrator.analysis.runs import TaskRuns, split_by_task
 from orchestrator.analysis.speedups import (
@@ -18,6 +18,7 @@ from orchestrator.analysis.speedups import (
     throughput,
 )
 from orchestrator.core.configuration import Configuration
+from orchestrator.core.speed import group_codes
 
 K1 = dict.fromkeys(("k1_first", "k1_middle", "k1_last"), Truth())
 SETTINGS = Configuration(policy="k1").settings

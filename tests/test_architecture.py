@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("orchestrator", "tasks", "sampler")
-MAX_FILES = 147  # x
-MAX_MODULE_LINES = 450
+MAX_FILES = 140
+MAX_MODULE_LINES = 400
 FORBIDDEN = {
     "sampler": {"ray", "lm_eval", "datasets", "pyarrow", "tasks", "orchestrator"},
     "tasks": {"ray", "orchestrator"},

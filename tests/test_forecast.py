@@ -10,8 +10,8 @@ import pytest
 from orchestrator.analysis.accuracy import documents_for_margin
 from orchestrator.cli.__main__ import dispatch
 from orchestrator.cli.sweep import parse_sweep
-from orchestrator.core.system import GPU_PROFILES
-from orchestrator.planning.estimate import duration_range, format_bytes, memory_needed, parameters, seconds_needed
+from orchestrator.core.system import GPU_PROFILES, format_bytes
+from orchestrator.planning.estimate import duration_range, memory_needed, parameters, seconds_needed
 from orchestrator.planning.forecast import describe_plan, largest_batch, race_shares, undecidable
 from orchestrator.planning.machine import Machine, Nodes
 from orchestrator.planning.preflight import prepare

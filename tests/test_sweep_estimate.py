@@ -14,7 +14,7 @@ from fake_cuda import SEVEN_B
 from random_model import write_model
 
 from orchestrator.core.configuration import Configuration
-from orchestrator.core.system import ANY_GPU, CORE, GPU_PROFILES
+from orchestrator.core.system import ANY_GPU, CORE, GPU_PROFILES, format_bytes
 from orchestrator.planning.estimate import (
     ROW_BYTES,
     RUNNING_ROW_BYTES,
@@ -26,7 +26,6 @@ from orchestrator.planning.estimate import (
     disk_needed,
     document_seconds,
     duration_range,
-    format_bytes,
     measured_seconds,
     memory_needed,
     parameters,

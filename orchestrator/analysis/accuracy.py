@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from scipy import special
 
-from orchestrator.analysis.columns import Array, group_codes, to_numpy, varies_within
+from orchestrator.analysis.columns import Array, to_numpy, varies_within
 from orchestrator.analysis.intervals import (
     DRAWS,
     Bounds,
@@ -26,6 +26,7 @@ from orchestrator.analysis.intervals import (
 )
 from orchestrator.analysis.runs import TaskRuns
 from orchestrator.core.configuration import DECODE_SETTINGS
+from orchestrator.core.speed import group_codes
 
 POWER = 0.8
 SIGNIFICANCE = 0.05

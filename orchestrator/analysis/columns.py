@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from orchestrator.core.configuration import DECODE_SETTINGS
 from orchestrator.core.evidence import metric_value
 from orchestrator.core.speed import Array as Array
+from orchestrator.core.speed import group_codes
 from sampler.errors import InputError
 
 COUNTERS = (  # summed per configuration
@@ -95,37 +96,6 @@ def varies_within(values: Array, group: Array, groups: int) -> Array:
     result = np.zeros(groups, dtype=bool)
     result[group[values != values[first_indices(group, groups)][group]]] = True
     return result
-
-
-def group_codes(*keys: Array) -> tuple[Array, int]:
-    """A code for each distinct combination of the keys, in their sorted order, and how many there are."""
-    combined, span = np.zeros(len(keys[0]), dtype=np.int64), 1
-    for key in keys:
-        rank, values = _ranked(key)
-        if span * values > 2**62:
-            combined, span = _without_gaps(combined, span)
-        combined, span = combined * values + rank, span * values
-    return _without_gaps(combined, span)
-
-
-def _ranked(key: Array) -> tuple[Array, int]:
-    """A key as small integers in the same order, and a number that is larger than all of them."""
-    if key.dtype.kind in "iub" and len(key) and key.min() >= 0 and key.max() < 2**31:
-        return key.astype(np.int64), int(key.max()) + 1
-    values, rank = np.unique(key, return_inverse=True)
-    return rank.reshape(-1), max(1, len(values))
-
-
-def _without_gaps(combined: Array, span: int) -> tuple[Array, int]:
-    """The same groups as consecutive codes, and how many there are; `span` is larger than all values of `combined`.
-
-    Counts the values if the span is small, else sorts them.
-    """
-    if span <= 8 * len(combined) + 1024:
-        used = np.bincount(combined, minlength=span) > 0
-        return (np.cumsum(used) - 1)[combined], int(used.sum())
-    values, code = np.unique(combined, return_inverse=True)
-    return code.reshape(-1), len(values)
 
 
 def primary_scores(correct: Array, metrics: pa.ChunkedArray, row: Array, primary: str) -> Array:

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from orchestrator.analysis.columns import Array, group_codes
-from orchestrator.analysis.intervals import CONFIDENCE, Estimate, paired_bootstrap
+from orchestrator.analysis.accuracy import paired_difference
+from orchestrator.analysis.columns import Array
+from orchestrator.analysis.intervals import CONFIDENCE, Estimate
 from orchestrator.analysis.runs import PASS_KINDS, ResolvedConfiguration, TaskRuns
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration
-from orchestrator.core.speed import ideal_speedup
+from orchestrator.core.speed import group_codes, ideal_speedup
 
 COST_COUNTERS = (*(f"passes_{kind}" for kind in PASS_KINDS), "layers_computed", "layer_positions", "tokens")
 MIN_SPARE_TRIALS = 8  # more trials than counters
@@ -312,8 +313,8 @@ def rank(
     if resolved.is_baseline and resolved.settings == reference.settings:
         points = Estimate(value=0.0, low=0.0, high=0.0)
     else:
-        differences = 100 * (rows.mean(runs, "score") - rows.mean(base, "score"))[both]
-        points = paired_bootstrap(differences, rows.strata[both], rng)[0]
+        scores, base_scores = rows.mean(runs, "score")[both], rows.mean(base, "score")[both]
+        points = paired_difference(base_scores, scores, rows.strata[both], rng=rng).points
     configuration = resolved.configuration
     return Ranking(
         name=configuration.label(configuration.changed_from(reference)),

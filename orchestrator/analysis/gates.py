@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from scipy import special
 
 from orchestrator.analysis.accuracy import differing_answers
-from orchestrator.analysis.columns import Array, group_codes, has_nonfinite_metric, to_numpy, varies_within
+from orchestrator.analysis.columns import Array, has_nonfinite_metric, to_numpy, varies_within
 from orchestrator.analysis.runs import IncompleteRun, TaskRuns
 from orchestrator.analysis.speedups import MAX_EXTRA_TRUNCATED
 from orchestrator.analysis.trial_facts import (
@@ -26,10 +26,10 @@ from orchestrator.analysis.trial_facts import (
 )
 from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, listed_configurations
 from orchestrator.core.race import Race
-from orchestrator.core.speed import MAX_LENGTH_CHANGE
+from orchestrator.core.speed import MAX_LENGTH_CHANGE, group_codes
 from sampler.errors import counted
+from sampler.records import GENERATE, LOGLIKELIHOOD
 
-GENERATE, LOGLIKELIHOOD = "generate", "loglikelihood"  # kinds of tasks, as sweep.json names them
 UNTIMED = "untimed"  # kind of an imported task that generates text, but has no times to compare
 IMPORTED = "imported"  # key of sweep.json: another program produced the results, and how it ran is unknown
 COLD_START_RATIO = 1.5  # tolerated ratio of the cost of an actor's first trial to that of its peers

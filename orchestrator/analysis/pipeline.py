@@ -28,7 +28,7 @@ from orchestrator.analysis.costs import (
     shard_ratios,
     with_beaten_by,
 )
-from orchestrator.analysis.gates import GENERATE, Evidence, Finding, check_gates, metrics
+from orchestrator.analysis.gates import Evidence, Finding, check_gates, metrics
 from orchestrator.analysis.intervals import DRAWS, Estimate, Levels, accuracy_interval
 from orchestrator.analysis.raced import RaceResult, anytime, is_race, race_verdict, replay_race
 from orchestrator.analysis.results import (
@@ -64,6 +64,7 @@ from orchestrator.analysis.verdicts import (
 from orchestrator.core.configuration import BaselineRule, Configuration, first_settings, listed_configurations
 from orchestrator.core.race import TaskRace
 from sampler.errors import InputError, counted
+from sampler.records import GENERATE
 
 POOLED = "equal weights"  # how sweep.json declares that tasks are also judged together
 

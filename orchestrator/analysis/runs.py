@@ -19,7 +19,6 @@ from orchestrator.analysis.columns import (
     apportioned_wall_time,
     encode,
     first_indices,
-    group_codes,
     primary_scores,
     to_numpy,
     without_unused,
@@ -32,7 +31,7 @@ from orchestrator.core.configuration import (
     Configuration,
     varying_settings,
 )
-from orchestrator.core.speed import TrialTimes, calibrate
+from orchestrator.core.speed import TrialTimes, calibrate, group_codes
 
 Settings = tuple[Any, ...]  # values of DECODE_SETTINGS
 SUBSETS = ("first", "middle", "last", "all")

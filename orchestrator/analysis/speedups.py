@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from orchestrator.analysis.columns import Array, group_codes
+from orchestrator.analysis.columns import Array
 from orchestrator.analysis.intervals import (
     CONFIDENCE,
     DRAWS,
@@ -37,7 +37,7 @@ from orchestrator.analysis.intervals import (
     units_of,
 )
 from orchestrator.analysis.runs import TaskRuns, document_clusters
-from orchestrator.core.speed import MAX_LENGTH_CHANGE, PRIOR_WEIGHT
+from orchestrator.core.speed import MAX_LENGTH_CHANGE, PRIOR_WEIGHT, group_codes
 
 DRAWS_PER_PRODUCT = 32  # so small that BLAS uses one thread; with more, waiting makes it ten times slower
 MAX_EXTRA_TRUNCATED = 0.01  # tolerated increase, over k=1, in the share of documents that hit the length limit

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.analysis.columns import COUNTERS, Array, first_indices, group_codes
+from orchestrator.analysis.columns import COUNTERS, Array, first_indices
 from orchestrator.analysis.runs import ResolvedConfiguration, TaskRuns
 from orchestrator.core.configuration import Configuration
+from orchestrator.core.speed import group_codes
 from orchestrator.core.totals import KEYS, TaskConfiguration
 
 STARTUP = ("load_seconds", "warm_up_seconds", "calibration_seconds", "started_at")

@@ -28,7 +28,7 @@ from scipy import special
 from orchestrator.analysis.accuracy import POWER, PairedDifference, documents_needed
 from orchestrator.analysis.intervals import Bounds, Levels, one_sided
 from orchestrator.analysis.speedups import Speedup
-from sampler.errors import InputError
+from sampler.errors import InputError, listed
 
 DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # for a sweep.json without criteria
 CONFIRMED, REJECTED, UNDECIDED = "confirmed", "rejected", "undecided"
@@ -318,11 +318,12 @@ def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Cri
     needs = [count for count in open_needs if count is not None]
     needed = max(needs) if needs and len(needs) == len(open_needs) else None
     if by_outcome[CONFIRMED]:
-        outcome, reason = CONFIRMED, f"{_listed(by_outcome[CONFIRMED])} reached {goal}"
+        outcome, reason = CONFIRMED, f"{listed(by_outcome[CONFIRMED], 'and')} reached {goal}"
     elif verdicts and len(by_outcome[REJECTED]) == len(verdicts):
         outcome, reason = REJECTED, f"no configuration reached {goal}; all {len(verdicts)} are rejected"
     elif verdicts:
-        outcome, reason = UNDECIDED, f"no configuration is shown to reach {goal}; {_listed(by_outcome[UNDECIDED])} may"
+        possible = listed(by_outcome[UNDECIDED], "and")
+        outcome, reason = UNDECIDED, f"no configuration is shown to reach {goal}; {possible} may"
         if needed is not None:
             reason += f"; about {_rounded(needed)} documents would settle it"
     else:
@@ -335,10 +336,6 @@ def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Cri
         level=next((verdict.level for _, verdict in verdicts if verdict.outcome == outcome), None),
         documents_needed=needed if outcome == UNDECIDED else None,
     )
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
 def _points(value: float) -> str:

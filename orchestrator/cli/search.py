@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from orchestrator.analysis.gates import GENERATE
 from orchestrator.analysis.results import Comparison
 from orchestrator.analysis.verdicts import CONFIRMED, REJECTED, UNDECIDED
 from orchestrator.cli.console import say
@@ -40,6 +39,7 @@ from orchestrator.running.stop import StopSignals
 from orchestrator.store.files import DISK, make_folders, write_file
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
+from sampler.records import GENERATE
 
 ROUND_SIZE = 4  # configurations raced together; fewer would learn more from each, and run k=1 more often
 RANDOM_PROPOSALS = 6  # before Optuna has a model

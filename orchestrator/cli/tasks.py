@@ -14,6 +14,7 @@ from orchestrator.planning.fields import setting, shared
 from orchestrator.planning.settings import SweepSettings
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
+from sampler.records import GENERATE
 
 if TYPE_CHECKING:
     from tasks.catalog import TaskSpec
@@ -152,7 +153,6 @@ def run_task(arguments: Sequence[str]) -> None:
     from tqdm import tqdm
 
     from sampler.decode import check_prompts
-    from tasks.catalog import GENERATE
     from tasks.documents import TaskOptions, resolve_data
     from tasks.evaluate import ModelDecoder, chat_renderer, evaluate
     from tasks.task import open_task

@@ -11,7 +11,7 @@ from typing import Any
 
 from sampler.errors import InputError, did_you_mean
 from sampler.policy import ReusePolicy
-from sampler.records import DecodeSettings
+from sampler.records import LOGLIKELIHOOD, DecodeSettings
 from sampler.reveal import THRESHOLD
 
 DEFAULTS = DecodeSettings()
@@ -189,7 +189,7 @@ class BaselineRule:
         if settings.get("reference") != FIRST:
             return dict.fromkeys(tasks, cls())
         first = cls(first_settings(settings).settings)
-        return {task: cls() if facts.get("kind") == "loglikelihood" else first for task, facts in tasks.items()}
+        return {task: cls() if facts.get("kind") == LOGLIKELIHOOD else first for task, facts in tasks.items()}
 
     def settings_for(self, configuration: Configuration) -> tuple[Any, ...]:
         """The decode settings of the k=1 that the configuration is compared with."""

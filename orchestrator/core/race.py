@@ -35,6 +35,7 @@ from orchestrator.core.totals import TaskConfiguration
 from orchestrator.core.trial import Trial, TrialKey, WantedDocuments, race_position, trial_key
 from sampler.errors import InputError
 from sampler.policy import ReusePolicy
+from sampler.records import LOGLIKELIHOOD
 
 RACING, CONFIRMED, REJECTED, FINISHED = "racing", "confirmed", "rejected", "finished"
 SPEED, ACCURACY = "speed", "accuracy"
@@ -186,7 +187,7 @@ class TaskRace:
     @classmethod
     def from_record(cls, record: Mapping[str, Any], task: str, shards: Mapping[int, Sequence[str]]) -> "TaskRace":
         """As sweep.json declares it; `shards` has the wanted documents of the task, in any order."""
-        settings, generates = record["settings"], record["tasks"][task]["kind"] != "loglikelihood"
+        settings, generates = record["settings"], record["tasks"][task]["kind"] != LOGLIKELIHOOD
         sort_key = partial(race_position, record["identity"].get("seed", 0), task)
         return cls(
             task,

@@ -81,7 +81,7 @@ def _fit_exponent(times: TrialTimes, typical: Array, deviation: Array, paired: b
     The trials are k=1 replicates, or pairs, whose times per token may differ by a constant factor.
     """
     taken = np.flatnonzero(times.complete & (times.is_k1 | paired))
-    same_work, cells = _codes(times.shard[taken], times.baseline[taken])
+    same_work, cells = group_codes(times.shard[taken], times.baseline[taken])
     count = np.maximum(1, np.bincount(same_work, minlength=cells))
 
     def within(values: Array) -> Array:
@@ -108,9 +108,9 @@ def paired_speedups(times: TrialTimes, work: Array) -> dict[int, float]:
     taken = np.flatnonzero(times.complete)
     shard, baseline, configuration = times.shard[taken], times.baseline[taken], times.configuration[taken]
     tokens, spent, is_k1 = times.tokens[taken].astype(np.float64), work[taken], times.is_k1[taken]
-    pair, pairs = _codes(baseline, shard)
+    pair, pairs = group_codes(baseline, shard)
     base = _means(pair[is_k1], pairs, tokens[is_k1], spent[is_k1])
-    own, cells = _codes(configuration, pair)
+    own, cells = group_codes(configuration, pair)
     sums = _means(own, cells, tokens, spent)
     pair_of, configuration_of = np.zeros(cells, dtype=np.int64), np.zeros(cells, dtype=np.int64)
     pair_of[own], configuration_of[own] = pair, configuration
@@ -145,10 +145,32 @@ def _means(group: Array, groups: int, *columns: Array) -> list[Array]:
         return [np.bincount(group, weights=column, minlength=groups) / count for column in columns]
 
 
-def _codes(*keys: Array) -> tuple[Array, int]:
-    """A code for each distinct combination of the keys, and how many there are."""
-    combined = keys[0].astype(np.int64)
-    for key in keys[1:]:
-        combined = combined * (int(key.max(initial=0)) + 1) + key
+def group_codes(*keys: Array) -> tuple[Array, int]:
+    """A code for each distinct combination of the keys, in their sorted order, and how many there are."""
+    combined, span = np.zeros(len(keys[0]), dtype=np.int64), 1
+    for key in keys:
+        rank, values = _ranked(key)
+        if span * values > 2**62:
+            combined, span = _without_gaps(combined, span)
+        combined, span = combined * values + rank, span * values
+    return _without_gaps(combined, span)
+
+
+def _ranked(key: Array) -> tuple[Array, int]:
+    """A key as small integers in the same order, and a number that is larger than all of them."""
+    if key.dtype.kind in "iub" and len(key) and key.min() >= 0 and key.max() < 2**31:
+        return key.astype(np.int64), int(key.max()) + 1
+    values, rank = np.unique(key, return_inverse=True)
+    return rank.reshape(-1), max(1, len(values))
+
+
+def _without_gaps(combined: Array, span: int) -> tuple[Array, int]:
+    """The same groups as consecutive codes, and how many there are; `span` is larger than all values of `combined`.
+
+    Counts the values if the span is small, else sorts them.
+    """
+    if span <= 8 * len(combined) + 1024:
+        used = np.bincount(combined, minlength=span) > 0
+        return (np.cumsum(used) - 1)[combined], int(used.sum())
     values, code = np.unique(combined, return_inverse=True)
     return code.reshape(-1), len(values)

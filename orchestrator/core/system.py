@@ -265,3 +265,11 @@ def free_memory() -> int:
 def usable_cores() -> int:
     """Cores that this process may use; all of them where the system has no CPU affinity (macOS)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def format_bytes(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.1f} {unit}" if unit == "GB" else f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.speed import ideal_speedup
-from orchestrator.core.system import Device, DeviceProfile, free_memory
+from orchestrator.core.system import Device, DeviceProfile, format_bytes, free_memory
 from orchestrator.core.trial import Trial
 from sampler.config import ModelConfig, expected_shapes
 from sampler.errors import InputError, Problems
@@ -254,14 +254,6 @@ def nearest_existing(path: Path) -> Path:
 
 
 # Estimates as text
-
-
-def format_bytes(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.1f} {unit}" if unit == "GB" else f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def rough_duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sampler.errors import InputError, InputErrors, Problems
+from sampler.errors import InputError, InputErrors, Problems, listed
 
 BOOLEANS: Mapping[object, bool] = {True: True, False: False} | {
     word: value for value, words in ((True, ("on", "true", "yes")), (False, ("off", "false", "no"))) for word in words
@@ -275,12 +275,6 @@ def display(value: object) -> str:
         return f"{value:g}"
     text = f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value) or "''"
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def listed(values: Iterable[object]) -> str:
-    """a, b or c"""
-    *most, last = map(str, values)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def repeated(values: Iterable[object]) -> object | None:

@@ -11,12 +11,12 @@ from orchestrator.analysis.accuracy import POWER, documents_for_margin
 from orchestrator.analysis.intervals import Levels
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.evidence import BURN_IN_SHARDS, RaceRules, first_decisions
+from orchestrator.core.system import format_bytes
 from orchestrator.planning.estimate import (
     SecondsNeeded,
     best_speedup,
     disk_needed,
     duration_range,
-    format_bytes,
     memory_needed,
     rough_pass_seconds,
     seconds_needed,
@@ -24,7 +24,7 @@ from orchestrator.planning.estimate import (
 from orchestrator.planning.preflight import race_shard_size, replicate_of
 from orchestrator.planning.prepared import PreparedSweep, PreparedTask
 from sampler.policy import ReusePolicy
-from tasks.catalog import LOGLIKELIHOOD
+from sampler.records import LOGLIKELIHOOD
 
 # Noise in simulated races, as in docs/statistics.md: standard deviations of a trial's log time and log answer length
 TIME_NOISE, LENGTH_NOISE = 0.035, 0.05

@@ -40,13 +40,14 @@ from orchestrator.planning.sweep_record import (
 )
 from sampler import DecodeSettings, InputError, ReusePolicy
 from sampler.config import FULL_MODEL, KNOWN_CHECKPOINTS, ModelConfig
-from sampler.decode import check_ids, check_length, check_prompts
+from sampler.decode import check_prompts
 from sampler.device import BFLOAT16_CAPABILITY, bfloat16_problem
 from sampler.errors import Problems
 from sampler.loading import FILES, ModelFiles, find_model
 from sampler.policy import resolve_subset_size
+from sampler.records import GENERATE
 from sampler.reveal import THRESHOLD
-from tasks.catalog import GENERATE
+from sampler.scoring import check_pairs
 from tasks.documents import resolve_data
 from tasks.evaluate import chat_renderer, to_pairs, to_prompt
 from tasks.task import Task, open_task, published_task
@@ -362,8 +363,7 @@ def _check_first_documents(prepared: PreparedTask, config: ModelConfig, tokenize
         try:
             if task.kind == GENERATE:
                 check_prompts([to_prompt(request, tokenizer) for request in requests], ANY_BLOCK, config)
-            for pair in to_pairs(requests, tokenizer) if task.kind != GENERATE else ():
-                check_ids(pair.prefix, config, "prompt")
-                check_length(len(pair.prefix) + len(pair.target), config, "prefix and target")
+            else:
+                check_pairs(to_pairs(requests, tokenizer), config)
         except InputError as error:
             raise InputError(f"task {task.name}, document {document.doc_id}: {error}") from None

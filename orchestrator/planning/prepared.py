@@ -29,7 +29,7 @@ from orchestrator.planning.sweep_record import Cut, SweepIdentity, new_record
 from orchestrator.store.schema import DOCUMENTS
 from sampler.config import BUNDLED_MODEL
 from sampler.loading import ModelFiles
-from tasks.catalog import LOGLIKELIHOOD
+from sampler.records import LOGLIKELIHOOD
 from tasks.documents import Document, TaskOptions
 from tasks.task import Task
 

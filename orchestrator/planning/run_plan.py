@@ -26,7 +26,7 @@ from orchestrator.planning.sweep_record import (
 )
 from orchestrator.store import StoreWriter
 from sampler.errors import InputError, counted
-from tasks.catalog import GENERATE
+from sampler.records import GENERATE
 from tasks.documents import Document, TaskOptions
 
 if TYPE_CHECKING:  # imports torch and lm-eval, which the result actor does not need

@@ -26,6 +26,7 @@ from orchestrator.store.lock import LockHolder, active_writer
 from orchestrator.store.schema import SCHEMA_VERSION
 from orchestrator.store.trial_files import ROWS_FILE, segment_numbers, segment_path
 from sampler.errors import InputError
+from sampler.records import LOGLIKELIHOOD
 
 STATES = ("finished", "running", "unfinished", "failed", "pending", "skipped")  # skipped: a race does not need it
 
@@ -134,7 +135,7 @@ class _StatusReader:
             self._settings = record["settings"]
             tasks: dict[str, Mapping[str, Any]] = {task: record["tasks"][task] for task in self._settings["tasks"]}
             self._configurations = {
-                task: grid(self._settings, decoded=facts["kind"] != "loglikelihood") for task, facts in tasks.items()
+                task: grid(self._settings, decoded=facts["kind"] != LOGLIKELIHOOD) for task, facts in tasks.items()
             }
             self._repeats = int(self._settings["repeats"])
             self._shard_size = int(self._settings["shard_size"])

@@ -48,7 +48,8 @@ from orchestrator.report.write import results_markdown, write_all
 from orchestrator.store import Store
 from sampler.errors import InputError
 from sampler.hub import hub_problem, retry_hub
-from tasks.catalog import CATALOG, LOGLIKELIHOOD
+from sampler.records import LOGLIKELIHOOD
+from tasks.catalog import CATALOG
 from tasks.documents import Document, TaskOptions
 from tasks.task import Task, open_task
 

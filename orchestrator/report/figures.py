@@ -10,7 +10,6 @@ import numpy as np
 from orchestrator.analysis import Analysis
 from orchestrator.analysis.accuracy import Subgroup
 from orchestrator.analysis.costs import EXECUTIONS, POSITIONS, REFERENCE, SPEED, beyond_fixed_grid
-from orchestrator.analysis.gates import GENERATE
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.results import ConfigurationResult, TaskResult
 from orchestrator.analysis.trial_facts import ActorStartup
@@ -32,6 +31,7 @@ from orchestrator.report.charts import (
 from orchestrator.report.scatter import FamilyPoint, Point, plot_forest, plot_pareto, plot_tradeoff
 from orchestrator.report.sweeps import Map, sequential_map
 from orchestrator.report.text import number, p_value, signed, why_no_speedup
+from sampler.records import GENERATE
 
 MAX_CONFIGURATIONS = 24  # in figures with one row per configuration
 MAX_SUBJECTS = 60

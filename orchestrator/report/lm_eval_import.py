@@ -30,7 +30,7 @@ from orchestrator.store import Store, StoreWriter
 from orchestrator.store.schema import DOCUMENTS, ROWS
 from orchestrator.store.trial_files import TOTALS_KEY
 from sampler.errors import InputError, counted
-from tasks.catalog import GENERATE, LOGLIKELIHOOD
+from sampler.records import GENERATE, LOGLIKELIHOOD
 
 SHARD_DOCUMENTS = 50  # documents of a trial; speeds are compared trial by trial
 CONTEXT_CHARACTERS = 20  # shown on each side of a difference

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from orchestrator.analysis import Analysis, analyse
 from orchestrator.analysis.accuracy import documents_for_margin
 from orchestrator.analysis.costs import Explanation, ModelledSpeedup, beyond_fixed_grid, flops_per_token
-from orchestrator.analysis.gates import GENERATE, IMPORTED, Finding
+from orchestrator.analysis.gates import IMPORTED, Finding
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.results import Baseline, ConfigurationResult, TaskResult, sort_configurations
 from orchestrator.analysis.trial_facts import (
@@ -28,6 +28,7 @@ from orchestrator.analysis.trial_facts import (
 )
 from orchestrator.analysis.verdicts import Criteria
 from orchestrator.core.race import Standing
+from orchestrator.core.system import format_bytes
 from orchestrator.core.totals import KEYS, TaskConfiguration
 from orchestrator.report.charts import RenderedFigure
 from orchestrator.report.examples import Examples, find_examples
@@ -39,13 +40,13 @@ from orchestrator.report.text import (
     duration,
     in_words,
     layer_ranges,
-    size,
     summarize_gates,
     whole,
     why_no_speedup,
 )
 from sampler.config import BUNDLED_MODEL
 from sampler.errors import counted
+from sampler.records import GENERATE
 
 MAX_FAILED_TRIALS = 20  # listed in a report
 
@@ -305,7 +306,7 @@ class Section:
                 yield f"layers of {result.label}", layer_ranges(result.resolved.layers)
         for device in provenance.devices:
             facts = ", ".join(
-                f"{name} {size(float(value)) if name == 'memory' else value}" for name, value in device.facts
+                f"{name} {format_bytes(float(value)) if name == 'memory' else value}" for name, value in device.facts
             )
             yield "device", f"{device.name} ({facts}); {', '.join(device.actors)}"
         yield "code", "; ".join(provenance.codes) or "unknown"

@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from orchestrator.analysis.costs import AXES, SPEED, Ranking, fastest_within_margin
 from orchestrator.analysis.results import ConfigurationResult, PooledResult, best, best_by_k, family_parallelism
+from orchestrator.core.system import format_bytes
 from orchestrator.report.examples import Examples
 from orchestrator.report.section import ConfigurationView, Section, TaskView
 from orchestrator.report.summaries import EarlierResult, EarlierTaskResults
@@ -32,7 +33,6 @@ from orchestrator.report.text import (
     percent,
     plain_table,
     signed,
-    size,
     speed_bounds_cell,
     speedup_cell,
     text_cell,
@@ -84,7 +84,7 @@ def _documents_cell(row: ConfigurationView) -> Cell:
 
 def _memory_cell(row: ConfigurationView) -> Cell:
     memory = row.peak_memory_bytes
-    return Cell(text=size(memory), sort=memory) if memory else MISSING
+    return Cell(text=format_bytes(memory), sort=memory) if memory else MISSING
 
 
 def _replayed_cell(row: ConfigurationView) -> Cell:

@@ -62,15 +62,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def size(byte_count: float) -> str:
-    value = float(byte_count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit in ("B", "kB") else f"{value:.1f} {unit}"
-
-
 def with_prefix(value: float | None) -> str:
     """A number with an SI prefix, such as "12.3 G"."""
     if value is None or not math.isfinite(value):

@@ -22,8 +22,8 @@ import torch
 from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.core.system import Device, common_dtype, visible_devices
-from orchestrator.planning.estimate import check_devices, format_bytes
+from orchestrator.core.system import Device, common_dtype, format_bytes, visible_devices
+from orchestrator.planning.estimate import check_devices
 from orchestrator.planning.machine import Machine, Nodes, Placement, Resources
 from orchestrator.planning.run_plan import RunPlan
 from orchestrator.running.autoscaler import AutoscalerReport, Prospect, print_now, read_growth, read_report

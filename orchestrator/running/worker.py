@@ -22,8 +22,8 @@ import pyarrow as pa
 import torch
 
 from orchestrator.core import system
+from orchestrator.core.system import format_bytes
 from orchestrator.core.trial import Trial
-from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.preflight import folder_revision
 from orchestrator.planning.run_plan import WorkerSettings
 from orchestrator.store.schema import ROWS

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.core.system import ANY_GPU, GPU_PROFILES, command_output
+from orchestrator.core.system import ANY_GPU, GPU_PROFILES, command_output, format_bytes
 from orchestrator.core.untrusted import path_below
-from orchestrator.planning.estimate import format_bytes
 from orchestrator.planning.forecast import describe_plan
 from orchestrator.planning.machine import Machine, Nodes, resolve_model
 from orchestrator.planning.preflight import prepare
