@@ -65,7 +65,7 @@ def test_status_report_and_export_of_version_1(old: Path, tmp_path: Path) -> Non
     status = read_status(old)
     assert status.documents == len(rows_of(old))
     assert status.state == ("complete" if old.name == "finished" else "stopped")
-    assert status.damage == ()
+    assert status.corrupted == ()
     exported = export_lm_eval(old, tmp_path / "out")
     samples = [path for folder in exported for path in folder.glob("samples_*")]
     documents = {(path, json.loads(line)["doc_id"]) for path in samples for line in path.read_text().splitlines()}

@@ -176,7 +176,7 @@ def test_a_real_continuation_replaces_what_was_forged(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     code, output = run(["status", str(folder), "--json", "--check"])
     status = json.loads(output)
-    assert (code, status["state"], status["damage"]) == (0, "complete", [])
+    assert (code, status["state"], status["corrupted"]) == (0, "complete", [])
     quarantined = {path.name for path in (folder / "quarantine").rglob("*") if path.is_file()}
     assert quarantined >= {"rows.parquet", "trial.json", "mmlu.parquet"}
     assert {path.name for path in tmp_path.iterdir()} == {folder.name}

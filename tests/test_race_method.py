@@ -371,7 +371,7 @@ def test_only_what_a_decision_needs_is_needed() -> None:
     needed = {one: race.needed_shards(one) for one in (K1, REPLICATE, *RIVALS)}
     assert needed[K1] == max(needed[one] for one in RIVALS)
     assert needed[REPLICATE] == BURN_IN_SHARDS
-    states = {standing.configuration: standing for standing in race.standings()}
+    states = {entry.configuration: entry for entry in race.entries()}
     assert {states[one].state for one in RIVALS} <= {CONFIRMED, REJECTED, "finished"}
     assert states[K1].state == "finished"
     assert states[RIVALS[0]].state == CONFIRMED

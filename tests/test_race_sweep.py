@@ -169,7 +169,7 @@ def test_status_views_and_gauges_show_the_race(raced: RacedSweep) -> None:
     progress = status.progress
     assert (progress.documents, progress.finished) == (progress.wanted, progress.trials)
     assert "1 confirmed, 1 rejected, 1 finished; saved" in race_summary(progress.race)
-    gauges = {standing.configuration.policy: race_gauge_values(standing) for standing in progress.race}
+    gauges = {entry.configuration.policy: race_gauge_values(entry) for entry in progress.race}
     assert [gauges[name][DECIDED] for name in ("k2_first", "k2_middle", "k3_last")] == [1, -1, 0]
     assert gauges["k2_first"][EVIDENCE_FOR] >= 1
     assert gauges["k2_first"][SAVED_AT_END] > 0
@@ -181,16 +181,16 @@ def test_trackers_get_the_race_as_series(raced: RacedSweep, tmp_path: Path) -> N
     shutil.copytree(raced.folder, tmp_path / "sweep")
     dispatch(["track", str(tmp_path / "sweep"), "--to", "tensorboard"])
     ends = {CONFIRMED: 1.0, REJECTED: -1.0, "finished": 0.5}
-    for standing in read_status(raced.folder).race:
-        found = read_tensorboard(tmp_path / "sweep", f"{standing.task}/{standing.configuration.slug()}")
+    for entry in read_status(raced.folder).race:
+        found = read_tensorboard(tmp_path / "sweep", f"{entry.task}/{entry.configuration.slug()}")
         states = [value for _, value in found.pop("race")]
-        assert states[-1] == ends[standing.state]
+        assert states[-1] == ends[entry.state]
         assert set(states[:-1]) <= {0.0, states[-1]}
         assert states[0] == 0.0
         assert states == sorted(states, key=abs), "once decided, it stays so"
         measured = {name: points[-1][1] for name, points in found.items() if name.startswith("race_")}
-        assert measured == pytest.approx({f"race_{name}": value for name, value in standing.measures.items()})
-        if standing.configuration.policy == "k2_first":
+        assert measured == pytest.approx({f"race_{name}": value for name, value in entry.measures.items()})
+        if entry.configuration.policy == "k2_first":
             assert measured["race_evidence_for"] >= 1
             assert 1 < measured["race_speedup_low"] < SPEED["k2_first"] < measured["race_speedup_high"]
 

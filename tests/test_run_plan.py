@@ -168,7 +168,7 @@ def test_force_runs_again_and_keeps_the_old_rows(common: list[str], force: list[
     assert (kept["status"], kept["rows"]) == ("finished", len(old[first]))
 
 
-def test_a_damaged_row_file_is_set_aside_and_only_its_documents_run_again(common: list[str]) -> None:
+def test_a_corrupted_row_file_is_quarantined_and_only_its_documents_run_again(common: list[str]) -> None:
     arguments = [*common, "--tasks", "gsm8k", "--limit", "8"]
     prepared, made = ready(arguments, finish=True)
     victim = made.remaining[1]

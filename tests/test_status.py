@@ -197,7 +197,7 @@ def test_corruption_is_reported(sweep: SyntheticFolder, name: str) -> None:
     assert status(sweep.folder).returncode == 0
     assert as_json(sweep.folder)["documents"]["done"] == 40  # rows are still there, or listed
     if name == "trial.json":
-        assert any(str(path) in sentence for sentence in as_json(sweep.folder)["damage"])
+        assert any(str(path) in sentence for sentence in as_json(sweep.folder)["corrupted"])
 
 
 def test_lost_rows_are_reported_without_reading_all(sweep: SyntheticFolder) -> None:
@@ -205,7 +205,7 @@ def test_lost_rows_are_reported_without_reading_all(sweep: SyntheticFolder) -> N
         sweep.run(store, sweep.trials[0])
     lost = sweep.folder / "trials" / sweep.trials[0].trial_id / "rows.parquet"
     lost.unlink()
-    assert f"{lost} is missing" in as_json(sweep.folder)["damage"]
+    assert f"{lost} is missing" in as_json(sweep.folder)["corrupted"]
 
 
 def test_a_lost_table_of_documents_does_not_hide_the_rest(sweep: SyntheticFolder) -> None:
@@ -216,7 +216,7 @@ def test_a_lost_table_of_documents_does_not_hide_the_rest(sweep: SyntheticFolder
     found = as_json(sweep.folder)
     assert found["documents"]["missing"] == 0
     assert found["trials"]["finished"] == 4
-    assert len(found["damage"]) == 1
+    assert len(found["corrupted"]) == 1
 
 
 def test_a_folder_without_a_sweep_is_one_sentence(tmp_path: Path, sweep: SyntheticFolder) -> None:

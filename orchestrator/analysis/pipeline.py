@@ -204,7 +204,7 @@ class _TaskAnalysis:
             verdict=judge_task(rows.task, verdicts, self.criteria),
             agreement=answer_agreement(rows),
             missing=tuple(self._missing()),
-            race=() if self.race is None else tuple(self.race.standings()),
+            race=() if self.race is None else tuple(self.race.entries()),
         )
 
     @property

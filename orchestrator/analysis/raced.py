@@ -23,7 +23,7 @@ from orchestrator.analysis.verdicts import (
 )
 from orchestrator.core.configuration import Configuration
 from orchestrator.core.evidence import MeanSequence, difference_bounds
-from orchestrator.core.race import DECISIONS_KEY, SPEED, Look, Race, Standing, TaskRace
+from orchestrator.core.race import DECISIONS_KEY, SPEED, Look, Race, RaceEntry, TaskRace
 from orchestrator.core.trial import WantedDocuments, shards_of_table
 from sampler.errors import InputError
 
@@ -34,21 +34,21 @@ DEFAULT_ALPHA = 0.05  # of a sweep that is not a race
 class RaceResult:
     """A configuration in a race. If it was stopped early, its estimates are biased, because they are why it stopped."""
 
-    standing: Standing
+    entry: RaceEntry
     path: tuple[Look, ...]  # the evidence after each shard
     stopped_early: bool
 
     @property
     def note(self) -> str:
         """A warning to show next to the estimates; empty if the configuration was not stopped early."""
-        used = f"{self.standing.documents:,} of {self.standing.planned:,} documents"
+        used = f"{self.entry.documents:,} of {self.entry.planned:,} documents"
         return f"stopped early: {used}, estimates are biased" if self.stopped_early else ""
 
     @classmethod
     def of(cls, race: TaskRace, configuration: Configuration) -> "RaceResult":
-        standing = next(one for one in race.standings() if one.configuration == configuration)
+        entry = next(one for one in race.entries() if one.configuration == configuration)
         path = tuple(race.lanes[configuration].path)
-        return cls(standing=standing, path=path, stopped_early=standing.documents_saved > 0)
+        return cls(entry=entry, path=path, stopped_early=entry.documents_saved > 0)
 
 
 def replay_race(

@@ -34,7 +34,7 @@ from orchestrator.analysis.verdicts import (
     withhold,
 )
 from orchestrator.core.configuration import Configuration
-from orchestrator.core.race import Standing
+from orchestrator.core.race import RaceEntry
 from orchestrator.core.speed import MAX_LENGTH_CHANGE
 
 
@@ -127,7 +127,7 @@ class TaskResult:
     verdict: Verdict
     agreement: tuple[tuple[float | None, ...], ...]  # share of identical answers, in the order of configurations
     missing: tuple[str, ...]  # sentences about what has not run yet
-    race: tuple[Standing, ...] = ()  # of all configurations, k=1 included; empty if the sweep is not a race
+    race: tuple[RaceEntry, ...] = ()  # of all configurations, k=1 included; empty if the sweep is not a race
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

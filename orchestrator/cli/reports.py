@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +44,9 @@ keys of --json (more may be added, none will be removed):
                   finished), documents, planned, look (evidence so far),
                   log_e_confirm, log_e_reject and goal (what decides),
                   documents_saved, seconds_saved, seconds_saved_at_end
-  damage          a sentence for each corrupted file; set_aside: number of
-                  files that were quarantined, or replaced by --force
+  corrupted       a sentence for each corrupted file
+  quarantined     number of corrupted files, and of those replaced by --force
+  damage, set_aside: the former names of these two keys
   notices         a sentence for each column of a newer version that is ignored
   imported        by configuration, the files it was imported from; null if the
                   sweep ran here
@@ -161,12 +162,13 @@ def status(arguments: Sequence[str]) -> None:
     from orchestrator.store import Store
 
     sweep = read_status(options.folder)
-    damage = list(dict.fromkeys((*sweep.damage, *(Store(options.folder).check() if options.check else ()))))
+    if options.check:
+        sweep = replace(sweep, corrupted=tuple(dict.fromkeys((*sweep.corrupted, *Store(options.folder).check()))))
     if options.json:
-        print(json.dumps({**sweep.as_json(), "damage": damage}, indent=1))
+        print(json.dumps(sweep.as_json(), indent=1))
     else:
-        print_status(sweep, damage)
-    if options.check and damage:
+        print_status(sweep)
+    if options.check and sweep.corrupted:
         sys.exit(2)
 
 
@@ -318,7 +320,7 @@ def _tracker_summary(folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def print_status(sweep: "SweepStatus", damage: Sequence[str]) -> None:
+def print_status(sweep: "SweepStatus") -> None:
     from orchestrator.cli.sweep import continue_line
     from orchestrator.progress.view import SweepView
 
@@ -331,7 +333,7 @@ def print_status(sweep: "SweepStatus", damage: Sequence[str]) -> None:
             *_count_lines(sweep),
             *_race_lines(sweep),
             *_failure_lines(sweep),
-            *_damage_lines(sweep, damage),
+            *_corruption_lines(sweep),
             *sweep.notices,
             *([continue_line(sweep)] if sweep.state == "stopped" and not sweep.record.get("imported") else ()),
         ):
@@ -388,11 +390,11 @@ def _failure_lines(sweep: "SweepStatus") -> Iterator[str]:
         yield f"failed: {len(sweep.failures) - LISTED} more, see --json"
 
 
-def _damage_lines(sweep: "SweepStatus", damage: Sequence[str]) -> Iterator[str]:
-    for sentence in damage[:LISTED]:
+def _corruption_lines(sweep: "SweepStatus") -> Iterator[str]:
+    for sentence in sweep.corrupted[:LISTED]:
         yield f"corrupted: {sentence}"
-    if len(damage) > LISTED:
-        yield f"corrupted: {len(damage) - LISTED} more, see --json"
-    if sweep.set_aside:
-        files = counted(sweep.set_aside, "corrupted or replaced file")
+    if len(sweep.corrupted) > LISTED:
+        yield f"corrupted: {len(sweep.corrupted) - LISTED} more, see --json"
+    if sweep.quarantined:
+        files = counted(sweep.quarantined, "corrupted or replaced file")
         yield f"{files} moved to {sweep.folder / 'quarantine'}"

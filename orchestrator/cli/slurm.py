@@ -161,5 +161,4 @@ def print_job_status(folder: Path) -> None:
     if Store(folder).read_sweep_record() is None:
         print("the sweep has not started yet")
         return
-    sweep = read_status(folder)
-    print_status(sweep, sweep.damage)
+    print_status(read_status(folder))

@@ -90,8 +90,8 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """The state of a configuration in the race. Created by `Race.standings`; read by views, metrics and reports."""
+class RaceEntry:
+    """The state of a configuration in the race. Created by `Race.entries`; read by views, metrics and reports."""
 
     task: str
     configuration: Configuration
@@ -311,13 +311,13 @@ class TaskRace:
         if decision.configuration in self.lanes:
             self.lanes[decision.configuration].decision = decision
 
-    def standings(self) -> Iterable[Standing]:
+    def entries(self) -> Iterable[RaceEntry]:
         most_documents = max((self._documents(lane) for lane in self.lanes.values()), default=0)
         for configuration, lane in self.lanes.items():
             documents, needed = self._documents(lane), self.needed_documents(configuration)
             decided, undecided = lane.decision, FINISHED if documents >= needed else RACING
             each = sum(one.seconds for one in lane.trials.values()) / documents if documents else 0.0
-            yield Standing(
+            yield RaceEntry(
                 task=self.task,
                 configuration=configuration,
                 state=undecided if decided is None else decided.outcome,
@@ -396,5 +396,5 @@ class Race:
             for configuration in race.lanes
         }
 
-    def standings(self) -> tuple[Standing, ...]:
-        return tuple(standing for race in self.tasks.values() for standing in race.standings())
+    def entries(self) -> tuple[RaceEntry, ...]:
+        return tuple(entry for race in self.tasks.values() for entry in race.entries())

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from orchestrator.core.configuration import BaselineRule
 from orchestrator.core.evidence import ROW_COLUMNS
-from orchestrator.core.race import Race, Standing
+from orchestrator.core.race import Race, RaceEntry
 from orchestrator.core.totals import COLUMNS, RunningTotals, Sums, TaskConfiguration, Totals, trial_sums
 from orchestrator.core.trial import Trial, WantedDocuments
 from orchestrator.store import Store
@@ -39,7 +39,7 @@ class Progress:
     actors: int = 0
     started: int = 0  # workers started by this run
     warm: int = 0
-    race: tuple[Standing, ...] = ()
+    race: tuple[RaceEntry, ...] = ()
 
     @property
     def documents(self) -> int:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orchestrator.core.configuration import BaselineRule, grid
-from orchestrator.core.race import Race, Standing
+from orchestrator.core.race import Race, RaceEntry
 from orchestrator.core.totals import RunningTotals, TaskConfiguration, Totals
 from orchestrator.core.trial import Trial, WantedDocuments, documents_by_shard, shards_of_table
 from orchestrator.progress.progress import Progress, add_compacted, add_finished_trials, stored_sums
@@ -52,11 +52,11 @@ class SweepStatus:
     trials: Mapping[str, int]  # count by state, see STATES
     failures: tuple[TrialFailure, ...]
     writer: LockHolder | None
-    damage: tuple[str, ...]
-    set_aside: int  # quarantined files: corrupted, or replaced by --force
+    corrupted: tuple[str, ...]  # a sentence for each corrupted file
+    quarantined: int  # quarantined files: corrupted, or replaced by --force
     last_row: datetime | None
     notices: tuple[str, ...] = ()
-    race: tuple[Standing, ...] = ()
+    race: tuple[RaceEntry, ...] = ()
 
     @property
     def state(self) -> str:
@@ -90,7 +90,7 @@ class SweepStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Keys may be added, never removed: other programs read them."""
-        writer, race = self.writer, {standing.key: standing.as_json() for standing in self.race}
+        writer, race = self.writer, {entry.key: entry.as_json() for entry in self.race}
         return {
             "schema": SCHEMA_VERSION,
             "folder": str(self.folder),
@@ -104,8 +104,10 @@ class SweepStatus:
             "configurations": [
                 {**t.as_json(), "missing": max(0, t.wanted - t.documents), "race": race.get(t.key)} for t in self.totals
             ],
-            "damage": list(self.damage),
-            "set_aside": self.set_aside,
+            "corrupted": list(self.corrupted),
+            "damage": list(self.corrupted),  # the former name of `corrupted`
+            "quarantined": self.quarantined,
+            "set_aside": self.quarantined,  # the former name of `quarantined`
             "notices": list(self.notices),
             "model": self.record.get("model"),
             "settings": self.record.get("settings"),
@@ -182,11 +184,11 @@ class _StatusReader:
             trials={**states, "pending": max(0, states["pending"])},
             failures=tuple(failures),
             writer=self._writer,
-            damage=(*self._notes, *map(str, self._store.corrupted.values())),
-            set_aside=self._store.count_quarantined_files(),
+            corrupted=(*self._notes, *map(str, self._store.corrupted.values())),
+            quarantined=self._store.count_quarantined_files(),
             last_row=None if self._last is None else datetime.fromtimestamp(self._last, UTC),
             notices=tuple(self._store.notices),
-            race=() if race is None else race.standings(),
+            race=() if race is None else race.entries(),
         )
 
     def _race(self, totals: RunningTotals, states: Counter[str]) -> Race | None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from orchestrator.core.configuration import varying_settings
 from orchestrator.core.evidence import MAX_LOG_E
-from orchestrator.core.race import RACING, Standing
+from orchestrator.core.race import RACING, RaceEntry
 from orchestrator.core.totals import Totals
 from sampler.errors import counted
 from sampler.policy import SUBSETS
@@ -79,10 +79,10 @@ class TerminalTable:
     """Renders groups within a given width; `bars` adds a progress bar per configuration."""
 
     def __init__(
-        self, groups: Sequence[Group], *, width: int, glyphs: Glyphs, bars: bool, race: Sequence[Standing] = ()
+        self, groups: Sequence[Group], *, width: int, glyphs: Glyphs, bars: bool, race: Sequence[RaceEntry] = ()
     ) -> None:
         self._groups, self._glyphs, self._width = groups, glyphs, width
-        self._race = {standing.key: standing for standing in race}
+        self._race = {entry.key: entry for entry in race}
         lines = [line for group in groups for line in group.lines]
         longest = max((len(line.configuration.policy) for line in lines), default=0)
         count = max((len(_count(line)) for line in lines), default=0)
@@ -194,15 +194,15 @@ class TerminalTable:
 
     def _race_state(self, line: Totals) -> str:
         """The state; while racing, also how close the accuracy evidence is to its nearest decision."""
-        standing = self._race.get(line.key)
-        if standing is None:
+        entry = self._race.get(line.key)
+        if entry is None:
             return self._glyphs.dash
-        near = f" {100 * min(standing.nearest, 1):.0f} %" if standing.nearest is not None else ""
-        return standing.state + (near if standing.state == RACING else "")
+        near = f" {100 * min(entry.nearest, 1):.0f} %" if entry.nearest is not None else ""
+        return entry.state + (near if entry.state == RACING else "")
 
     def _evidence(self, line: Totals) -> str:
-        standing = self._race.get(line.key)
-        return self._glyphs.dash if standing is None or standing.look is None else describe_evidence(standing)
+        entry = self._race.get(line.key)
+        return self._glyphs.dash if entry is None or entry.look is None else describe_evidence(entry)
 
     def _cropped(self, text: Text) -> Text:
         text.truncate(self._width)
@@ -210,9 +210,9 @@ class TerminalTable:
         return text
 
 
-def describe_evidence(standing: Standing) -> str:
+def describe_evidence(entry: RaceEntry) -> str:
     """The e-value that is nearer to its decision, with what it must reach, and the bounds of the speed-up."""
-    look, rules = standing.look, standing.rules
+    look, rules = entry.look, entry.rules
     assert look is not None
     confirms = look.log_e_plus / rules.log_e_confirm >= look.log_e_minus / rules.log_e_reject
     log_e, needed = (look.log_e_plus, rules.log_e_confirm) if confirms else (look.log_e_minus, rules.log_e_reject)

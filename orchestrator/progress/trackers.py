@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from orchestrator.core.configuration import BaselineRule
 from orchestrator.core.evidence import ROW_COLUMNS
-from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, FINISHED, RACING, REJECTED, Race, Standing
+from orchestrator.core.race import CONFIRMED, DECISIONS_KEY, FINISHED, RACING, REJECTED, Race, RaceEntry
 from orchestrator.core.system import TRACKER_PACKAGES
 from orchestrator.core.totals import RunningTotals, Totals
 from orchestrator.core.trial import Trial, WantedDocuments, shards_of_table
@@ -125,10 +125,10 @@ def feed(folder: Path, name: str, summary: Callable[[], Summary]) -> None:
     tracker = _OPENERS[name](folder, record, sent.ids)
     points = _Points(store, record)
     for totals in points.replay():
-        _send(tracker, sent, totals, points.standings())
+        _send(tracker, sent, totals, points.entries())
     while not select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
-        _send(tracker, sent, points.new(), points.standings())
-    _send(tracker, sent, points.new(), points.standings())
+        _send(tracker, sent, points.new(), points.entries())
+    _send(tracker, sent, points.new(), points.entries())
     status = read_status(folder)
     _send(tracker, sent, status.totals, status.race)  # also the rows of trials that did not finish
     for run, values in summary().items():
@@ -141,8 +141,8 @@ def run_name(totals: Totals) -> str:
     return f"{totals.task}/{totals.configuration.slug()}"
 
 
-def _send(tracker: Tracker, sent: "_Sent", totals: Sequence[Totals], race: Sequence[Standing]) -> None:
-    by_key = {standing.key: _race_values(standing) for standing in race}
+def _send(tracker: Tracker, sent: "_Sent", totals: Sequence[Totals], race: Sequence[RaceEntry]) -> None:
+    by_key = {entry.key: _race_values(entry) for entry in race}
     step = sum(line.documents for line in totals)
     if step <= sent.step:
         return
@@ -157,9 +157,9 @@ def _send(tracker: Tracker, sent: "_Sent", totals: Sequence[Totals], race: Seque
     sent.save()
 
 
-def _race_values(standing: Standing) -> dict[str, float]:
-    measures = {f"{RACE}_{name}": value for name, value in standing.measures.items() if math.isfinite(value)}
-    return {RACE: RACE_VALUES[standing.state], **measures}
+def _race_values(entry: RaceEntry) -> dict[str, float]:
+    measures = {f"{RACE}_{name}": value for name, value in entry.measures.items() if math.isfinite(value)}
+    return {RACE: RACE_VALUES[entry.state], **measures}
 
 
 class _Points:
@@ -174,8 +174,8 @@ class _Points:
             undecided = {key: value for key, value in record.items() if key != DECISIONS_KEY}
             self._race = Race.from_record(undecided, WantedDocuments(by_shard=by_shard))
 
-    def standings(self) -> tuple[Standing, ...]:
-        return () if self._race is None else self._race.standings()
+    def entries(self) -> tuple[RaceEntry, ...]:
+        return () if self._race is None else self._race.entries()
 
     def new(self) -> tuple[Totals, ...]:
         """The current totals. Reads only trials that had not finished at the last call."""

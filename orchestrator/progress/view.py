@@ -17,7 +17,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator.core.race import CONFIRMED, FINISHED, RACING, REJECTED, Standing
+from orchestrator.core.race import CONFIRMED, FINISHED, RACING, REJECTED, RaceEntry
 from orchestrator.core.totals import Totals
 from orchestrator.core.untrusted import printable
 from orchestrator.progress.progress import Pace, Progress
@@ -96,7 +96,7 @@ class SweepView:
         if progress.race:
             self._console.print(race_summary(progress.race), soft_wrap=not self._terminal)
 
-    def table(self, totals: Sequence[Totals], race: Sequence[Standing] = ()) -> None:
+    def table(self, totals: Sequence[Totals], race: Sequence[RaceEntry] = ()) -> None:
         """Prints all configurations, in place of the live display."""
         self._stop(keep=False)
         for line in end_table(totals, width=self._width(totals), glyphs=self._glyphs, race=race):
@@ -175,15 +175,15 @@ class SweepView:
         return self._console.width if self._terminal else max(DEFAULT_WIDTH, longest + 70)
 
 
-def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs, race: Sequence[Standing] = ()) -> list[Text]:
+def end_table(totals: Sequence[Totals], *, width: int, glyphs: Glyphs, race: Sequence[RaceEntry] = ()) -> list[Text]:
     """All configurations; with progress bars if documents are missing."""
     bars = any(line.documents < line.wanted for line in totals)
     return TerminalTable(groups_of(totals), width=width, glyphs=glyphs, bars=bars, race=race).all()
 
 
-def race_summary(race: Sequence[Standing]) -> str:
+def race_summary(race: Sequence[RaceEntry]) -> str:
     """A line on how many configurations are decided, and on the documents and time that this has saved."""
-    states = Counter(standing.state for standing in race if standing.look is not None)
+    states = Counter(entry.state for entry in race if entry.look is not None)
     decided = ", ".join(
         f"{states[state]} {state}" for state in (CONFIRMED, REJECTED, RACING, FINISHED) if states[state]
     )

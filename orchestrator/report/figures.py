@@ -127,7 +127,7 @@ def _race(task: TaskResult, criteria: Criteria, prefix: str) -> Iterator[Rendere
     del criteria
     races = [(result, result.comparison.race) for result in task.configurations if result.comparison is not None]
     lines = [
-        EvidencePath(label=result.label, k=result.resolved.k, path=race.path, rules=race.standing.rules)
+        EvidencePath(label=result.label, k=result.resolved.k, path=race.path, rules=race.entry.rules)
         for result, race in races
         if race is not None and race.path
     ]

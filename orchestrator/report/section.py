@@ -27,7 +27,7 @@ from orchestrator.analysis.trial_facts import (
     unfinished_trials,
 )
 from orchestrator.analysis.verdicts import Criteria
-from orchestrator.core.race import Standing
+from orchestrator.core.race import RaceEntry
 from orchestrator.core.system import format_bytes
 from orchestrator.core.totals import KEYS, TaskConfiguration
 from orchestrator.report.charts import RenderedFigure
@@ -180,9 +180,9 @@ class Section:
         return IMPORTED in self.request
 
     @property
-    def race(self) -> list[Standing]:
+    def race(self) -> list[RaceEntry]:
         """All configurations of a race; empty if the sweep was none."""
-        return [standing for view in self.tasks for standing in view.task.race]
+        return [entry for view in self.tasks for entry in view.task.race]
 
     @property
     def figures(self) -> list[RenderedFigure]:
@@ -333,7 +333,7 @@ class Section:
             yield f"{counted(len(unfinished) - MAX_FAILED_TRIALS, 'more trial')} did not finish."
 
 
-def describe_saved(race: Sequence[Standing]) -> str:
+def describe_saved(race: Sequence[RaceEntry]) -> str:
     """Documents and time saved, compared with the full grid at the measured speed of each configuration."""
     documents, planned = sum(one.documents_saved for one in race), sum(one.planned for one in race)
     seconds = sum(one.seconds_saved_at_end for one in race)

@@ -16,7 +16,7 @@ import ray
 from ray import cloudpickle
 from ray.util.metrics import Gauge
 
-from orchestrator.core.race import CONFIRMED, REJECTED, Standing
+from orchestrator.core.race import CONFIRMED, REJECTED, RaceEntry
 from orchestrator.core.totals import Totals
 from orchestrator.core.trial import Trial
 from orchestrator.progress.progress import Progress
@@ -131,8 +131,8 @@ class SweepMetrics:
     def update(self, progress: Progress) -> None:
         for totals in progress.totals:
             self._set(gauge_tags(self._sweep, totals), gauge_values(totals))
-        for standing in progress.race:
-            self._set(gauge_tags(self._sweep, standing), race_gauge_values(standing))
+        for entry in progress.race:
+            self._set(gauge_tags(self._sweep, entry), race_gauge_values(entry))
         for state, count in trials_by_state(progress).items():
             self._gauges[TRIALS].set(count, {"sweep": self._sweep, "state": state})
 
@@ -141,7 +141,7 @@ class SweepMetrics:
             self._gauges[name].set(value, tags)
 
 
-def gauge_tags(sweep: str, totals: Totals | Standing) -> dict[str, str]:
+def gauge_tags(sweep: str, totals: Totals | RaceEntry) -> dict[str, str]:
     """`settings` distinguishes configurations of the same policy."""
     configuration = totals.configuration
     settings = configuration.settings_label()
@@ -160,12 +160,12 @@ def gauge_values(totals: Totals) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def race_gauge_values(standing: Standing) -> dict[str, float]:
+def race_gauge_values(entry: RaceEntry) -> dict[str, float]:
     return {
-        DECIDED: {CONFIRMED: 1.0, REJECTED: -1.0}.get(standing.state, 0.0),
-        SAVED: standing.seconds_saved,
-        SAVED_AT_END: standing.seconds_saved_at_end,
-        **{f"reuse_sweep_race_{name}": value for name, value in standing.measures.items()},
+        DECIDED: {CONFIRMED: 1.0, REJECTED: -1.0}.get(entry.state, 0.0),
+        SAVED: entry.seconds_saved,
+        SAVED_AT_END: entry.seconds_saved_at_end,
+        **{f"reuse_sweep_race_{name}": value for name, value in entry.measures.items()},
     }
 
 

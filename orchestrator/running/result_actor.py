@@ -253,7 +253,7 @@ class Results:
                 sweep=self._plan.sweep,
                 totals=self._totals.totals(),
                 trials=trials,
-                race=() if race is None else race.standings(),
+                race=() if race is None else race.entries(),
                 finished=len(self._finished),
                 failed=len(self._failed),
                 running=tuple(self._trials[trial_id].label for trial_id in sorted(self._running)),
