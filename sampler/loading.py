@@ -125,11 +125,11 @@ def _find_folder(source: str, files: list[str], clock: Clock) -> tuple[Path, str
     if source and os.path.isdir(source):
         return Path(source).resolve(), None
     if os.path.exists(source):
-        raise InputError(f"model {source!r} is a file; give a folder or a Hub id")
+        raise InputError(f"model {source!r} is a file; give a directory or a Hub id")
     if at and not revision:
         raise InputError(f"model {source!r} has an empty revision; write a branch, tag or commit after @")
     if os.path.isdir(repo):
-        raise InputError(f"model {source!r}: {repo!r} is a local folder, and only Hub ids can have an @revision")
+        raise InputError(f"model {source!r}: {repo!r} is a local directory, and only Hub ids can have an @revision")
     path = _download(source, repo, revision or None, files, clock)
     return path, path.name
 
@@ -154,7 +154,7 @@ def _download(source: str, repo: str, revision: str | None, files: list[str], cl
             failure = error
         return Path(fetch(local_files_only=True))
     except HFValidationError:
-        raise InputError(f"model {source!r} is neither a local folder nor a Hub id such as owner/name") from None
+        raise InputError(f"model {source!r} is neither a local directory nor a Hub id such as owner/name") from None
     except (HTTPError, OSError):
         raise _download_error(source, failure) from None
 
@@ -166,17 +166,17 @@ def _download_error(source: str, error: Exception) -> InputError:
             f"{model} is gated: accept its terms on its Hub page, then set HF_TOKEN or log in with `hf auth login`"
         )
     if isinstance(error, RepositoryNotFoundError):
-        return InputError(f"{model} is neither a local folder nor a Hub repository that you can read")
+        return InputError(f"{model} is neither a local directory nor a Hub repository that you can read")
     if isinstance(error, RevisionNotFoundError):
         return InputError(
             f"{model} has a revision that does not exist on the Hub; write a branch, tag or commit after @"
         )
     problem = hub_problem(error)
     if isinstance(error, HubGaveUp):
-        return UnavailableError(f"{model} cannot be downloaded: {problem}; try again later or use a local folder")
+        return UnavailableError(f"{model} cannot be downloaded: {problem}; try again later or use a local directory")
     if problem == UNREACHABLE:
         return UnavailableError(
-            f"{model} is not a local folder, and {problem}: use a local folder or connect to the network"
+            f"{model} is not a local directory, and {problem}: use a local directory or connect to the network"
         )
     return InputError(f"{model} cannot be downloaded: {problem}")
 
@@ -349,7 +349,7 @@ def _shards(folder: Path) -> list[Path]:
         raise InputError(f"{index} is not a safetensors index; download it again") from None
     for name in sorted(names, key=str):
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise InputError(f"{index} lists {name!r}, which is not a safetensors file in this folder")
+            raise InputError(f"{index} lists {name!r}, which is not a safetensors file in this directory")
         if not (folder / name).is_file():
             raise InputError(f"{folder}: weight file {name} is missing; download the weights again")
     return [folder / name for name in sorted(names)]

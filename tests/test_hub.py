@@ -132,7 +132,7 @@ def test_a_permanent_rate_limit_ends_the_call_in_time(hub: FakeHub, clock: FakeC
     tries = hub.count(INFO)
     assert sentence == (
         "model 'owner/name' cannot be downloaded: the Hub answered 429 Too Many Requests for 30 s; "
-        "try again later or use a local folder"
+        "try again later or use a local directory"
     )
     assert clock.now == pytest.approx(BUDGET_SECONDS)
     assert tries == len(clock.slept) + 1
@@ -179,7 +179,7 @@ def test_permission_errors_are_not_retried(hub: FakeHub, clock: FakeClock, answe
 def test_an_unreachable_hub_is_not_retried(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("http://127.0.0.1:9", "http://no-such-host.invalid"):  # refused, and no such name
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", address)
-        assert "is not a local folder, and the Hub cannot be reached" in given_up(clock)
+        assert "is not a local directory, and the Hub cannot be reached" in given_up(clock)
     assert not clock.slept
 
 

@@ -188,7 +188,7 @@ def test_index_that_points_elsewhere(tmp_path: Path, weights: dict[str, Tensor],
     (folder / SINGLE).unlink()
     save_file(weights, tmp_path / "secret.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, name)}))
-    refused(folder, INDEX, repr(name), "not a safetensors file in this folder")
+    refused(folder, INDEX, repr(name), "not a safetensors file in this directory")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": [1]}}', "\ud800"])
@@ -549,7 +549,7 @@ def test_a_model_can_be_found_without_its_weights(hub: FakeHub) -> None:
     "source", ["", "a/b/c", "a b", "/no/such/folder", "https://x.y/z", "@main", "a--b", "x" * 5000]
 )
 def test_neither_folder_nor_hub_id(source: str) -> None:
-    refused(source, repr(source), "neither a local folder nor a Hub id such as owner/name")
+    refused(source, repr(source), "neither a local directory nor a Hub id such as owner/name")
 
 
 def test_empty_revision() -> None:

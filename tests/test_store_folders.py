@@ -92,7 +92,7 @@ def test_a_sweep_abandoned_before_its_request_was_written_can_start_again(tmp_pa
 def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for place in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        with pytest.raises(InputError, match="is a file; a sweep needs a folder"):
+        with pytest.raises(InputError, match="is a file; a sweep needs a directory"):
             StoreWriter(place)
 
 

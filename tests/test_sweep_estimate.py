@@ -185,7 +185,7 @@ def prepared(documents: int, tmp_path: Path, **changes: Any) -> PreparedSweep:
 def test_a_dry_run_says_what_there_is_to_do(tmp_path: Path) -> None:
     ready = prepared(10, tmp_path, limit=4)
     lines = describe_plan(ready)
-    assert lines[:2] == ["a notice", "folder     /results/x"]
+    assert lines[:2] == ["a notice", "directory  /results/x"]
     text = "\n".join(lines)
     assert "gsm8k: 4 of 10 documents, 4 shards, 36 rows to run" in text
     assert "36 of 36 to run, 36 rows" in text

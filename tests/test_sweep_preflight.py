@@ -205,7 +205,7 @@ def test_a_default_model_that_cannot_be_downloaded_is_explained(
     gpu = Machine(nodes=(Nodes(resources={"CPU": 4, "GPU": 1}),), driver_gpus=1, dtype="bfloat16")
     (reported,) = sentences(prepared, machine=gpu, model="auto")
     assert reported.startswith(
-        "model 'Efficient-Large-Model/Fast_dLLM_v2_7B' is not a local folder, and the Hub cannot be"
+        "model 'Efficient-Large-Model/Fast_dLLM_v2_7B' is not a local directory, and the Hub cannot be"
     )
     assert reported.endswith("--model tiny runs the small bundled model without a network")
     (named,) = sentences(prepared, machine=gpu, model="owner/name")

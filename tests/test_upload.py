@@ -422,8 +422,8 @@ def test_urls_that_cannot_be_used(s3: S3Server, tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv(name, value)
     folder = tmp_path / "results" / "s"
     for url, sentence in (
-        (f"file://{tmp_path}/results", "is the sweep's own folder; use another URL"),
-        (f"file://{tmp_path}/results/s", "is the sweep's own folder"),
+        (f"file://{tmp_path}/results", "is the sweep's own directory; use another URL"),
+        (f"file://{tmp_path}/results/s", "is the sweep's own directory"),
         (s3.url("no-such-bucket/x"), "--upload s3://no-such-bucket/x/s cannot be used: .*NO_SUCH_BUCKET.*; check the"),
         ("s3://bucket/x?region=us-east-1&color=red", "cannot be opened: Unexpected query parameter in S3 URI: 'color'"),
         ("s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1", "NETWORK_CONNECTION"),

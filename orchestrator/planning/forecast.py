@@ -71,7 +71,7 @@ def describe_plan(
     disk = format_bytes(disk_needed(work, running=prepared.rows_in_progress, steps=settings.store_steps))
     return [
         *prepared.notices,
-        f"folder     {prepared.folder}",
+        f"directory  {prepared.folder}",
         f"model      {identity.model} ({identity.depth} layers, {identity.dtype}){download}",
         f"memory     about {_memory(prepared)}",
         *(

@@ -100,7 +100,7 @@ class Store:
         if (self.folder / FETCHING_MARKER).exists():
             raise InputError(
                 f"{self.folder} holds a partly downloaded sweep; repeat the command with its --upload to download the "
-                "rest, or delete the folder"
+                "rest, or delete the directory"
             )
         try:
             record = read_json(path, checksum_required=False)
@@ -109,16 +109,16 @@ class Store:
             return None
         except NotADirectoryError as error:
             file = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-            raise InputError(f"{file} is a file; a sweep needs a folder") from error
+            raise InputError(f"{file} is a file; a sweep needs a directory") from error
         except CorruptedFile as error:
             check_version(path, _stated_schema(path), f" (or is corrupted: {SWEEP_COPY_FILE} is a copy of it)")
-            raise InputError(f"{path} {error}; replace it with {SWEEP_COPY_FILE}, or use another folder") from error
+            raise InputError(f"{path} {error}; replace it with {SWEEP_COPY_FILE}, or use another directory") from error
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
         check_version(path, record.get("schema"))
         problem = sweep_record_problem(record)
         if problem is not None:
-            raise InputError(f"{path} {problem}: it was edited, or does not belong to a sweep; use another folder")
+            raise InputError(f"{path} {problem}: it was edited, or does not belong to a sweep; use another directory")
         return record
 
     def documents(self, task: str) -> pa.Table:
@@ -395,4 +395,4 @@ def _require_unused(folder: Path) -> None:
         raise InputError(f"{folder} is not a sweep but holds {counted(len(sweeps), 'sweep')}: choose {some}")
     if names - allowed:
         some = ", ".join(sorted(names - allowed)[:3])
-        raise InputError(f"{folder} is not empty (it holds {some}) and has no {SWEEP_FILE}; use another folder")
+        raise InputError(f"{folder} is not empty (it holds {some}) and has no {SWEEP_FILE}; use another directory")

@@ -44,7 +44,7 @@ def check_version(path: Path, version: object, hint: str = "") -> None:
     if version > COMPACTED_SCHEMA_VERSION:
         raise InputError(
             f"{path} has schema {version}, written by a newer version{hint}; this version reads up to "
-            f"{COMPACTED_SCHEMA_VERSION}: upgrade, or use another folder"
+            f"{COMPACTED_SCHEMA_VERSION}: upgrade, or use another directory"
         )
 
 
@@ -55,14 +55,14 @@ def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> frozense
     version = (found.metadata or {}).get(VERSION_KEY, b"1")
     check_version(path, int(version) if version.isdigit() and len(version) < MAX_VERSION_DIGITS else None)
     if len(set(found.names)) < len(found.names):
-        raise InputError(f"{path} has two columns of the same name: restore the file, or use another folder")
+        raise InputError(f"{path} has two columns of the same name: restore the file, or use another directory")
     for field in expected:
         if field.name not in found.names and not field.nullable:
-            raise InputError(f"{path} has no column {field.name!r}: restore the file, or use another folder")
+            raise InputError(f"{path} has no column {field.name!r}: restore the file, or use another directory")
         if field.name in found.names and found.field(field.name).type != field.type:
             raise InputError(
                 f"{path} has the type {found.field(field.name).type} in the column {field.name!r}, where this version "
-                f"expects {field.type}: use the version that wrote it, or another folder"
+                f"expects {field.type}: use the version that wrote it, or another directory"
             )
     return frozenset(found.names) - frozenset(expected.names)
 

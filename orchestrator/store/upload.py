@@ -286,7 +286,7 @@ def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[s
     """
     remote = RemoteFolder(url, folder.name)
     if remote.overlaps(folder):
-        raise InputError(f"--upload {remote.url} is the sweep's own folder; use another URL")
+        raise InputError(f"--upload {remote.url} is the sweep's own directory; use another URL")
     copied: dict[str, Any] | None = None
     try:
         sizes = remote.list()
@@ -310,7 +310,7 @@ def open_remote_copy(url: str, folder: Path, *, dry_run: bool, note: Callable[[s
         raise InputError(f"--upload {remote.url} is not empty (it holds {some}) and has no {SWEEP_FILE}; {advice}")
     if fetching and copied is None:
         raise InputError(
-            f"{folder} holds a partly downloaded sweep, and {remote.url} has no {SWEEP_FILE}; delete the folder"
+            f"{folder} holds a partly downloaded sweep, and {remote.url} has no {SWEEP_FILE}; delete the directory"
         )
     must_download = local is None and copied is not None
     if dry_run:

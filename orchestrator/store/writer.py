@@ -83,7 +83,7 @@ class StoreWriter(Store):
         try:
             if file_version(self.folder / SWEEP_FILE) != read_version:  # from now on nobody else changes it
                 self.sweep_record = self.read_sweep_record()
-            with self._reporting_errors("recover the folder"):
+            with self._reporting_errors("recover the directory"):
                 self._recover()
         except BaseException:
             self._lock.release()
@@ -324,7 +324,7 @@ class StoreWriter(Store):
 
     def check(self) -> list[str]:
         """Reads every byte and quarantines corrupted files."""
-        with self._reporting_errors("check the folder"):
+        with self._reporting_errors("check the directory"):
             return [str(corruption) for corruption in self._recover()]
 
     def _recover(self) -> list[Corruption]:
@@ -391,5 +391,5 @@ def _intact_rows(path: Path, trial_ids: Collection[str]) -> pa.Table:
     """All columns of some trials of a compacted file, which opening the folder has checked."""
     found = read_trials_rows(path, trial_ids)
     if found.corrupted:
-        raise StoreError(f"{found.corrupted[0]}; repeat the command to repair the folder")
+        raise StoreError(f"{found.corrupted[0]}; repeat the command to repair the directory")
     return found.rows
