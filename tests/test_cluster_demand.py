@@ -40,7 +40,7 @@ def description() -> dict[str, Any]:
     types = config["available_node_types"]
     types["ray.head.default"] = types.pop(config["head_node_type"]) | {"node_config": {}, "max_workers": 0}
     types["gpu"] |= {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "max_workers": 2}
-    config |= {"head_node_type": "ray.head.default", "max_workers": 2, "idle_timeout_minutes": 0.2, "file_mounts": {}}
+    config |= {"head_node_type": "ray.head.default", "max_workers": 2, "idle_timeout_minutes": 1, "file_mounts": {}}
     provider = f"{DemandProvider.__module__}.{DemandProvider.__qualname__}"
     config["provider"] = {"type": "external", "module": provider, "launch_multiple": True, "head_node_id": HEAD}
     return config
