@@ -442,7 +442,7 @@ def test_unreachable_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, offlin
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     outcome = real("generate", "--model", f"owner/name@{'0' * 40}", "--ids", **hub)
-    refused(outcome, "'owner/name@", "the Hub cannot be reached", "local folder")
+    refused(outcome, "'owner/name@", "the Hub cannot be reached", "local directory")
 
 
 # As real processes
