@@ -27,7 +27,7 @@ ALLOWED = {  # the sub-packages of orchestrator that each may import
     "progress": {"core", "store"},
     "report": {"core", "store", "analysis"},
     "running": {"core", "store", "planning", "progress"},
-    "slurm": {"core", "store", "planning", "progress", "running"},
+    "slurm": {"core", "store", "planning", "running"},
     "cli": {"core", "store", "analysis", "planning", "progress", "report", "running", "slurm"},
 }
 
