@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.store import Store
@@ -48,20 +49,23 @@ EXTENSIONS = {  # what is added: per file, the text to find and what replaces it
         ),
     },
     "decode setting": {
+        "sampler/records.py": (
+            "    max_new_tokens: int = 256\n",
+            "    max_new_tokens: int = 256\n    step_limit: int = 0  # tokens that one step may reveal; 0: no limit\n",
+        ),
+        "sampler/decode.py": (
+            "self.rule.choose([traces[position] for position in masked]):",
+            "self.rule.choose([traces[position] for position in masked])[: self.settings.step_limit or None]:",
+        ),
         "orchestrator/core/configuration.py": (
             "    @classmethod\n    def from_mapping",
-            '    temperature: float = _decode_setting(0.0, slug="temperature{:g}")\n\n'
-            "    @classmethod\n    def from_mapping",
+            '    step_limit: int = _decode_setting(0, slug="limit{}")\n\n    @classmethod\n    def from_mapping',
         ),
         "orchestrator/planning/settings.py": (
             "    model: str = setting(",
-            "    temperature: tuple[float, ...] = _decode_axis(\n"
-            '        "temperature", minimum=0, metavar="T,T", help="sampling temperature; 0 is greedy"\n    )\n\n'
+            "    step_limit: tuple[int, ...] = _decode_axis(\n"
+            '        "step_limit", minimum=0, metavar="N,N", help="tokens that one step may reveal; 0: all"\n    )\n\n'
             "    model: str = setting(",
-        ),
-        "orchestrator/store/schema.py": (
-            '        _required("batch_size", pa.int32()),\n',
-            '        pa.field("temperature", pa.float64()),\n        _required("batch_size", pa.int32()),\n',
         ),
     },
     "row column": {
@@ -133,8 +137,8 @@ def test_the_extended_project_runs_reports_and_reads_older_sweeps(tmp_path: Path
         "--policies",
         "k1,k2_middle,rest=0.5_middle",
         "--no-replicate",
-        "--temperature",
-        "0,0.7",
+        "--step-limit",
+        "0,1",
         "--limit",
         "2",
     ]
@@ -142,11 +146,16 @@ def test_the_extended_project_runs_reports_and_reads_older_sweeps(tmp_path: Path
     folder = tmp_path / "results" / "extended"
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "letters" in page
-    assert "rest=0.5_middle temperature 0.7" in page
-    assert "temperature 0.7" in command(tmp_path, "status", str(folder))
+    assert "rest=0.5_middle step limit 1" in page
+    assert "step limit 1" in command(tmp_path, "status", str(folder))
     rows = Store(folder).rows()  # this version ignores the columns it does not know
     assert len(rows) == 3 * 2 * 2
     assert pc.count_distinct(rows["trial_id"]).as_py() == 3 * 2
+    passes = {}
+    for path in folder.glob("trials/*/rows.parquet"):
+        own = pq.read_table(path).to_pylist()
+        passes[own[0]["policy"], own[0]["step_limit"]] = sum(row["passes_small"] for row in own)
+    assert passes["k1", 1] > passes["k1", 0]
     with tarfile.open(ROOT / "tests" / "formats" / "v1-finished.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     command(tmp_path, "report", str(tmp_path / "finished"))

@@ -93,7 +93,7 @@ class Configuration:
     def identity(self) -> dict[str, Any]:
         """The values that trial ids are made from."""
         changed = self.changed_from()
-        return self.as_dict(["policy", *(name for name in DECODE_SETTINGS if name in _IN_EVERY_ID or name in changed)])
+        return self.as_dict(["policy", *(name for name in DECODE_SETTINGS if name in IN_EVERY_ID or name in changed)])
 
     def changed_from(self, reference: "Configuration | None" = None) -> tuple[str, ...]:
         """Decode settings that differ from those of `reference`, or from the defaults."""
@@ -141,7 +141,7 @@ class Configuration:
 
 DECODE_SETTINGS = tuple(item.name for item in fields(Configuration) if item.name != "policy")
 CONFIGURATION_KEYS = ("policy", *DECODE_SETTINGS)
-_IN_EVERY_ID = {item.name for item in fields(Configuration) if item.metadata.get("in_every_id")}
+IN_EVERY_ID = frozenset(item.name for item in fields(Configuration) if item.metadata.get("in_every_id"))
 _SLUGS: Mapping[str, str | tuple[str, str]] = {
     item.name: item.metadata["slug"] for item in fields(Configuration) if item.name in DECODE_SETTINGS
 }

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestrator.core.configuration import DECODE_SETTINGS, Configuration, default_of
+from orchestrator.core.configuration import DECODE_SETTINGS, IN_EVERY_ID, Configuration, default_of
 from orchestrator.core.trial import TRIAL_KEYS
 from orchestrator.core.untrusted import CONTROL, name_problem, shown
 from sampler.errors import InputError
@@ -142,6 +142,14 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
+def _decode_setting(name: str) -> pa.Field:
+    """The column of a decode setting. Rows older than the setting have none, so it is nullable."""
+    kind = _SETTING_TYPES[type(default_of(name))]
+    return pa.field(name, kind, nullable=name not in IN_EVERY_ID)
+
+
+_SETTING_TYPES = {bool: pa.bool_(), int: pa.int32(), float: pa.float64(), str: pa.string()}
+
 ROWS = pa.schema(
     [
         _required("sweep", pa.string()),
@@ -154,10 +162,7 @@ ROWS = pa.schema(
         pa.field("subset", pa.string()),
         pa.field("mode", pa.string()),
         _required("layers", pa.list_(pa.int32())),  # layer indices of the policy in this model
-        _required("threshold", pa.float64()),
-        _required("small_block", pa.int32()),
-        _required("block_cache", pa.bool_()),
-        pa.field("reveal", pa.string()),  # name of the reveal rule; null means "threshold"
+        *map(_decode_setting, DECODE_SETTINGS),
         _required("batch_size", pa.int32()),
         _required("dtype", pa.string()),
         _required("doc_id", pa.string()),
