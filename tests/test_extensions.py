@@ -59,7 +59,8 @@ EXTENSIONS = {  # what is added: per file, the text to find and what replaces it
         ),
         "orchestrator/core/configuration.py": (
             "    @classmethod\n    def from_mapping",
-            '    step_limit: int = _decode_setting(0, slug="limit{}")\n\n    @classmethod\n    def from_mapping',
+            '    step_limit: int = _decode_setting(DEFAULTS.step_limit, slug="limit{}")\n\n'
+            "    @classmethod\n    def from_mapping",
         ),
         "orchestrator/planning/settings.py": (
             "    model: str = setting(",
