@@ -20,10 +20,10 @@ def mmlu_row(number: int) -> dict[str, Any]:
     return {"question": f"Which number is {number} and no other?", "choices": options, "answer": 0}
 
 
-def write_model_and_data(root: Path) -> Path:
+def write_model_and_data(root: Path, *, documents: int = DOCUMENTS) -> Path:
     """`root`/model and `root`/data with gsm8k and one subject of mmlu."""
     write_model(root / "model")
-    gsm8k_folder(root / "data", count=DOCUMENTS)
+    gsm8k_folder(root / "data", count=documents)
     rows = [mmlu_row(number) for number in range(20)]
     write_dataset(root / "data", "cais/mmlu", "anatomy", {"dev": rows[:5], "test": rows[5:]}, suffix="parquet")
     return root

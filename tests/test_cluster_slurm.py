@@ -32,7 +32,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def case(shared: Path) -> Path:
-    return write_model_and_data(shared / "case")
+    return write_model_and_data(shared / "case", documents=36)  # enough work for both nodes after a cancellation
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tools.faults.sweep import write_model_and_data
 
 REASON = reason_against_nodes()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
-DOCUMENTS = 60
+DOCUMENTS = 150  # enough that the sweep outlasts the start of the late nodes on a busy machine
 FLAGS = grid_flags("k1,k2_first,k2_middle,k3_last", max_new_tokens=96, fewshot=0, shard_size=2)
 FIRST, LATE, DYING = 3, 5, 2
 

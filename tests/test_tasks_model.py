@@ -259,7 +259,8 @@ def held() -> tuple[int, int]:
 def test_memory_stays_flat_over_all_of_mmlu() -> None:
     """In a process of its own: what earlier tests left behind would be given back meanwhile, or not.
 
-    Less than one object for each second document may stay. What is resident goes up and down with the subject at hand.
+    Less than one object for each second document may stay. What is resident goes up and down with the subject at hand,
+    so only its growth from the first to the last subject counts.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
         sizes = alone.submit(sizes_over, bench()).result()
@@ -267,4 +268,4 @@ def test_memory_stays_flat_over_all_of_mmlu() -> None:
     print(f"objects: {objects}; MB resident: {[round(size / 2**20) for size in bytes_]}")
     assert len(sizes) == 8
     assert max(objects) - min(objects) < 6000
-    assert max(bytes_) - bytes_[0] < 16 * 2**20
+    assert bytes_[-1] - bytes_[0] < 16 * 2**20
