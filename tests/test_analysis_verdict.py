@@ -175,6 +175,18 @@ def test_the_hypothesis_needs_one_configuration(outcomes: tuple[str, ...], expec
     assert found.sentence.startswith(f"gsm8k is {expected}: ")
 
 
+def test_a_verdict_on_a_task_names_few_configurations_and_counts_many() -> None:
+    few, many = verdicts(*["undecided"] * 9), verdicts(*["undecided"] * 10)
+    assert "c0, c1, c2, c3, c4, c5, c6, c7 and c8 may" in judge_task("gsm8k", few, CRITERIA).sentence
+    assert "; 10 configurations may" in judge_task("gsm8k", many, CRITERIA).sentence
+
+
+def test_a_verdict_that_a_gate_took_away_does_not_call_configurations_possible() -> None:
+    sentence = judge_task("gsm8k", verdicts("rejected", "undecided"), CRITERIA, ["speed at k=1"]).sentence
+    assert sentence.endswith(" points, and validity gates failed (speed at k=1).")
+    assert " may" not in sentence
+
+
 def test_a_failed_gate_takes_a_verdict_away() -> None:
     sure = judge(drop(-2, 1), gain(1.5, 1.6))
     assert withhold("k2_last", sure, []) == sure

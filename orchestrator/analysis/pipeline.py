@@ -190,6 +190,7 @@ class _TaskAnalysis:
         comparisons = self._comparisons()
         results = self._configurations(comparisons)
         verdicts = [(r.label, r.comparison.verdict) for r in results if r.comparison is not None]
+        gates = list(dict.fromkeys(gate for one in comparisons.values() for gate in one.gates))
         low, high = (100 * detectable(rows.documents, share) for share in TYPICAL_DISAGREEMENT)
         return TaskResult(
             task=rows.task,
@@ -201,7 +202,7 @@ class _TaskAnalysis:
             detectable=(low, high),
             baselines=tuple(self._baseline(baseline) for baseline in self.baselines.values()),
             configurations=results,
-            verdict=judge_task(rows.task, verdicts, self.criteria),
+            verdict=judge_task(rows.task, verdicts, self.criteria, gates),
             agreement=answer_agreement(rows),
             missing=tuple(self._missing()),
             race=() if self.race is None else tuple(self.race.entries()),

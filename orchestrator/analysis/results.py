@@ -311,7 +311,12 @@ def pool_tasks(
     return PooledResult(
         tasks=tuple(tasks),
         comparisons=tuple(results),
-        verdict=judge_task(SWEEP, [(one.label, one.verdict) for one in results], criteria),
+        verdict=judge_task(
+            SWEEP,
+            [(one.label, one.verdict) for one in results],
+            criteria,
+            list(dict.fromkeys(gate for failed in gates for gate in failed)),
+        ),
         declared=declared,
     )
 

@@ -34,6 +34,7 @@ DEFAULT_MARGIN, DEFAULT_SPEEDUP = 5.0, 1.2  # for a sweep.json without criteria
 CONFIRMED, REJECTED, UNDECIDED = "confirmed", "rejected", "undecided"
 SPEED_AND_ACCURACY, ACCURACY_ONLY = "speed and accuracy", "accuracy only"
 UNFINISHED = "none: the sweep is not finished"
+MAX_NAMED = 9  # configurations that a sentence lists by name
 MAX_TRIALS_NEEDED = 1_000_000  # per configuration; a larger number is not reported
 
 
@@ -298,8 +299,10 @@ def withhold(label: str, verdict: Verdict, gates: Sequence[str]) -> Verdict:
     )
 
 
-def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Criteria) -> Verdict:
-    """The verdict on a task, from its configurations' labels and verdicts.
+def judge_task(
+    task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Criteria, gates: Sequence[str] = ()
+) -> Verdict:
+    """The verdict on a task, from its configurations' labels and verdicts, and the gates that failed for any of them.
 
     Confirmed if at least one configuration is confirmed, rejected if all are rejected, else undecided.
     """
@@ -316,14 +319,17 @@ def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Cri
         return replace(unfinished, sentence=task + unfinished.sentence.removeprefix(label))
     open_needs = [verdict.documents_needed for _, verdict in verdicts if verdict.outcome == UNDECIDED]
     needs = [count for count in open_needs if count is not None]
-    needed = max(needs) if needs and len(needs) == len(open_needs) else None
+    needed = max(needs) if needs and len(needs) == len(open_needs) and not gates else None
     if by_outcome[CONFIRMED]:
-        outcome, reason = CONFIRMED, f"{listed(by_outcome[CONFIRMED], 'and')} reached {goal}"
+        outcome, reason = CONFIRMED, f"{_named(by_outcome[CONFIRMED])} reached {goal}"
     elif verdicts and len(by_outcome[REJECTED]) == len(verdicts):
         outcome, reason = REJECTED, f"no configuration reached {goal}; all {len(verdicts)} are rejected"
     elif verdicts:
-        possible = listed(by_outcome[UNDECIDED], "and")
-        outcome, reason = UNDECIDED, f"no configuration is shown to reach {goal}; {possible} may"
+        outcome, reason = UNDECIDED, f"no configuration is shown to reach {goal}"
+        if gates:
+            reason += f", and validity gates failed ({', '.join(gates)})"
+        else:
+            reason += f"; {_named(by_outcome[UNDECIDED])} may"
         if needed is not None:
             reason += f"; about {_rounded(needed)} documents would settle it"
     else:
@@ -336,6 +342,10 @@ def judge_task(task: str, verdicts: Sequence[tuple[str, Verdict]], criteria: Cri
         level=next((verdict.level for _, verdict in verdicts if verdict.outcome == outcome), None),
         documents_needed=needed if outcome == UNDECIDED else None,
     )
+
+
+def _named(labels: Sequence[str]) -> str:
+    return listed(labels, "and") if len(labels) <= MAX_NAMED else f"{len(labels)} configurations"
 
 
 def _points(value: float) -> str:
